@@ -25,6 +25,7 @@ LINE_ATTRIBUTES: dict[RowKind, str] = {
     "happy": "penwidth=2.4",
     "recover": "penwidth=1.4",
     "wait": "penwidth=1.7, style=dotted",
+    "resume": "penwidth=1.4, style=dashed",
     "done": "penwidth=1.8, style=dashed",
     "stop": "penwidth=1.4",
 }

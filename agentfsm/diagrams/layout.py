@@ -66,6 +66,7 @@ KIND_TEXTS: dict[RowKind, str] = {
     "happy": "happy path",
     "recover": "recovery",
     "wait": "waiting",
+    "resume": "resuming",
     "done": "good end",
     "stop": "stop (text, no line)",
 }

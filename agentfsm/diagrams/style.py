@@ -59,8 +59,22 @@ LIGHT = Palette(
     faint="#c8d1da",
     paper="#ffffff",
     box="#ffffff",
-    line={"happy": "#1a7f37", "recover": "#9a6700", "wait": "#0969da", "done": "#1a7f37", "stop": "#cf222e"},
-    tint={"happy": "#dafbe1", "recover": "#fff8c5", "wait": "#ddf4ff", "done": "#dafbe1", "stop": "#ffebe9"},
+    line={
+        "happy": "#1a7f37",
+        "recover": "#9a6700",
+        "wait": "#0969da",
+        "resume": "#8250df",
+        "done": "#1a7f37",
+        "stop": "#cf222e",
+    },
+    tint={
+        "happy": "#dafbe1",
+        "recover": "#fff8c5",
+        "wait": "#ddf4ff",
+        "resume": "#fbefff",
+        "done": "#dafbe1",
+        "stop": "#ffebe9",
+    },
     never="#fff5f4",
     added="#e6fced",
     changed="#fff8c5",
@@ -72,16 +86,30 @@ DARK = Palette(
     faint="#3d444d",
     paper="#0d1117",
     box="#151b23",
-    line={"happy": "#3fb950", "recover": "#d29922", "wait": "#4493f8", "done": "#3fb950", "stop": "#f85149"},
-    tint={"happy": "#12261e", "recover": "#272115", "wait": "#121d2f", "done": "#12261e", "stop": "#25171c"},
+    line={
+        "happy": "#3fb950",
+        "recover": "#d29922",
+        "wait": "#4493f8",
+        "resume": "#b083f0",
+        "done": "#3fb950",
+        "stop": "#f85149",
+    },
+    tint={
+        "happy": "#12261e",
+        "recover": "#272115",
+        "wait": "#121d2f",
+        "resume": "#1e1829",
+        "done": "#12261e",
+        "stop": "#25171c",
+    },
     never="#3c1618",
     added="#0e2a18",
     changed="#2f240b",
 )
-LINE_WIDTHS: dict[RowKind, float] = {"happy": 2.4, "recover": 1.5, "wait": 1.7, "done": 1.8, "stop": 1.4}
+LINE_WIDTHS: dict[RowKind, float] = {"happy": 2.4, "recover": 1.5, "wait": 1.7, "resume": 1.5, "done": 1.8, "stop": 1.4}
 """Pixels."""
 
-LINE_DASHES: dict[RowKind, str] = {"wait": "2.5 2.5", "done": "7 4"}
+LINE_DASHES: dict[RowKind, str] = {"wait": "2.5 2.5", "resume": "8 3 2 3", "done": "7 4"}
 """Pixels of dash and gap; a kind without an entry is solid."""
 
 

@@ -57,7 +57,14 @@ def _row_text(row: TableRow) -> str:
     return f"{row.label} {row.transition.name}" + (f" ({row.tag})" if row.tag else "")
 
 
-_MERMAID_ARROWS: dict[RowKind, str] = {"happy": "==>", "recover": "-->", "wait": "-.->", "done": "-.->", "stop": "-->"}
+_MERMAID_ARROWS: dict[RowKind, str] = {
+    "happy": "==>",
+    "recover": "-->",
+    "wait": "-.->",
+    "resume": "-.->",
+    "done": "-.->",
+    "stop": "-->",
+}
 _MERMAID_RESERVED = frozenset(
     {"end", "graph", "subgraph", "flowchart", "default", "style", "class", "click", "direction"}
 )
@@ -122,7 +129,14 @@ def _escape_mermaid(text: str) -> str:
     return "".join(f"#{ord(char)};" if char in '"<>&#`\\' else char for char in text)
 
 
-_PLANTUML_LINES: dict[RowKind, str] = {"happy": "bold", "recover": "", "wait": "dotted", "done": "dashed", "stop": ""}
+_PLANTUML_LINES: dict[RowKind, str] = {
+    "happy": "bold",
+    "recover": "",
+    "wait": "dotted",
+    "resume": "dashed",
+    "done": "dashed",
+    "stop": "",
+}
 
 
 def plantuml(view: View, theme: Theme = "auto") -> str:

@@ -14,8 +14,8 @@ from agentfsm.machine.graph import Graph, StateSpec, Transition
 
 __all__ = ["Box", "Lane", "LayoutName", "LegendKey", "RowKind", "RowMark", "TableRow", "View", "build_view"]
 
-RowKind = Literal["happy", "recover", "wait", "done", "stop"]
-"""The kind of an edge or a state, which decides its color, width and dashes."""
+RowKind = Literal["happy", "recover", "wait", "resume", "done", "stop"]
+"""The kind of an edge or a state, which decides its color, width and dashes. No state is of the kind ``resume``."""
 
 Lane = Literal["main", "left", "right", "end"]
 """The position of a box: middle column, left (recovery), right (waiting), or bottom (final states)."""
@@ -195,7 +195,7 @@ def _row_kind(graph: Graph, transition: Transition, lanes: dict[str, Lane]) -> R
     if graph.spec(transition.target).final:
         return "done" if transition.ends == "completed" else "stop"
     if "right" in ends:
-        return "wait"
+        return "resume" if lanes[transition.target] != "right" else "wait"
     return "recover" if "left" in ends else "happy"
 
 

@@ -2,8 +2,9 @@
 
 ::
 
-    ledger = read_ledger(run_id, await await store.records(run_id))
-    page = run_page([ReportedRun(run_id, records, verification)], Findings(), made_at=time.time())
+    records = tuple(await store.records(run_id))
+    ledger = read_ledger(run_id, records)
+    page = run_page([ReportedRun(run_id, records, verify(run_id, records))], Findings(), made_at=time.time())
 
 ``ledger`` reads a journal as data, ``fragments`` renders the parts of a run as HTML for any page, ``page`` puts them
 together in one file that needs no network, and ``markdown_report`` writes a comment for a pull request. Nothing here

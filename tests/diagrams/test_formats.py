@@ -347,8 +347,10 @@ def test_every_text_has_the_contrast_that_readers_need(palette: Palette) -> None
 
 def test_the_svg_is_readable_in_greyscale() -> None:
     text = diagram(LOOP)
-    dashes = {kind: re.search(rf"\.line\.{kind}{{stroke-dasharray:([^}}]*)}}", text) for kind in ("wait", "done")}
-    assert len({match[1] for match in dashes.values() if match}) == 2
+    dashes = {
+        kind: re.search(rf"\.line\.{kind}{{stroke-dasharray:([^}}]*)}}", text) for kind in ("wait", "resume", "done")
+    }
+    assert len({match[1] for match in dashes.values() if match}) == 3
     weights = [re.search(rf"\.line\.{kind}{{stroke-width:([\d.]+)}}", text) for kind in ("happy", "recover")]
     happy, recover = (float(match[1]) for match in weights if match)
     assert happy > recover

@@ -238,6 +238,34 @@ def crossings(layout: Layout) -> int:
     return sum(n != m and a[0] < b[0] < a[2] and b[1] < a[1] < b[3] for n, a in across for m, b in down)
 
 
+def alike_crossings(layout: Layout, kinds: set[str]) -> int:
+    """How often two lines of one of these kinds cross, which look the same."""
+    found = [
+        (number, piece.kind, a, b)
+        for number, line in enumerate(layout.lines)
+        for piece in line
+        if piece.kind in kinds
+        for a, b in pairwise(piece.points)
+    ]
+    across = [(n, k, sorted((a[0], b[0])), a[1]) for n, k, a, b in found if a[1] == b[1]]
+    down = [(n, k, a[0], sorted((a[1], b[1]))) for n, k, a, b in found if a[0] == b[0]]
+    return sum(
+        n != m and k == j and xs[0] < x < xs[1] and ys[0] < y < ys[1] for n, k, xs, y in across for m, j, x, ys in down
+    )
+
+
+def test_lines_to_and_from_the_waiting_states_of_a_large_graph_can_be_followed() -> None:
+    layout = LAYOUTS["claims"]
+    assert len(layout.boxes) == 22
+    drawn = {piece.kind for line in layout.lines for piece in line}
+    assert drawn >= {"wait", "resume"}
+    lines = {i: piece.kind for line in layout.lines for piece in line for i in piece.ids}
+    assert lines["collect.needs_documents"] == lines["await_bank.forwarded"] == "wait"
+    assert lines["await_documents.answered"] == lines["await_bank.asks_back"] == "resume"
+    # Of the crossings of lines to and from waiting states, few are of two lines that look the same.
+    assert alike_crossings(layout, {"wait", "resume"}) <= 16
+
+
 def test_few_lines_cross() -> None:
     # No other choice of sides for the lines within the middle column gives fewer (tried exhaustively once).
     assert crossings(LAYOUTS["loop"]) <= 16

@@ -14,7 +14,14 @@ import pytest
 
 from agentfsm.diagrams import Coverage, DiffOverlay, RunPath, diagram
 from agentfsm.loop.transition_table import LOOP
-from tests.helpers.graphs import ODD_NAMES_GRAPH, SINGLE_STATE_GRAPH, SMALL_GRAPH, extended_loop, random_graph
+from tests.helpers.graphs import (
+    ODD_NAMES_GRAPH,
+    SINGLE_STATE_GRAPH,
+    SMALL_GRAPH,
+    claims_graph,
+    extended_loop,
+    random_graph,
+)
 from tests.helpers.npm_servers import install_package
 
 MERMAID = "12.3.0"
@@ -25,6 +32,7 @@ GRAPHS = {
     "odd": ODD_NAMES_GRAPH,
     "lonely": SINGLE_STATE_GRAPH,
     "random": random_graph(4),
+    "claims": claims_graph(),
 }
 
 PAGE = """<!doctype html><meta charset="utf-8"><body>

@@ -246,6 +246,60 @@ def extended_loop() -> Graph:
     )
 
 
+def claims_graph() -> Graph:
+    """An insurance claim: 22 states, six of which wait for somebody, with lines far up and down."""
+    steps = (
+        "intake", "triage", "verify_policy", "collect", "read_documents", "assess", "estimate", "check_fraud", "decide",
+        "offer", "pay", "close",
+    )  # fmt: skip
+    recoveries = {"retry": ("await_manager", "triage"), "repair": ("await_expert", "collect")}
+    recoveries["escalate"] = ("await_manager", "decide")
+    waits = {
+        "await_documents": ("collect", "read_documents"),
+        "await_expert": ("assess", "estimate"),
+        "await_investigator": ("check_fraud", "decide"),
+        "await_manager": ("decide", "offer"),
+        "await_customer": ("offer", "pay"),
+        "await_bank": ("pay", "close"),
+    }
+    rows: list[Transition] = []
+    for place, step in enumerate(steps):
+        rows.append(Transition(step, exhausted_guard("out_of_steps", _STEPS), "done", ends="partial"))
+        rows.append(Transition(step, never_guard("cancelled"), "done", ends="cancelled"))
+        rows.append(Transition(step, never_guard("failed"), list(recoveries)[place % 3]))
+        needed = [wait for wait, (asked, _) in waits.items() if asked == step]
+        needed += ["await_documents"] if step in ("triage", "assess", "decide") else []
+        needed += ["await_manager"] if step in ("estimate", "check_fraud") else []
+        rows += [Transition(step, never_guard(f"needs_{wait.removeprefix('await_')}"), wait) for wait in needed]
+        last = step == steps[-1]
+        rows.append(Transition(step, None, "done" if last else steps[place + 1], ends="completed" if last else ""))
+    for state, (asked, back) in recoveries.items():
+        rows.append(Transition(state, exhausted_guard("out_of_steps", _STEPS), "done", ends="partial"))
+        rows += [Transition(state, never_guard("ask"), asked), Transition(state, None, back)]
+    for state, (asked, next_step) in waits.items():
+        rows.append(Transition(state, never_guard("expired"), "done", ends="cancelled"))
+        rows += [
+            Transition(state, never_guard("answered"), next_step),
+            Transition(state, never_guard("asks_back"), asked),
+        ]
+        rows.append(Transition(state, never_guard("forwarded"), _other_wait(state)))
+    return Graph(
+        (
+            *(StateSpec(name, name.replace("_", " "), spends="steps") for name in steps),
+            *(StateSpec(name, "recover", spends="steps", lane="left") for name in recoveries),
+            *(StateSpec(name, "wait", waits=True, lane="right") for name in waits),
+            StateSpec("done", final=True),
+        ),
+        tuple(rows),
+        "claims",
+        (_STEPS,),
+    )
+
+
+def _other_wait(state: str) -> str:
+    return "await_expert" if state == "await_manager" else "await_manager"
+
+
 def random_graph(seed: int) -> Graph:
     """A valid graph of 2 to 13 states in any lanes, with up to 12 rows each."""
     rng = random.Random(seed)
@@ -292,6 +346,7 @@ def all_graphs() -> dict[str, Graph]:
         "small": SMALL_GRAPH,
         "odd": ODD_NAMES_GRAPH,
         "lonely": SINGLE_STATE_GRAPH,
+        "claims": claims_graph(),
     }
     return graphs | {f"random-{seed}": random_graph(seed) for seed in range(60)}
 
