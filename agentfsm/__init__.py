@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     from agentfsm.machine.declaration import Counter, Exhausted, exhausted
     from agentfsm.machine.engine import Decision, Machine
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
-    from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, GiveUp, ItDidNotRun, ItRan
+    from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, Fill, GiveUp, ItDidNotRun, ItRan
     from agentfsm.runtime.argument_matcher import ArgumentMatcher
     from agentfsm.runtime.control_tools import ask_user, return_done, return_unable
     from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, HookContext, SkipCall, hook, observer
@@ -153,6 +153,7 @@ __all__ = [
     "Failure",
     "FailureKind",
     "FileReplayGuard",
+    "Fill",
     "FinishReason",
     "GiveUp",
     "Graph",
@@ -318,7 +319,7 @@ if not TYPE_CHECKING:
             "agentfsm.machine.declaration": "Counter Exhausted exhausted",
             "agentfsm.machine.engine": "Decision Machine",
             "agentfsm.machine.graph": "Graph State StateSpec Transition",
-            "agentfsm.runtime.approval": "Allow Deny Edit Extend GiveUp ItDidNotRun ItRan",
+            "agentfsm.runtime.approval": "Allow Deny Edit Extend Fill GiveUp ItDidNotRun ItRan",
             "agentfsm.runtime.control_tools": "ask_user return_done return_unable",
             "agentfsm.runtime.hooks": "AbortRun AskApproval DenyCall HookContext SkipCall hook observer",
             "agentfsm.runtime.host": "Clock FileReplayGuard Host Memory ReplayGuard",

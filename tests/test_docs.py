@@ -46,7 +46,7 @@ PROGRAMS = {
 }
 OPTIONAL_MODULES = {
     "mcp_server_time": "mcp_server_time",
-    "notes_server": "mcp",
+    "integrations.mcp": "mcp",
     "integrations.otel": "opentelemetry",
     "integrations.pydantic_ai": "pydantic_ai",
 }

@@ -269,9 +269,9 @@ class Agent(Generic[AgentDeps, Output]):
 
         Args:
             record: The suspension record, or its JSON text; or, if the host has a store, the run's id.
-            reply: A string; for a limit also ``Extend(tokens=5000)``; for an approval ``Allow()``, ``Deny(reason)`` or
-                ``Edit(arguments)``; for a call in doubt ``ItRan(result)``, ``ItDidNotRun()`` or ``GiveUp()``; None for
-                an interrupted run.
+            reply: A string; for a form also ``Fill(fields)``, ``Deny(reason)`` or ``GiveUp()``; for a limit also
+                ``Extend(tokens=5000)``; for an approval ``Allow()``, ``Deny(reason)`` or ``Edit(arguments)``; for a
+                call in doubt ``ItRan(result)``, ``ItDidNotRun()`` or ``GiveUp()``; None for an interrupted run.
             to: The request that the human was shown: ``UserInputRequested.digest`` of a stored run, or at least
                 its first 12 digits. The reply is refused if the run now asks something else (another call,
                 other arguments). None for whatever it asks now.

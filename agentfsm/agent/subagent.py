@@ -124,6 +124,11 @@ class SubagentFactory:
         await check_reply(factory.config, state, reply)
 
     @property
+    def is_agent(self) -> bool:
+        """True."""
+        return True
+
+    @property
     def tools(self) -> Mapping[str, Tool]:
         """Its tools by name."""
         return self.config.tools
@@ -335,6 +340,7 @@ class SubRun:
             f"{call.name}/{request.asker}" if request.asker else call.name,
             quorum=None if run.pending_request is None else run.pending_request.quorum,
             limit=self._own_default(request.limit),
+            form=request.form,
         )
         record = request.suspension_record
         return SuspendedSubRun(

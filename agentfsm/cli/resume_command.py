@@ -374,8 +374,8 @@ def resume(
     of the store are resumed, and those that wait for a person are listed.
 
     For a question, REPLY is the answer. For an approval it is: allow, deny, "deny REASON", or the new arguments
-    as a JSON object. For a limit it is what the model is told. For a call that may or may not have run: ran,
-    "ran RESULT", did-not-run, or give-up.
+    as a JSON object. For a form it is its fields as a JSON object, "decline REASON" or cancel. For a limit it is what
+    the model is told. For a call that may or may not have run: ran, "ran RESULT", did-not-run, or give-up.
 
     Give the same model, tools and other options as for the run; they are not saved with the run.
 

@@ -29,6 +29,7 @@ with contextlib.suppress(ImportError):
 REPLY_FORMATS = {
     "approval": 'allow, deny, "deny REASON", or the new arguments as a JSON object',
     "limit": "how to continue, or tokens=5000 (usd=, seconds=, model_calls=) for another amount than the default",
+    "form": 'the fields as a JSON object (or the value, if there is one field), "decline REASON", or cancel',
     "in_doubt": 'ran, "ran RESULT", did-not-run, or give-up',
 }
 """The valid replies by kind of request; any text is a valid reply to a question."""
@@ -41,7 +42,7 @@ class HumanRequest(Protocol):
 
     @property
     def kind(self) -> str:
-        """``question``, ``limit``, ``approval`` or ``in_doubt``."""
+        """``question``, ``form``, ``limit``, ``approval`` or ``in_doubt``."""
         ...
 
     @property
@@ -79,7 +80,7 @@ def parse_reply(kind: str, text: str) -> HumanInput:
     """The reply that a typed text means.
 
     Args:
-        kind: The kind of request: ``question``, ``limit``, ``approval`` or ``in_doubt``.
+        kind: The kind of request: ``question``, ``form``, ``limit``, ``approval`` or ``in_doubt``.
         text: What was typed.
 
     Raises:
@@ -98,6 +99,12 @@ def parse_reply(kind: str, text: str) -> HumanInput:
             return Deny(rest)
         case "approval", _ if text.lstrip().startswith("{"):
             return Edit(_parse_arguments(text))
+        case "form", "decline":
+            return Deny(rest)
+        case "form", "cancel" if not rest:
+            return GiveUp()
+        case "form", _:
+            return text
         case "in_doubt", "ran":
             return ItRan(rest or "done")
         case "in_doubt", "did-not-run" if not rest:
@@ -174,7 +181,7 @@ class TerminalPrompter:
             self.console.print(Text(str(request.limit)))
         if request.context:
             self.console.print(Text(sanitize(request.context)))
-        if request.tool and request.kind != "question":
+        if request.tool and request.kind not in ("question", "form"):
             self.console.print(_call_table(request))
         for number, choice in enumerate(request.choices, 1):
             self.console.print(Text(f"  {number}) {sanitize(choice)}"))
@@ -184,7 +191,7 @@ class TerminalPrompter:
             case "approval":
                 typed = self.read_line("[a]llow, [d]eny or [e]dit?").strip()
                 return self._parse_approval(typed, request)
-            case "in_doubt":
+            case "form" | "in_doubt":
                 return _parse_if_given(request.kind, self.read_line(f"Reply ({REPLY_FORMATS[request.kind]}):"))
             case "limit":
                 return _parse_if_given(request.kind, self.read_line(f"Reply ({REPLY_FORMATS[request.kind]}):"))

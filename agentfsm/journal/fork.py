@@ -94,4 +94,4 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
     return rehydrate(new_records)
 
 
-_HIDDEN_REQUEST_FIELDS = frozenset({"question", "context", "choices", "arguments"})
+_HIDDEN_REQUEST_FIELDS = frozenset({"question", "context", "choices", "arguments", "form"})

@@ -34,13 +34,14 @@ class StoredRequest:
         run_id: The run.
         seq: The sequence number of the record with the request.
         digest: That record's hash, 64 hex digits; a reply can be bound to it.
-        kind: ``question``, ``approval``, ``limit`` or ``in_doubt``.
+        kind: ``question``, ``form``, ``approval``, ``limit`` or ``in_doubt``.
         question: The question; an empty string if it was redacted.
         tool: The tool that it is about, or an empty string.
         arguments: The arguments of the tool call, as the journal has them; empty if they were redacted.
         expires_at: When the request expires, in seconds since the epoch; None if it does not.
         quorum: For an approval with a rule about who may answer, the rule and the votes so far; else None.
         limit: For a limit, how much of it is used up, and what a reply grants by default; else None.
+        form: For a form, the JSON schema of the object to fill in; else empty.
     """
 
     run_id: str
@@ -53,6 +54,7 @@ class StoredRequest:
     expires_at: float | None
     quorum: Quorum | None = None
     limit: ReachedLimit | None = None
+    form: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def has_expired(self, now: float) -> bool:
         """Whether no reply is accepted any more.
@@ -93,6 +95,7 @@ async def pending_request(store: Store, head: Head) -> StoredRequest | None:
     try:
         request = body["waiting"]
         question, arguments = request.get("question", ""), request.get("arguments", {})
+        form = request.get("form", {})
         return StoredRequest(
             head.run_id,
             record.seq,
@@ -104,6 +107,7 @@ async def pending_request(store: Store, head: Head) -> StoredRequest | None:
             _expiry(body),
             _QUORUM.validate_python(request.get("quorum")),
             _LIMIT.validate_python(request.get("limit")),
+            {} if isinstance(form, Redacted) else form,
         )
     except (LookupError, TypeError, AttributeError, ValueError, ConfigurationError) as error:
         raise JournalError(f"record {record.seq} has no valid request") from error

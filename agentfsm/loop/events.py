@@ -476,7 +476,7 @@ class UserInputRequested(Ending):
     """The run is suspended until a person answers; resume it with ``agent.resume(suspension_record, reply)``.
 
     Attributes:
-        kind: ``question``, ``approval``, ``limit`` or ``in_doubt``.
+        kind: ``question``, ``form``, ``approval``, ``limit`` or ``in_doubt``.
         question: The question for the person.
         context: Background for the question.
         choices: Answers to choose from, or empty.
@@ -485,6 +485,7 @@ class UserInputRequested(Ending):
         asker: If a sub-agent asks, its tool name; else an empty string.
         quorum: For an approval with a rule about who may answer, the rule and the votes so far; else None.
         limit: For a limit, how much of it is used up, and what a reply grants by default; else None.
+        form: For a form, the JSON schema of the object to fill in; else empty.
         suspension_record: What to save in order to resume the run.
         digest: The hash (hex) of the journal record with this request. It covers the exact arguments, the graph and
             the whole history, so an answer can be bound to it: ``agent.resume(run_id, reply, to=digest)``. Empty
@@ -501,6 +502,7 @@ class UserInputRequested(Ending):
     asker: str = ""
     quorum: Quorum | None = None
     limit: ReachedLimit | None = None
+    form: Mapping[str, Any] = field(default_factory=FrozenDict)
     suspension_record: SuspensionRecord = field(repr=False)
     digest: str = ""
     originating_failure_kind: FailureKind | None = None
@@ -517,6 +519,7 @@ class UserInputRequested(Ending):
             "asker": self.asker,
             "quorum": quorum_json(self.quorum),
             "limit": None if self.limit is None else asdict(self.limit),
+            "form": plain_json(self.form),
             "digest": self.digest,
             "expires_at": self.suspension_record.expires_at,
             "originating_failure_kind": None if kind is None else str(kind),

@@ -271,8 +271,8 @@ UNELIDED_MESSAGES = 4
 """How many of the newest messages keep their tool results when a prompt was too long."""
 
 
-_TEXT_REQUESTS = frozenset({"question", "limit"})
-"""A sub-agent's requests that need a text reply: the parent then waits as it does for its own question."""
+_TEXT_REQUESTS = frozenset({"question", "form", "limit"})
+"""Requests of sub-agents and tools that are questions: the run then waits as it does for its own question."""
 
 
 def on_outcome(run: RunState, outcome: o.Outcome | None, duration_s: float = 0.0, silence_s: float = 0.0) -> None:

@@ -67,6 +67,7 @@ TEXT_FIELDS = frozenset(
         "explanation",
         "extra",
         "feedback",
+        "form",
         "instruction",
         "malformed",
         "metadata",
@@ -192,7 +193,7 @@ class PendingRequest:
     """What a suspended run waits for.
 
     Attributes:
-        kind: ``question``, ``approval``, ``limit`` or ``in_doubt``.
+        kind: ``question``, ``form``, ``approval``, ``limit`` or ``in_doubt``.
         question: The question for the person.
         context: Background for the question, or an empty string.
         choices: Answers to choose from, or empty.
@@ -206,6 +207,7 @@ class PendingRequest:
             0.1.0 wrote.
         quorum: For an approval with a rule about who may answer, the rule and the votes so far; else None.
         limit: For a limit, how much of it is used up; None for any other request.
+        form: For a form, the JSON schema of the object to fill in; empty for any other request.
     """
 
     kind: str
@@ -220,9 +222,11 @@ class PendingRequest:
     tool_digest: str = ""
     quorum: Quorum | None = None
     limit: ReachedLimit | None = None
+    form: Mapping[str, Any] = field(default_factory=FrozenDict)
 
     def __post_init__(self) -> None:
         freeze_field(self, "arguments")
+        freeze_field(self, "form")
 
 
 @read_only
@@ -268,9 +272,9 @@ class HumanReply:
     """A person's answer, as the run records it.
 
     Attributes:
-        kind: ``text``, ``extend``, ``allow``, ``deny``, ``edit``, ``ran``, ``did_not_run`` or ``give_up``.
+        kind: ``text``, ``extend``, ``fill``, ``allow``, ``deny``, ``edit``, ``ran``, ``did_not_run`` or ``give_up``.
         text: The answer, the reason, or the result of a call that ran.
-        arguments: For ``edit``, the new arguments.
+        arguments: For ``edit``, the new arguments; for ``fill``, the fields of the form.
         unit: For ``extend``, what is extended, as in ``ReachedLimit``; empty if the reply names no amount.
         amount: For ``extend``, how much is granted; 0 if the reply names no amount.
         by: Who answered, if the caller names them.

@@ -64,7 +64,7 @@ class SuspensionRecord(BaseModel):
         version: The version of the record format.
         record_id: A random id; resuming a record uses it up.
         run_id: The run.
-        kind: What it waits for: ``question``, ``approval``, ``limit`` or ``in_doubt``.
+        kind: What it waits for: ``question``, ``form``, ``approval``, ``limit`` or ``in_doubt``.
         question: The question for the person.
         context: Background for the question.
         choices: Answers to choose from, or empty.
@@ -109,6 +109,12 @@ class SuspensionRecord(BaseModel):
         if not isinstance(request, Mapping):
             return None
         return TypeAdapter(ReachedLimit | None).validate_python(cast("Mapping[str, Any]", request).get("limit"))
+
+    @property
+    def form(self) -> Mapping[str, Any]:
+        """For a form, the JSON schema of the object to fill in; else empty."""
+        request = self.state.get("waiting")
+        return cast("Mapping[str, Any]", request).get("form") or {} if isinstance(request, Mapping) else {}
 
     @field_validator("arguments", "state")
     @classmethod
@@ -279,6 +285,7 @@ def _first_problem(error: ValidationError) -> tuple[str, str]:
 
 _ACCEPTED_REPLIES = {
     "question": ("text",),
+    "form": ("text", "fill", "deny", "give_up"),
     "limit": ("text", "extend"),
     "approval": ("allow", "deny", "edit"),
     "in_doubt": ("ran", "did_not_run", "give_up"),
@@ -286,6 +293,7 @@ _ACCEPTED_REPLIES = {
 
 _REPLY_HINTS = {
     "question": "reply with a string",
+    "form": "reply with Fill(fields), with Deny(reason) to decline, or with GiveUp() to cancel",
     "limit": "reply with a string that says how to continue, or with Extend(...)",
     "approval": "reply with Allow(), Deny(reason) or Edit(arguments)",
     "in_doubt": "reply with ItRan(result), ItDidNotRun() or GiveUp()",

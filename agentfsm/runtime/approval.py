@@ -31,6 +31,7 @@ __all__ = [
     "Deny",
     "Edit",
     "Extend",
+    "Fill",
     "GiveUp",
     "HookAbortError",
     "HumanInput",
@@ -51,7 +52,7 @@ class Allow:
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """Reply to an approval request: do not run the call, and give the model the reason."""
+    """Reply to an approval request: do not run the call, and give the model the reason. To a form: decline it."""
 
     reason: str = ""
 
@@ -77,7 +78,14 @@ class ItDidNotRun:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Reply about an interrupted call: it is not known whether it ran; continue without it."""
+    """Reply about an interrupted call: it is not known whether it ran; continue without it. To a form: cancel it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Reply to a form: its fields. Those that have a default may be left out."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +107,7 @@ class Extend:
     message: str = ""
 
 
-HumanInput = str | Extend | Allow | Deny | Edit | ItRan | ItDidNotRun | GiveUp
+HumanInput = str | Extend | Fill | Allow | Deny | Edit | ItRan | ItDidNotRun | GiveUp
 """What a human may reply: a string answers a question."""
 
 
@@ -119,7 +127,9 @@ def to_human_reply(human_input: HumanInput) -> HumanReply:
         case Deny(str(reason)):
             return HumanReply("deny", reason)
         case Edit(arguments):
-            return HumanReply("edit", arguments=_json_object(arguments))
+            return HumanReply("edit", arguments=_json_object(arguments, "the arguments of Edit()"))
+        case Fill(fields):
+            return HumanReply("fill", arguments=_json_object(fields, "the fields of Fill()"))
         case ItRan(str(result)):
             return HumanReply("ran", result)
         case ItDidNotRun():
@@ -128,8 +138,8 @@ def to_human_reply(human_input: HumanInput) -> HumanReply:
             return HumanReply("give_up")
         case _:
             raise HumanReplyError(
-                "a reply is a string, Extend(), Allow(), Deny(), Edit(), ItRan(), ItDidNotRun() or GiveUp(), not "
-                f"{human_input!r}"
+                "a reply is a string, Extend(), Fill(), Allow(), Deny(), Edit(), ItRan(), ItDidNotRun() or GiveUp(), "
+                f"not {human_input!r}"
             )
 
 
@@ -154,11 +164,11 @@ def _to_extension(extend: Extend) -> HumanReply:
     return HumanReply("extend", message)
 
 
-def _json_object(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _json_object(arguments: Mapping[str, Any], what: str) -> dict[str, Any]:
     try:
         copy: dict[str, Any] = json.loads(canonical_json(dict(arguments)))
     except (TypeError, ValueError) as error:
-        raise HumanReplyError(f"the arguments of Edit() are not a JSON object: {error}") from None
+        raise HumanReplyError(f"{what} are not a JSON object: {error}") from None
     return copy
 
 

@@ -101,6 +101,7 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
         "asker": pending.asker,
         "quorum": pending.quorum,
         "limit": pending.limit,
+        "form": pending.form,
         "suspension_record": record,
         "originating_failure_kind": pending.failure_kind,
     }

@@ -440,8 +440,11 @@ class EffectCalls:
 
 def _require_callable(context: Context, name: str) -> None:
     tool = context.config.tools.get(name)
-    if tool is not None and (tool.control is not None or tool.delegate is not None or tool.asks):
-        what = "a control tool" if tool.control is not None else "a sub-agent" if tool.delegate else "a tool that asks"
+    if tool is None:
+        return
+    is_agent = tool.delegate is not None and tool.delegate.is_agent
+    if tool.control is not None or is_agent or tool.asks:
+        what = "a control tool" if tool.control is not None else "a sub-agent" if is_agent else "a tool that asks"
         raise StateEffectError(
             f"the effect of {str(context.run.state)!r} cannot call {name!r}: it is {what}, which only a model's reply "
             "can call"

@@ -261,7 +261,9 @@ def _effect_id(run: RunState, index: int) -> str:
 
 def is_repeatable(context: Context, tool: Tool) -> bool:
     """Whether an interrupted call may be repeated: with a store, a sub-agent continues where its own journal ends."""
-    return tool.idempotent or (tool.delegate is not None and context.config.host.store is not None)
+    if tool.idempotent:
+        return True
+    return tool.delegate is not None and tool.delegate.is_agent and context.config.host.store is not None
 
 
 def _record_intents(context: Context, ready: list[_ReadyCall]) -> list[int]:
@@ -305,9 +307,11 @@ def calling_run(config: AgentConfig, run: RunState) -> CallingRun:
     )
 
 
-def _live_calling_run(context: Context, call: ToolCall, share: BudgetShare) -> CallingRun:
+def _live_calling_run(context: Context, call: ToolCall, share: BudgetShare, channel: CallChannel | None) -> CallingRun:
     """A run as a sub-agent's caller, while it makes a call."""
     caller = calling_run(context.config, context.run)
+    if channel is not None:
+        caller = replace(caller, progress=channel.progress)
     on_event = partial(context.emit_subagent, call) if context.has_listeners else None
     uncharged_s, deps = context.uncharged_s(), context.deps
     return replace(caller, share=share, uncharged_s=uncharged_s, on_event=on_event, deps=deps)
@@ -366,14 +370,9 @@ async def _run_one(
             context.suspended_subruns[call_state.call.id] = channel.suspended(channel.request)
             return
     else:
-        answer = await _delegate(
-            context,
-            call_state,
-            tool,
-            arguments,
-            limit,
-            tool.delegate(_live_calling_run(context, call_state.call, share), call_state, attempt),
-        )
+        caller = _live_calling_run(context, call_state.call, share, channel)
+        delegation = tool.delegate(caller, call_state, attempt)
+        answer = await _delegate(context, call_state, tool, arguments, limit, delegation, channel)
         if isinstance(answer, SuspendedSubRun):
             context.suspended_subruns[call_state.call.id] = answer
             return
@@ -421,6 +420,7 @@ async def _delegate(
     arguments: dict[str, Any],
     limit_s: float,
     delegation: Delegation,
+    channel: CallChannel | None,
 ) -> ToolResult | SuspendedSubRun:
     """The result of a call that a sub-agent's run answers, with that run's usage, even if it is cancelled."""
     call = call_state.call
@@ -435,6 +435,8 @@ async def _delegate(
     finally:
         del context.running_calls[call.id]
         timer.close()
+        if channel is not None:
+            channel.close()
     if isinstance(answer, SuspendedSubRun):
         context.model_requests += answer.model_calls
         return answer

@@ -146,21 +146,21 @@ class ToolChannel(Protocol):
 
 
 class Delegation(Protocol):
-    """One call that is answered by a sub-agent's run."""
+    """One call that is answered by a sub-agent's run, or by a server that may ask a person or a model."""
 
     @property
     def run_id(self) -> str:
-        """The id of the run that answers it; empty until it exists."""
+        """The id of the run that answers it; empty until it exists, and if there is none."""
         ...
 
     @property
     def usage(self) -> Usage:
-        """What that run has used since this call started or resumed it."""
+        """What the call has used since it was started or resumed."""
         ...
 
     @property
     def model_calls(self) -> int:
-        """How many model calls were made for that run since then, the one that was cut off included."""
+        """How many model calls were made for it since then, the one that was cut off included."""
         ...
 
     @property
@@ -169,13 +169,13 @@ class Delegation(Protocol):
         ...
 
     async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
-        """The call's result; or the suspended run, if it waits for a human.
+        """The call's result; or what is suspended, if it waits for a human.
 
         Args:
             arguments: The call's validated arguments.
 
         Raises:
-            agentfsm.errors.ToolError: The run did not complete its task.
+            agentfsm.errors.ToolError: The call failed.
         """
         ...
 
@@ -208,6 +208,7 @@ class CallingRun:
         on_event: Receives the events of the sub-agent's run; None if nobody receives those of the calling run.
         deps: Its dependencies, or None.
         secrets: What it knows to be secret.
+        progress: Says how far the call is, as ``ToolContext.progress``; None if nobody follows the calling run.
     """
 
     run: RunState
@@ -218,10 +219,16 @@ class CallingRun:
     on_event: Callable[[Event], None] | None = None
     deps: Any = field(default=None, repr=False)
     secrets: tuple[Any, ...] = ()
+    progress: Callable[[str, float | None], None] | None = None
 
 
 class Delegate(Protocol):
-    """A sub-agent, as a tool has it."""
+    """What answers the calls of a tool: a sub-agent, or a server that may ask a person or a model meanwhile."""
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it is a sub-agent, whose interrupted calls continue where its own journal ends."""
+        ...
 
     @property
     def tools(self) -> Mapping[str, Tool]:
@@ -244,7 +251,7 @@ class Delegate(Protocol):
         ...
 
     async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
-        """Check that its suspended run can go on with a person's reply; nothing is changed.
+        """Check that what is suspended can go on with a person's reply; nothing is changed.
 
         Args:
             caller: The calling run.

@@ -16,7 +16,7 @@ import pytest
 
 from agentfsm.integrations.mcp.toolset import MCPTools
 
-__all__ = ["SdkServer", "sdk_http", "sdk_stdio"]
+__all__ = ["SdkServer", "sdk_http", "sdk_legacy_http", "sdk_stdio"]
 
 SCRIPT = Path(__file__).parent / "mcp_sdk_server.py"
 START_S = 30.0
@@ -69,6 +69,15 @@ class SdkServer:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+
+@pytest.fixture(name="legacy_server", scope="module")
+def sdk_legacy_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SdkServer]:
+    """The server with the protocol of 2025-11-25 only."""
+    server = SdkServer(tmp_path_factory.mktemp("mcp"), "legacy")
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture(name="sdk_server", scope="module")

@@ -150,6 +150,7 @@ CASES: list[tuple[e.Event, dict[str, Any]]] = [
             "arguments": {"to": "Ann"}, "asker": "", "digest": "ab12", "expires_at": 99.0,
             "originating_failure_kind": "loop_detected",
             "limit": {"unit": "tokens", "spent": 900, "limit": 800, "default": 800},
+            "form": {},
             "quorum": {
                 "needed": 2, "approved_by": ["bob"], "roles": ["boss"], "not_requester": True, "requester": "ann",
             },

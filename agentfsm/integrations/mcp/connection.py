@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentfsm.errors import ConfigurationError, ToolError
+from agentfsm.integrations.mcp.forms import Form
+from agentfsm.integrations.mcp.remote_call import Flight
 from agentfsm.integrations.mcp.remote_tool import definition_pin
 from agentfsm.integrations.mcp.session import MCPSession, ServerGoneError
 from agentfsm.integrations.mcp.transports import Server, ServerHandlers
@@ -27,11 +29,14 @@ class ServerConnection:
         server: The server.
         start_timeout: Seconds for it to start and respond.
         recheck: Whether to read the list of tools before each call.
+        elicitation: Whether it may ask a person.
     """
 
-    def __init__(self, server: Server, start_timeout: float, recheck: bool) -> None:
+    def __init__(self, server: Server, start_timeout: float, recheck: bool, elicitation: bool) -> None:
         self._server, self._start_timeout, self._recheck = server, start_timeout, recheck
-        self._handlers = ServerHandlers(self._on_message)
+        self._handlers = ServerHandlers(self._on_message, self._elicit if elicitation else None)
+        self._turn = asyncio.Lock()
+        self._flight: Flight | None = None
         self._pinned: Mapping[str, str] = {}
         self._session: MCPSession | None = None
         self._changed = False
@@ -102,6 +107,58 @@ class ServerConnection:
             ToolError: The server cannot be reached or returned an error, or the definition of the tool has changed.
         """
         return await self._within(lambda: self._verified_session(name), lambda session: session.send(request))
+
+    async def exchange(self, flight: Flight, name: str, request: Callable[[Client], Awaitable[T]]) -> T:
+        """The response to a call of a tool whose server may ask a person meanwhile.
+
+        In the protocol before 2026-07-28 a server does not say during which call it asks. So such calls are made one
+        after the other, but for those that wait for a person.
+
+        Args:
+            flight: The call; gets what the server asks.
+            name: The tool's name at the server.
+            request: Sends the call with a client.
+
+        Raises:
+            ToolError: The server cannot be reached or returned an error, or the definition of the tool has changed.
+        """
+
+        async def send(session: MCPSession) -> T:
+            if session.asks_in_results:
+                return await session.send(request)
+            await self._turn.acquire()
+            self._flight = flight
+            try:
+                return await session.send(request)
+            finally:
+                flight.is_over = True
+                self._end_turn(flight)
+
+        return await self._within(lambda: self._verified_session(name), send)
+
+    def _end_turn(self, flight: Flight) -> None:
+        if self._flight is flight:
+            self._flight = None
+            self._turn.release()
+
+    async def _elicit(self, context: Any, params: Any) -> Any:
+        """Ask a person what the server asks during a call."""
+        from mcp import types
+
+        flight = self._flight
+        if flight is None:
+            return types.ErrorData(code=types.INVALID_REQUEST, message="a person can be asked only during a call")
+        self._end_turn(flight)
+        try:
+            answer = await flight.ask(Form.from_sdk(params), None)
+        except ToolError as error:
+            return types.ErrorData(code=types.INVALID_PARAMS, message=str(error))
+        finally:
+            await self._turn.acquire()
+            self._flight = flight
+            if flight.is_over:
+                self._end_turn(flight)
+        return types.ElicitResult.model_validate(answer.model_dump())
 
     async def _within(
         self, enter: Callable[[], Awaitable[MCPSession]], request: Callable[[MCPSession], Awaitable[T]]

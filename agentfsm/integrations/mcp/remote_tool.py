@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from agentfsm.errors import ToolDefinitionError
+from agentfsm.integrations.mcp.remote_call import Progress, RemoteCalls, ServerChannel
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.model import ToolSpec
-from agentfsm.runtime.tools import ApprovalRequirement, SchemaTool
+from agentfsm.runtime.tools import ApprovalRequirement, SchemaTool, ToolContext
 
 if TYPE_CHECKING:
     from mcp.types import Tool as Listed
@@ -32,6 +33,11 @@ class MCPSettings(BaseModel):
         parallel: Whether calls may run concurrently with other parallel calls.
         recheck: Whether to read the list of tools before each call; if False, only after a restart and when the
             server reports a change of the list.
+        idempotent: Names of the server's tools of which two equal calls have the same effect as one, so that a call
+            that was cut off is repeated; or ``annotated`` for those that the server says are read-only or idempotent,
+            if you trust it in that.
+        elicitation: Whether the server may ask a person during a call. The run then waits, as it does for any person,
+            with a request of kind ``form``.
         results: What the model gets of a result that has both texts and structured content: the texts (``text``), or
             the structured content as JSON (``structured``). Images and other parts are passed on in both cases, and a
             result that has only one of the two is passed on as it is.
@@ -55,6 +61,8 @@ class MCPSettings(BaseModel):
     requires_approval: ApprovalRequirement = False
     parallel: bool = False
     recheck: bool = True
+    idempotent: tuple[str, ...] | Literal["annotated"] = ()
+    elicitation: bool = False
     results: Literal["text", "structured"] = "text"
     start_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
     instructions: bool = False
@@ -74,7 +82,11 @@ class RemoteTool(SchemaTool):
 
 
 def make_remote_tool(
-    listed: Listed, call: Callable[[str, dict[str, Any]], Awaitable[object]], settings: MCPSettings, notes: str = ""
+    listed: Listed,
+    call: Callable[[str, dict[str, Any], Progress | None], Awaitable[object]],
+    settings: MCPSettings,
+    notes: str = "",
+    channel: ServerChannel | None = None,
 ) -> RemoteTool:
     """The tool for a definition in a server's list.
 
@@ -83,6 +95,7 @@ def make_remote_tool(
         call: Calls the tool by its name at the server.
         settings: How it is used.
         notes: What the model is told about all tools of the server.
+        channel: The server, if it may ask a person during a call; else None.
 
     Raises:
         ToolDefinitionError: With the prefix its name is too long.
@@ -95,20 +108,31 @@ def make_remote_tool(
             "another prefix, or select other tools of the server with only=..."
         )
 
-    async def remote(**arguments: Any) -> object:
-        return await call(own, arguments)
+    async def remote(context: ToolContext[Any] | None = None, /, **arguments: Any) -> object:
+        return await call(own, arguments, None if context is None else context.progress)
 
+    idempotent = _is_idempotent(listed, settings)
     return RemoteTool(
         ToolSpec(name, listed.description or listed.title or "", listed.input_schema),
         remote,
         _ANY_ARGUMENTS,
+        takes_context=True,
         is_async=True,
         timeout=settings.timeout,
         requires_approval=settings.requires_approval,
         parallel=settings.parallel,
+        idempotent=idempotent,
+        delegate=None if channel is None else RemoteCalls(channel, own, idempotent),
         definition=definition_pin(listed),
         notes=notes,
     )
+
+
+def _is_idempotent(listed: Listed, settings: MCPSettings) -> bool:
+    if settings.idempotent != "annotated":
+        return listed.name in settings.idempotent
+    hints = listed.annotations
+    return hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
 
 
 def _model_name(own: str, prefix: str) -> str:

@@ -45,7 +45,15 @@ class ServerGoneError(Exception):
 
 
 class RefusedError(ToolError):
-    """The server answered a request with an error of the protocol."""
+    """The server answered a request with an error of the protocol.
+
+    Attributes:
+        code: Its code.
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class MCPSession:
@@ -71,7 +79,11 @@ class MCPSession:
         """
         self._task = asyncio.create_task(self._run(), name="agentfsm-mcp")
         either: set[asyncio.Future[Any]] = {self._client, self._task}
-        done, _ = await asyncio.wait(either, timeout=self._start_timeout, return_when=asyncio.FIRST_COMPLETED)
+        done: set[asyncio.Future[Any]] = set()
+        waiting = True
+        while waiting and not done:  # a person who is asked to authorize the app takes their time
+            done, _ = await asyncio.wait(either, timeout=self._start_timeout, return_when=asyncio.FIRST_COMPLETED)
+            waiting = self._server.asks_user
         if not done:
             raise ServerGoneError(f"it does not respond within {self._start_timeout:g} s (start_timeout)")
         if not self._client.done():
@@ -102,7 +114,7 @@ class MCPSession:
         except MCPError as error:
             if error.code == _CONNECTION_CLOSED or error.message in _SESSION_LOST_MESSAGES:
                 raise ServerGoneError("the connection has ended") from error
-            raise RefusedError(error.message) from error
+            raise RefusedError(error.message, error.code) from error
         except ValidationError as error:
             raise ToolError(f"the MCP server returned a result that is not valid: {_invalid(error)}") from None
         except ToolError:
@@ -153,6 +165,13 @@ class MCPSession:
     def _declares(self, capability: str) -> bool:
         """Whether the server says that it has ``tools``, ``resources`` or ``prompts``."""
         return getattr(self._client.result().session.server_capabilities, capability, None) is not None
+
+    @property
+    def asks_in_results(self) -> bool:
+        """Whether the protocol is one in which a call comes back with the server's questions (since 2026-07-28)."""
+        from mcp.types.version import MODERN_PROTOCOL_VERSIONS
+
+        return self._client.done() and self._client.result().protocol_version in MODERN_PROTOCOL_VERSIONS
 
     @property
     def instructions(self) -> str:

@@ -15,8 +15,9 @@ is too long or whose definition is invalid is left out, with a warning in the lo
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,8 @@ from urllib.parse import urlsplit
 from agentfsm.errors import ConfigurationError, ToolError
 from agentfsm.integrations.mcp.connection import ServerConnection
 from agentfsm.integrations.mcp.content import result_content
+from agentfsm.integrations.mcp.oauth import Authorizer, OAuth
+from agentfsm.integrations.mcp.remote_call import Flight
 from agentfsm.integrations.mcp.remote_tool import MCPSettings, definition_pin, is_valid_name, make_remote_tool
 from agentfsm.integrations.mcp.resources import (
     Prompt,
@@ -43,13 +46,15 @@ from agentfsm.integrations.mcp.transports import (
     Values,
     require_sdk,
 )
-from agentfsm.loop.messages import Image, Message
+from agentfsm.loop.messages import Image, Message, ToolCall, ToolResult
 from agentfsm.runtime.schema_check import SchemaCheck, schema_problem
 from agentfsm.runtime.tool_execution import to_model_content
 from agentfsm.runtime.tools import Tool
 
 if TYPE_CHECKING:
-    from mcp.types import CallToolResult
+    import httpx2
+    from mcp import Client
+    from mcp.types import CallToolResult, InputRequiredResult
     from mcp.types import Tool as Listed
 
 __all__ = ["MCPSettings", "MCPTools"]
@@ -71,7 +76,9 @@ class MCPTools:
         self.settings = settings
         self.instructions = ""
         self._secrets = server.secrets
-        self._connection = ServerConnection(server, settings.start_timeout, settings.recheck)
+        self._connection = ServerConnection(server, settings.start_timeout, settings.recheck, settings.elicitation)
+        self._parked: dict[str, Flight] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._outputs: dict[str, SchemaCheck] = {}
         self._tools: tuple[Tool, ...] | None = None
 
@@ -107,13 +114,22 @@ class MCPTools:
         return cls(StdioServer(server, _frozen(env), errlog), settings or MCPSettings())
 
     @classmethod
-    def http(cls, url: str, *, headers: Values | None = None, settings: MCPSettings | None = None) -> MCPTools:
+    def http(
+        cls,
+        url: str,
+        *,
+        headers: Values | None = None,
+        auth: OAuth | httpx2.Auth | None = None,
+        settings: MCPSettings | None = None,
+    ) -> MCPTools:
         """The tools of a server that uses streamable HTTP.
 
         Args:
             url: Its URL (``https://example.com/mcp``). Redirects to another origin are not followed.
             headers: Sent with every request (``{"Authorization": "Bearer ..."}``); or a function, plain or async, that
                 returns them, called before each request.
+            auth: How the app gets authorized by its user (``OAuth``), or an ``httpx2.Auth``, such as those of
+                ``mcp.client.auth.extensions`` for apps that act for themselves.
             settings: How its tools are used.
 
         Raises:
@@ -124,7 +140,7 @@ class MCPTools:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the address of an MCP server must be an http or https URL with a host")
-        return cls(HttpServer(url, parts.hostname, _frozen(headers)), settings or MCPSettings())
+        return cls(HttpServer(url, parts.hostname, _frozen(headers), Authorizer(url, auth)), settings or MCPSettings())
 
     # -- the tools ------------------------------------------------------------------------------------
 
@@ -149,7 +165,8 @@ class MCPTools:
             self._connection.pin({t.name: definition_pin(t) for t in selected})
             self.instructions = self._connection.instructions
             notes = self.instructions if self.settings.instructions else ""
-            remote = (make_remote_tool(t, self._call, self.settings, notes) for t in selected)
+            channel = self if self.settings.elicitation else None
+            remote = (make_remote_tool(t, self._call, self.settings, notes, channel) for t in selected)
             every = (*remote, *reading_tools(self, self.settings))
             self._tools = tuple(replace(each, known_secrets=self._secrets) for each in every)
         except BaseException:
@@ -162,7 +179,12 @@ class MCPTools:
     ) -> None:
         """Stop or leave the server. Later calls fail."""
         self._tools = None
+        self._parked.clear()
+        for task in self._tasks:
+            task.cancel()
         await self._connection.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def __iter__(self) -> Iterator[Tool]:
         _ = self._opened
@@ -250,6 +272,44 @@ class MCPTools:
             logger.warning("the tool %r of the MCP server %r is left out, %s", listed.name, self.label, why)
         return not why
 
+    # -- calls during which the server may ask a person (``ServerChannel``) ---------------------------------
+
+    @property
+    def parked(self) -> dict[str, Flight]:
+        """The calls that wait for a person in this process, by the id of their suspension."""
+        return self._parked
+
+    def own(self, task: asyncio.Task[Any]) -> None:
+        """Wait for the task of a call, at the latest when the server is closed."""
+
+        def end(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                task.exception()  # whoever awaits it gets it; a call that nobody awaits any more has failed silently
+
+        self._tasks.add(task)
+        task.add_done_callback(end)
+
+    async def exchange(
+        self, flight: Flight, name: str, request: Callable[[Client], Any]
+    ) -> CallToolResult | InputRequiredResult:
+        """Send a call; what the server asks meanwhile goes to its flight.
+
+        Raises:
+            ToolError: The server cannot be reached or returned an error, or the definition of the tool has changed.
+        """
+        result: CallToolResult | InputRequiredResult = await self._connection.exchange(flight, name, request)
+        return result
+
+    async def finish(self, call: ToolCall, name: str, result: CallToolResult) -> ToolResult:
+        """The result of a call as a tool's result.
+
+        Raises:
+            ToolError: The tool failed, or its result does not fit its schema.
+        """
+        content, images = to_model_content(await self._parts(name, result))
+        return ToolResult(call.id, call.name, content, images=images)
+
     # -- a call -----------------------------------------------------------------------------------------
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str | list[str | Image]:
@@ -261,6 +321,14 @@ class MCPTools:
         if self._tools is None:
             raise ToolError(f"the MCP server {self.label!r} was closed", kind="environment_error")
         result: CallToolResult = await self._connection.call(name, lambda client: client.call_tool(name, arguments))
+        return await self._parts(name, result)
+
+    async def _parts(self, name: str, result: CallToolResult) -> str | list[str | Image]:
+        """What the model gets of a result.
+
+        Raises:
+            ToolError: The tool failed, or its result does not fit its schema.
+        """
         parts = await result_content(result, self.settings.files, self.settings.results)
         if result.is_error:
             raise ToolError(to_model_content(parts)[0] or "the tool failed and gave no reason")

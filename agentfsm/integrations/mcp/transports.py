@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from agentfsm.errors import ConfigurationError, MissingExtraError
+from agentfsm.integrations.mcp.oauth import Authorizer
 from agentfsm.loop.withholding import environment_secrets, header_secrets, mask_secrets
 
 if TYPE_CHECKING:
@@ -78,6 +80,11 @@ class Server(Protocol):
 
     def connect(self, handlers: ServerHandlers) -> AbstractAsyncContextManager[Client]:
         """A context manager that opens a client and closes it."""
+        ...
+
+    @property
+    def asks_user(self) -> bool:
+        """Whether the user is asked to authorize the app now, so that it takes longer until it responds."""
         ...
 
     def diagnosis(self, ended: bool) -> str:
@@ -203,6 +210,11 @@ class StdioServer:
             if failed:
                 self._exit_code = getattr(process, "returncode", None)
 
+    @property
+    def asks_user(self) -> bool:
+        """False."""
+        return False
+
     def diagnosis(self, ended: bool) -> str:
         """How it ended, if it did so by itself, and the last lines of its stderr."""
         how = _describe_exit(self._exit_code) if ended and self._exit_code is not None else ""
@@ -249,14 +261,14 @@ class HttpServer:
         url: Its URL.
         name: Its host.
         headers: Sent with every request; a function is called before each.
-        auth: Authorizes the requests, or None.
-        secrets: The secrets among its headers, and the password in its URL.
+        authorizer: Authorizes the requests.
+        secrets: The secrets among its headers, its tokens, and the password in its URL.
     """
 
     url: str
     name: str
     headers: Values = field(repr=False)
-    auth: httpx2.Auth | None = field(default=None, repr=False)
+    authorizer: Authorizer = field(repr=False)
     secrets: list[SecretStr] = field(default_factory=list[SecretStr], init=False, repr=False)
     _status: int | None = field(default=None, init=False)
 
@@ -271,7 +283,12 @@ class HttpServer:
         fixed = {} if callable(self.headers) else dict(self.headers)
         _add_secrets(self.secrets, [*header_secrets(fixed), *environment_secrets({"URL": self.url})])
         hooks: dict[str, list[Callable[..., Any]]] = {"request": [self._set_headers], "response": [self._note_status]}
-        async with httpx2.AsyncClient(headers=fixed, timeout=timeout, event_hooks=hooks, auth=self.auth) as http:
+        async with httpx2.AsyncClient(
+            headers=fixed,
+            timeout=timeout,
+            event_hooks=hooks,
+            auth=self.authorizer.auth(partial(_add_secrets, self.secrets)),
+        ) as http:
             transport = streamable_http_client(self.url, http_client=http)
             async with _open_client(_without_invalid_tools(transport, self.name), handlers) as client:
                 yield client
@@ -291,6 +308,11 @@ class HttpServer:
 
         own, asked = httpx2.URL(self.url), request.url
         return (own.scheme, own.host, own.port, own.path) == (asked.scheme, asked.host, asked.port, asked.path)
+
+    @property
+    def asks_user(self) -> bool:
+        """Whether the user is asked to authorize the app now."""
+        return self.authorizer.asks_user
 
     def diagnosis(self, ended: bool) -> str:
         """The last HTTP status that was an error."""
