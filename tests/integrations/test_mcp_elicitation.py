@@ -69,7 +69,7 @@ class Client:
         async def main() -> RunResult:
             async with self.tools:
                 result = await work(self.agent)
-            assert asyncio.all_tasks() == {asyncio.current_task()}
+            assert [task for task in asyncio.all_tasks() if task.get_name().startswith("agentfsm")] == []
             return result
 
         return asyncio.run(main())

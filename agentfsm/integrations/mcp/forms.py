@@ -76,9 +76,9 @@ class Form(BaseModel):
     @property
     def choices(self) -> tuple[str, ...]:
         """The values to choose from, if there is only one field and it has few."""
-        (single, *others) = [*self.properties.values(), {}]
-        if others != [{}]:
+        if len(self.properties) != 1:
             return ()
+        (single,) = self.properties.values()
         if single.get("type") == "boolean":
             return ("true", "false")
         values = [str(value) for value, _ in _options(single)]

@@ -170,14 +170,8 @@ class Authorizer:
         metadata = OAuthClientMetadata(
             client_name=oauth.client_name, redirect_uris=[AnyUrl(oauth.redirect_uri)], scope=oauth.scope
         )
-        return OAuthClientProvider(
-            self._url,
-            metadata,
-            _SdkStorage(oauth, withhold),
-            remember,
-            ask,
-            client_metadata_url=oauth.client_metadata_url,
-        )
+        storage, own_id = _SdkStorage(oauth, withhold), oauth.client_metadata_url
+        return OAuthClientProvider(self._url, metadata, storage, remember, ask, client_metadata_url=own_id)
 
     @asynccontextmanager
     async def _asking(self) -> AsyncGenerator[None]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -146,17 +147,8 @@ class Flight:
             if pending is not None and pending.requests:
                 responses = await self._responses(pending)
             state = None if pending is None else pending.state
-            result = await channel.exchange(
-                self,
-                self.name,
-                lambda client, responses=responses, state=state: client.session.call_tool(
-                    self.name,
-                    self.arguments,
-                    input_responses=responses,
-                    request_state=state,
-                    allow_input_required=True,
-                ),
-            )
+            request = partial(self._send, responses=responses, state=state)
+            result = await channel.exchange(self, self.name, request)
             if not isinstance(result, types.InputRequiredResult):
                 return result
             self.came_back += 1
@@ -165,6 +157,11 @@ class Flight:
             if not requests:
                 await asyncio.sleep(STATE_ONLY_WAIT_S)
         raise ToolError(f"the MCP server {channel.label!r} came back with questions more than {MAX_ROUNDS} times")
+
+    def _send(self, client: Client, responses: Any, state: str | None) -> Awaitable[Any]:
+        return client.session.call_tool(
+            self.name, self.arguments, input_responses=responses, request_state=state, allow_input_required=True
+        )
 
     async def _responses(self, pending: Round) -> dict[str, Any]:
         from mcp import types
@@ -310,6 +307,11 @@ class RemoteCall:
     def model_calls(self) -> int:
         """How many model calls were made for it since then."""
         return 0
+
+    @property
+    def secrets(self) -> tuple[Any, ...]:
+        """Nothing: what the server was given as secret is known (``Tool.known_secrets``)."""
+        return ()
 
     async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
         """The call's result; or what is suspended, if the server asks a person.

@@ -62,6 +62,10 @@ __all__ = ["MCPSettings", "MCPTools"]
 logger = logging.getLogger("agentfsm")
 
 
+_CANCEL_GRACE_S = 1.0
+"""Seconds for calls that wait for a person to be cancelled at their server when it is closed."""
+
+
 class MCPTools:
     """The tools of one MCP server, to be iterated inside ``async with``. Made by ``stdio`` or ``http``.
 
@@ -182,6 +186,8 @@ class MCPTools:
         self._parked.clear()
         for task in self._tasks:
             task.cancel()
+        if self._tasks:  # the server is told that they are cancelled, if it still listens
+            await asyncio.wait(self._tasks, timeout=_CANCEL_GRACE_S)
         await self._connection.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
