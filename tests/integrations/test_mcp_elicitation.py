@@ -330,5 +330,6 @@ def test_after_a_kill_a_call_of_the_old_protocol_is_in_doubt_and_runs_with_the_a
     result = Client(legacy_server, store).resume(ItDidNotRun())
     assert results(result) == ["Rome on 2027-01-02, window, 3 bags"]
     assert legacy_server.done == [f"book Rome: {each}" for each in ("begun", "begun", "booked")]
-    report = verify("r", store.records("r"), store.head("r"), keyring=Host(secret=SECRET).keyring)
+    records, head = asyncio.run(store.records("r")), asyncio.run(store.head("r"))
+    report = verify("r", records, head, keyring=Host(secret=SECRET).keyring)
     assert report.code == GOOD, report

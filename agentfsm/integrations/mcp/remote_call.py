@@ -28,8 +28,9 @@ from agentfsm.runtime.tools import CallingRun, Tool
 
 if TYPE_CHECKING:
     from mcp import Client, types
+    from mcp.shared.dispatcher import ProgressFnT
 
-__all__ = ["Flight", "RemoteCalls", "ServerChannel"]
+__all__ = ["Flight", "Progress", "RemoteCalls", "ServerChannel", "progress_callback"]
 
 _INVALID_PARAMS = -32602
 """The code of an error for a state that the server does not know, ``mcp.types.INVALID_PARAMS``."""
@@ -39,6 +40,26 @@ MAX_ROUNDS = 20
 
 STATE_ONLY_WAIT_S = 0.25
 """Seconds before a call that came back without questions is made again."""
+
+
+Progress = Callable[[str, float | None], None]
+"""Says how far a call is: with a text, and a fraction from 0 to 1 if that is known."""
+
+
+def progress_callback(report: Progress | None) -> ProgressFnT | None:
+    """What passes on what a server says about the progress of a call.
+
+    Args:
+        report: Receives it, or None.
+    """
+    if report is None:
+        return None
+
+    async def pass_on(progress: float, total: float | None, message: str | None) -> None:
+        fraction = min(max(progress / total, 0.0), 1.0) if total and total > 0 else None
+        report(message or f"{progress:g}" + ("" if total is None else f" of {total:g}"), fraction)
+
+    return pass_on
 
 
 class Round(BaseModel):
@@ -113,6 +134,7 @@ class Flight:
         asked: What a person is asked now, or None.
         came_back: How many times it came back with questions.
         is_over: Whether the server does not work on it any more.
+        report: Says how far it is; None if nobody follows the run.
     """
 
     name: str
@@ -122,6 +144,7 @@ class Flight:
     asked: AskedForm | None = None
     came_back: int = 0
     is_over: bool = False
+    report: Progress | None = None
     task: asyncio.Task[types.CallToolResult] | None = None
     _question: asyncio.Event = field(default_factory=asyncio.Event)
     _answer: asyncio.Future[Answer] | None = None
@@ -160,8 +183,17 @@ class Flight:
 
     def _send(self, client: Client, responses: Any, state: str | None) -> Awaitable[Any]:
         return client.session.call_tool(
-            self.name, self.arguments, input_responses=responses, request_state=state, allow_input_required=True
+            self.name,
+            self.arguments,
+            progress_callback=progress_callback(self._report if self.report is not None else None),
+            input_responses=responses,
+            request_state=state,
+            allow_input_required=True,
         )
+
+    def _report(self, message: str, fraction: float | None) -> None:
+        if self.report is not None:  # that of the run as it goes on now
+            self.report(message, fraction)
 
     async def _responses(self, pending: Round) -> dict[str, Any]:
         from mcp import types
@@ -209,7 +241,7 @@ class Flight:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
 
-    async def progress(self) -> types.CallToolResult | AskedForm:
+    async def outcome(self) -> types.CallToolResult | AskedForm:
         """The result, or what a person must be asked first. A cancellation cancels the call."""
         task = self.task
         if task is None:
@@ -262,7 +294,7 @@ class RemoteCalls:
             call_state: The call.
             attempt: Which attempt at it this is, from 1.
         """
-        return RemoteCall(self, call_state, attempt)
+        return RemoteCall(self, call_state, attempt, caller.progress)
 
     async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
         """Check that a reply fits what the server asks.
@@ -287,11 +319,12 @@ class RemoteCall:
         calls: Its tool.
         call_state: The call.
         attempt: Which attempt at it this is, from 1.
+        report: Says how far it is; None if nobody follows the run.
     """
 
-    def __init__(self, calls: RemoteCalls, call_state: CallState, attempt: int) -> None:
+    def __init__(self, calls: RemoteCalls, call_state: CallState, attempt: int, report: Progress | None) -> None:
         self._calls, self._channel = calls, calls.channel
-        self._call_state, self._attempt = call_state, attempt
+        self._call_state, self._attempt, self._report = call_state, attempt, report
 
     @property
     def run_id(self) -> str:
@@ -338,6 +371,7 @@ class RemoteCall:
             raise ToolError(str(error)) from error
         flight = self._channel.parked.pop(held.suspension, None)
         if flight is not None and flight.task is not None and not flight.task.done():
+            flight.report = self._report
             flight.answer(answer)
             return await self._continue(flight)
         answers = [*waiting.answers, (waiting.form.key, answer)]
@@ -361,12 +395,12 @@ class RemoteCall:
         seed: Round | None = None,
         answers: list[tuple[str, Answer]] | None = None,
     ) -> Flight:
-        flight = Flight(self._calls.name, arguments, list(answers or ()), list(known))
+        flight = Flight(self._calls.name, arguments, list(answers or ()), list(known), report=self._report)
         flight.start(self._channel, seed)
         return flight
 
     async def _continue(self, flight: Flight) -> ToolResult | SuspendedSubRun:
-        outcome = await flight.progress()
+        outcome = await flight.outcome()
         if not isinstance(outcome, AskedForm):
             return await self._channel.finish(self._call_state.call, self._calls.name, outcome)
         suspension = secrets.token_hex(8)

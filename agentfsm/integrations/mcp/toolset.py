@@ -28,7 +28,7 @@ from agentfsm.errors import ConfigurationError, ToolError
 from agentfsm.integrations.mcp.connection import ServerConnection
 from agentfsm.integrations.mcp.content import result_content
 from agentfsm.integrations.mcp.oauth import Authorizer, OAuth
-from agentfsm.integrations.mcp.remote_call import Flight
+from agentfsm.integrations.mcp.remote_call import Flight, Progress, progress_callback
 from agentfsm.integrations.mcp.remote_tool import MCPSettings, definition_pin, is_valid_name, make_remote_tool
 from agentfsm.integrations.mcp.resources import (
     Prompt,
@@ -318,7 +318,7 @@ class MCPTools:
 
     # -- a call -----------------------------------------------------------------------------------------
 
-    async def _call(self, name: str, arguments: dict[str, Any]) -> str | list[str | Image]:
+    async def _call(self, name: str, arguments: dict[str, Any], progress: Progress | None) -> str | list[str | Image]:
         """The result of a tool.
 
         Raises:
@@ -326,7 +326,10 @@ class MCPTools:
         """
         if self._tools is None:
             raise ToolError(f"the MCP server {self.label!r} was closed", kind="environment_error")
-        result: CallToolResult = await self._connection.call(name, lambda client: client.call_tool(name, arguments))
+        report = progress_callback(progress)
+        result: CallToolResult = await self._connection.call(
+            name, lambda client: client.call_tool(name, arguments, progress_callback=report)
+        )
         return await self._parts(name, result)
 
     async def _parts(self, name: str, result: CallToolResult) -> str | list[str | Image]:
