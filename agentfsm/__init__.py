@@ -11,6 +11,7 @@ from agentfsm.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
+    from agentfsm.agent.run_options import RunOptions
     from agentfsm.errors import (
         ActorIsRequesterError,
         ActorRoleError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         MissingDepsError,
         MissingExtraError,
         MissingKeyError,
+        MissingModelError,
         ModelError,
         ModelMismatchError,
         NoTransitionError,
@@ -175,6 +177,7 @@ __all__ = [
     "MissingDepsError",
     "MissingExtraError",
     "MissingKeyError",
+    "MissingModelError",
     "Model",
     "ModelError",
     "ModelMismatchError",
@@ -203,6 +206,7 @@ __all__ = [
     "RunContext",
     "RunError",
     "RunExistsError",
+    "RunOptions",
     "RunResult",
     "RunResumed",
     "RunStarted",
@@ -278,12 +282,13 @@ if not TYPE_CHECKING:
         __name__,
         {
             "agentfsm.agent": "Agent",
+            "agentfsm.agent.run_options": "RunOptions",
             "agentfsm.errors": (
                 "ActorIsRequesterError ActorRoleError AgentfsmError AuthenticationError BlankHumanReplyError "
                 "BudgetSpentError ConfigurationError ContextOverflowError "
                 "GraphError HumanReplyError JournalError JournalGraphError MissingDepsError MissingExtraError "
-                "MissingKeyError ModelError ModelMismatchError NoTransitionError ProviderError ReadOnlyError "
-                "RepeatedVoteError RunError RunExistsError "
+                "MissingKeyError MissingModelError ModelError ModelMismatchError NoTransitionError ProviderError "
+                "ReadOnlyError RepeatedVoteError RunError RunExistsError "
                 "StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError StoreFullError "
                 "StoreLockedError StoreMovedError SuspensionExpiredError SuspensionFormatError SuspensionGraphError "
                 "SuspensionGuardrailsError SuspensionRecordError SuspensionRegistryError SuspensionRulesError "

@@ -14,6 +14,7 @@
     |   +-- BudgetSpentError        nothing is left of a budget for what the effect of a state of yours asks (.kind)
     |   +-- StateEffectError        the effect of a state of yours called what it may not, or changed while it was away
     |   +-- MissingDepsError        a run that was started with dependencies is resumed without any
+    |   +-- MissingModelError       a run with a model of its own is resumed, and the model cannot be had again
     |   +-- ModelMismatchError      a run did what the model of its proofs does not allow (Host(monitor="raise"))
     +-- ReadOnlyError               user code tried to change a run; it is unchanged, and ends as aborted
     +-- SuspensionRecordError       a suspension record cannot be resumed; the run is unchanged
@@ -61,6 +62,7 @@ __all__ = [
     "MissingDepsError",
     "MissingExtraError",
     "MissingKeyError",
+    "MissingModelError",
     "ModelError",
     "ModelMismatchError",
     "NoTransitionError",
@@ -170,6 +172,10 @@ class ReadOnlyError(AgentfsmError, AttributeError, TypeError):
 
 class MissingDepsError(RunError):
     """A run that was started with dependencies is resumed without any; it stays as it is."""
+
+
+class MissingModelError(RunError):
+    """A run with a model of its own is resumed, and the model cannot be had again; the run stays as it is."""
 
 
 class ModelMismatchError(RunError):

@@ -173,7 +173,11 @@ def a(run: object) -> bool:
         ({"tools": look}, ConfigurationError, "tools must be a list of functions, as in tools=[look], not Tool"),
         ({"tools": None}, ConfigurationError, "tools must be a list of functions"),
         ({"tools": "look"}, ConfigurationError, "tools must be a list of functions, as in tools=[look], not str"),
-        ({"instructions": ["Be short."]}, ConfigurationError, "instructions must be a string, not list"),
+        (
+            {"instructions": ["Be short."]},
+            ConfigurationError,
+            "instructions must be a string, or a function of",
+        ),
         ({"guardrails": {"max_iterations": 3}}, ConfigurationError, "guardrails must be an AgentGuardrails, not dict"),
         ({"policy": "retry"}, ConfigurationError, "policy must be an object with decide() and backoff(), not str"),
         ({"policy": DefaultPolicy}, ConfigurationError, "policy must be an object, not the class DefaultPolicy"),

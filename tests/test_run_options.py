@@ -7,9 +7,25 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Allow, Host, RunError, SqliteStore, UserInputRequested, tool
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    Allow,
+    ConfigurationError,
+    Handoff,
+    Host,
+    MissingModelError,
+    RunError,
+    RunOptions,
+    SqliteStore,
+    SuspensionGuardrailsError,
+    UserInputRequested,
+    tool,
+)
 from agentfsm.journal.fork import fork
+from agentfsm.models import FallbackModel, Limited, ModelSettings, OpenAIChat
 from agentfsm.testing import ScriptedModel, call
+from tests.helpers.fake_model_server import fake_model_server, text_output, tool_call_output
 
 SELF: list[Any] = []
 SELF.append(SELF)
@@ -27,6 +43,7 @@ SELF.append(SELF)
         ({"metadata": {"a": object()}}, "metadata is not JSON: Object of type object is not JSON serializable"),
         ({"metadata": {"a": float("nan")}}, "metadata is not JSON: Out of range float values"),
         ({"metadata": {"a": SELF}}, "metadata is not JSON"),
+        ({"options": {"model": "x"}}, "options are a RunOptions, as in options=RunOptions(model=...), not dict"),
         ({"session_id": 7}, "session_id is a string, not int"),
         ({"run_id": 7}, "run_id is a string, or None for a random one, not int"),
         ({"run_id": ' {"a"'}, "begins like a suspension record"),
@@ -107,3 +124,146 @@ def test_a_fork_has_what_the_run_was_given(tmp_path: Any):
     assert (forked.run.tags, forked.run.metadata) == (("billing", "eu"), GIVEN["metadata"])
     assert forked.created["tags"] == ["billing", "eu"]
     assert forked.created["metadata"] == GIVEN["metadata"]
+
+
+# -- a model, settings and limits of its own -------------------------------------------------------------------
+
+
+def options_of(**given: Any) -> dict[str, Any]:
+    return {"options": RunOptions(**given), "run_id": "own"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"settings": {"temperature": 1}}, "settings are a ModelSettings, not dict"),
+        ({"guardrails": 5}, "guardrails are an AgentGuardrails, not int"),
+        ({"model": 7}, "a model is a name or an object with reply"),
+    ],
+)
+def test_options_that_are_something_else_are_refused(given: dict[str, Any], words: str):
+    with pytest.raises(RunError, match=words):
+        RunOptions(**given)
+
+
+def test_a_model_that_nobody_knows_is_refused_before_the_run():
+    agent = Agent(ScriptedModel(["ok"]))
+    with pytest.raises(ConfigurationError, match="no provider is known"):
+        agent.run("go", options=RunOptions(model="nobody/knows"))
+    with pytest.raises(ConfigurationError, match="the model 'scripted' takes no settings"):
+        agent.run("go", options=RunOptions(settings=ModelSettings(temperature=0)))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_run_with_a_model_by_name_goes_on_with_it_and_its_settings(
+    stored: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+):
+    host = Host(store=SqliteStore(tmp_path / "runs.db")) if stored else Host()
+    settings = ModelSettings(temperature=0.25, extra_body={"keep_alive": "5m"})
+    with fake_model_server(tool_call_output(("pay", {"usd": 1})), text_output("ok")) as server:
+        monkeypatch.setenv("OLLAMA_HOST", server.host)
+        given = options_of(model="ollama:other", settings=settings)
+        waiting = payer(host).run_sync("go", **given)
+        request = waiting.outcome
+        assert isinstance(request, UserInputRequested)
+        record: Any = "own" if stored else request.suspension_record.to_json()
+        assert payer(host).resume_sync(record, Allow()).output == "ok"
+    sent = [(body["model"], body["options"]["temperature"], body["keep_alive"]) for body in server.requests]
+    assert sent == [("other", 0.25, "5m")] * 2
+
+
+def test_a_run_whose_model_cannot_be_had_again_is_refused(monkeypatch: pytest.MonkeyPatch):
+    with fake_model_server(tool_call_output(("pay", {"usd": 1}))) as server:
+        monkeypatch.setenv("OLLAMA_HOST", server.host)
+        waiting = payer(Host()).run_sync("go", **options_of(model="ollama:other"))
+    request = waiting.outcome
+    assert isinstance(request, UserInputRequested)
+    monkeypatch.setenv("OLLAMA_HOST", "ftp://nowhere")
+    with pytest.raises(MissingModelError, match=r"a model that cannot be had here: .*; nothing was changed"):
+        payer(Host()).resume_sync(request.suspension_record, Allow())
+
+
+def test_a_model_that_was_given_as_an_object_must_be_given_again():
+    agent = payer(Host(), "never asked")
+    own = ScriptedModel([call("pay", usd=1)], name="mine")
+    request = agent.run_sync("go", **options_of(model=own)).outcome
+    assert isinstance(request, UserInputRequested)
+    record = request.suspension_record
+    with pytest.raises(MissingModelError, match=r"model 'mine', given as an object, .* agent.resume\(..., model=...\)"):
+        agent.resume_sync(record, Allow())
+    with pytest.raises(MissingModelError, match="has the model 'mine', and model='other' is another"):
+        agent.resume_sync(record, Allow(), model=ScriptedModel([], name="other"))
+    assert agent.resume_sync(record, Allow(), model=ScriptedModel(["yes"], name="mine")).output == "yes"
+
+
+def test_a_run_with_the_model_of_its_agent_takes_no_other():
+    request = payer(Host(), call("pay", usd=1)).run_sync("go").outcome
+    assert isinstance(request, UserInputRequested)
+    with pytest.raises(MissingModelError, match="has the model that of its agent, 'scripted'"):
+        payer(Host()).resume_sync(request.suspension_record, Allow(), model=ScriptedModel(name="mine"))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_limits_of_its_own_hold_after_a_restart(stored: bool, tmp_path: Any):
+    host = Host(store=SqliteStore(tmp_path / "runs.db")) if stored else Host()
+    two_calls = AgentGuardrails(max_iterations=2, on_limit="handoff")
+    waiting = payer(host, call("pay", usd=1)).run_sync("go", **options_of(guardrails=two_calls))
+    request = waiting.outcome
+    assert isinstance(request, UserInputRequested)
+    record: Any = "own" if stored else request.suspension_record.to_json()
+    result = payer(host, call("pay", usd=2)).resume_sync(record, Allow())
+    assert isinstance(result.outcome, UserInputRequested)
+    result = payer(host, "never asked").resume_sync("own" if stored else result.outcome.suspension_record, Allow())
+    assert isinstance(result.outcome, Handoff)
+    assert result.run_state.model_calls == 2
+
+
+def test_an_agent_with_other_limits_still_cannot_go_on_with_a_run_that_has_none_of_its_own():
+    request = payer(Host(), call("pay", usd=1)).run_sync("go", tags=["x"]).outcome
+    assert isinstance(request, UserInputRequested)
+    other = Agent(ScriptedModel(), tools=[pay], guardrails=AgentGuardrails(max_iterations=7))
+    with pytest.raises(SuspensionGuardrailsError):
+        other.resume_sync(request.suspension_record, Allow())
+
+
+def test_a_secret_in_the_settings_is_withheld_and_there_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ROUTER_TOKEN", secret := "tk-4711-very-secret-value")
+    store = SqliteStore(tmp_path / "runs.db")
+    host = Host(store=store)
+    with fake_model_server(tool_call_output(("pay", {"usd": 1})), text_output("ok")) as server:
+        monkeypatch.setenv("OLLAMA_HOST", server.host)
+        settings = ModelSettings(extra_body={"route": secret})
+        waiting = payer(host).run_sync("go", **options_of(model="ollama:other", settings=settings))
+        assert isinstance(waiting.outcome, UserInputRequested)
+        written = str([(record.body, record.hidden) for record in asyncio.run(store.records("own"))])
+        assert secret not in written + waiting.outcome.suspension_record.to_json()
+        assert payer(host).resume_sync("own", Allow()).output == "ok"
+    assert [body["route"] for body in server.requests] == [secret] * 2
+
+
+def test_a_fork_has_the_options_of_the_run(tmp_path: Any):
+    store = SqliteStore(tmp_path / "runs.db")
+    host = Host(store=store)
+    own = ScriptedModel([call("pay", usd=1)], name="mine")
+    payer(host).run_sync("go", **options_of(model=own, guardrails=AgentGuardrails(max_iterations=3)))
+    forked = asyncio.run(fork(store, "own", 3, "order-8", host.keyring))
+    assert (forked.run.details.model, forked.run.details.own_guardrails) == ("mine", True)
+    agent = payer(host)
+    with pytest.raises(MissingModelError):
+        agent.resume_sync("order-8")
+    assert asyncio.run(agent.unfinished_runs()) == []
+    assert agent.resume_sync("order-8", model=ScriptedModel([call("pay", usd=1)], name="mine")).state == "suspended"
+
+
+# -- settings of a model ---------------------------------------------------------------------------------------
+
+
+def test_settings_that_are_set_replace_those_of_the_model_also_inside_wrappers():
+    chat = OpenAIChat("m", base_url="http://127.0.0.1:1/v1", settings=ModelSettings(temperature=0.5, seed=7))
+    wrapped = FallbackModel(Limited(chat), chat)
+    changed = wrapped.with_settings(ModelSettings(temperature=0, max_tokens=9))
+    inner = [getattr(changed.models[0], "model"), changed.models[1]]  # noqa: B009
+    assert [each.settings for each in inner] == [ModelSettings(temperature=0, seed=7, max_tokens=9)] * 2
+    assert chat.settings == ModelSettings(temperature=0.5, seed=7)
+    with pytest.raises(ConfigurationError, match="takes no settings"):
+        FallbackModel(ScriptedModel(["ok"])).with_settings(ModelSettings(seed=1))

@@ -6,7 +6,7 @@ Importing the class is cheap: the run loop (about 40 modules) loads when the fir
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -15,6 +15,7 @@ from agentfsm.errors import RunError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+    from agentfsm.agent.run_options import RunOptions
     from agentfsm.journal.migration import Migration
     from agentfsm.loop.guardrails import AgentGuardrails, Behavior
     from agentfsm.loop.messages import Message
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from agentfsm.runtime.host import Host, Memory
     from agentfsm.runtime.result import RunResult
     from agentfsm.runtime.run import Run
-    from agentfsm.runtime.run_context import AgentDeps, Output
+    from agentfsm.runtime.run_context import AgentDeps, Output, RunContext
     from agentfsm.runtime.tools import ApprovalRequirement, Tool
 else:  # without their defaults: ``typing_extensions`` takes four times as long to import as this module
     AgentDeps, Output = TypeVar("AgentDeps"), TypeVar("Output", covariant=True)
@@ -49,7 +50,8 @@ class Agent(Generic[AgentDeps, Output]):
     Args:
         model: A model, or the name of one (``"openai:gpt-5-mini"``, ``"ollama:llama3.2"``...).
         tools: Functions that the model may call, plain or made with ``@tool``.
-        instructions: The system prompt.
+        instructions: The system prompt; or a function, plain or async, that gets the ``RunContext`` and returns it,
+            called once when a run starts.
         guardrails: Limits on time, tokens, cost and more; by default the preset's.
         policy: Decides how the run recovers from failures; by default the preset's.
         preset: A behavior, by name or as a ``Preset``: ``standard``, ``funnel``, ``feedback``,
@@ -60,6 +62,8 @@ class Agent(Generic[AgentDeps, Output]):
         output_type: The type of the answer (structured output), such as a pydantic model; by default text. A union
             or another special form is given as a ``pydantic.TypeAdapter`` of it.
         deps_type: The type of its runs' dependencies: what tools and hooks get as ``context.deps``.
+        deps_factory: Makes the dependencies of a run that is given none, from its ``RunContext``: of a new one, and of
+            one that is resumed, in whatever process. Plain or async.
         host: Clock, secret, seed and store, when the embedding program provides its own.
         migrations: Which stored runs of earlier graphs may continue under this one; see ``agentfsm.Migration``.
 
@@ -76,7 +80,7 @@ class Agent(Generic[AgentDeps, Output]):
         model: str | Model,
         *,
         tools: Iterable[Callable[..., Any]] = (),
-        instructions: str = "",
+        instructions: str | Callable[[RunContext[AgentDeps]], str | Awaitable[str]] = "",
         guardrails: AgentGuardrails | None = None,
         policy: RecoveryPolicy | None = None,
         preset: str | Preset = "standard",
@@ -85,6 +89,7 @@ class Agent(Generic[AgentDeps, Output]):
         memory: Memory | None = None,
         output_type: type[Output] | TypeAdapter[Output] | None = None,
         deps_type: type[AgentDeps] | None = None,
+        deps_factory: Callable[[RunContext], AgentDeps | Awaitable[AgentDeps]] | None = None,
         host: Host | None = None,
         migrations: Iterable[Migration] = (),
     ) -> None:
@@ -103,6 +108,7 @@ class Agent(Generic[AgentDeps, Output]):
                 memory=memory,
                 output_type=output_type,
                 deps_type=deps_type,
+                deps_factory=deps_factory,
                 host=host,
                 migrations=migrations,
             ),
@@ -136,7 +142,10 @@ class Agent(Generic[AgentDeps, Output]):
 
     @property
     def instructions(self) -> str:
-        """The system prompt, including what the preset and the output type add to it."""
+        """The system prompt, including what the preset and the output type add to it.
+
+        If the agent's instructions are a function, only what is added to what it returns.
+        """
         return self._config.instructions
 
     @property
@@ -168,6 +177,7 @@ class Agent(Generic[AgentDeps, Output]):
         actor: Any = None,
         tags: Iterable[str] = (),
         metadata: Mapping[str, Any] = _NO_METADATA,
+        options: RunOptions | None = None,
     ) -> Run[AgentDeps, Output]:
         """Create a run for a prompt: await it for its result, or iterate it for its events.
 
@@ -180,25 +190,28 @@ class Agent(Generic[AgentDeps, Output]):
             run_id: The run's id; by default a random one.
             actor: Who requests it: what ``Host(authenticate=...)`` takes, such as a token; without it an ``Actor`` or
                 a name, which is recorded as claimed.
-            tags: Short texts by which the run is found. They stay readable in its journal.
-            metadata: A JSON object, for your own purposes. It stays readable in its journal.
+            tags: Short texts by which the run is found.
+            metadata: A JSON object, for your own purposes.
+            options: A model, settings or limits of its own, instead of the agent's.
 
         Raises:
+            ConfigurationError: The model is unknown or has no key, or it does not take the settings.
             RunError: An argument is not what it must be, or the dependencies are missing; the error says which.
             agentfsm.errors.AuthenticationError: When it starts: the host refuses the actor.
         """
-        from agentfsm.agent.run_options import run_details
+        from agentfsm.agent.run_options import run_details, with_options
         from agentfsm.runtime.run import start_run
 
+        details = run_details(tags, metadata, options)
         return start_run(
-            self._config,
+            with_options(self._config, options),
             prompt,
             message_history=message_history,
             session_id=session_id,
             run_id=run_id,
             actor=actor,
             deps=deps,
-            details=run_details(tags, metadata),
+            details=details,
         )
 
     def run_sync(
@@ -212,6 +225,7 @@ class Agent(Generic[AgentDeps, Output]):
         actor: Any = None,
         tags: Iterable[str] = (),
         metadata: Mapping[str, Any] = _NO_METADATA,
+        options: RunOptions | None = None,
     ) -> RunResult[Output]:
         """Run to the end and return the result, from code that has no running event loop.
 
@@ -231,6 +245,7 @@ class Agent(Generic[AgentDeps, Output]):
                 actor=actor,
                 tags=tags,
                 metadata=metadata,
+                options=options,
             )
         )
 
@@ -242,6 +257,7 @@ class Agent(Generic[AgentDeps, Output]):
         to: str | None = None,
         by: Any = None,
         deps: AgentDeps | None = None,
+        model: Model | None = None,
     ) -> RunResult[Output]:
         """Resume a run to its end and return the result, from code that has no running event loop.
 
@@ -251,7 +267,7 @@ class Agent(Generic[AgentDeps, Output]):
             RunError: An event loop is running in this thread, as in a notebook; await ``agent.resume`` there.
         """
         _check_no_loop("resume_sync", "agent.resume")
-        return _complete(self.resume(record, reply, to=to, by=by, deps=deps))
+        return _complete(self.resume(record, reply, to=to, by=by, deps=deps, model=model))
 
     def resume(
         self,
@@ -261,6 +277,7 @@ class Agent(Generic[AgentDeps, Output]):
         to: str | None = None,
         by: Any = None,
         deps: AgentDeps | None = None,
+        model: Model | None = None,
     ) -> Run[AgentDeps, Output]:
         """Resume a suspended run with a human's reply, or an interrupted run without one.
 
@@ -277,11 +294,15 @@ class Agent(Generic[AgentDeps, Output]):
                 other arguments). None for whatever it asks now.
             by: Who replies: what ``Host(authenticate=...)`` takes, such as a token, and it must vouch for someone;
                 without it an ``Actor`` or a name, which is recorded as claimed, not verified.
-            deps: The run's dependencies: a run that was started with some cannot go on without.
+            deps: The run's dependencies: a run that was started with some cannot go on without, unless the agent has
+                a ``deps_factory``.
+            model: The run's model, if it was started with one of its own that was given as an object.
 
         Raises:
             agentfsm.errors.MissingDepsError: When it starts: the run was started with dependencies, and there are none
                 now.
+            agentfsm.errors.MissingModelError: When it starts: the run was started with a model of its own that cannot
+                be had again.
             agentfsm.errors.SuspensionFormatError: The text is not a suspension record.
             agentfsm.errors.HumanReplyError: ``to`` is not a digest.
             ConfigurationError: It is the id of a run, and the host has no store.
@@ -293,7 +314,7 @@ class Agent(Generic[AgentDeps, Output]):
         """
         from agentfsm.agent.resume import ResumeRequest, resume_run
 
-        return resume_run(self._config, record, ResumeRequest(reply, to, by, deps))
+        return resume_run(self._config, record, ResumeRequest(reply, to, by, deps, model))
 
     def dismiss(
         self, record: SuspensionRecord | str, reason: str = "dismissed", *, by: Any = None
@@ -365,9 +386,9 @@ class Agent(Generic[AgentDeps, Output]):
     async def unfinished_runs(self) -> list[Run[AgentDeps, Output]]:
         """The interrupted runs of the host's store, loaded; await each one to continue from its last record.
 
-        A run that cannot be resumed (another graph that no migration accepts, an unreadable journal, dependencies that
-        are missing) is skipped with a warning in the log. A sub-agent's run is not listed: the run that called it
-        resumes it.
+        A run that cannot be resumed (another graph that no migration accepts, an unreadable journal, dependencies or
+        a model that are missing) is skipped with a warning in the log. A sub-agent's run is not listed: the run that
+        called it resumes it.
 
         Raises:
             ConfigurationError: The host has no store.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
 
-__all__ = ["AgentOptions", "build_config", "check_agent_graph", "proof_traits", "with_host"]
+__all__ = ["AgentOptions", "build_config", "check_agent_graph", "proof_traits", "resolve_model", "with_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class AgentOptions:
     """The keyword arguments of ``Agent``, as given; see there."""
 
     tools: Iterable[Callable[..., Any]]
-    instructions: str
+    instructions: str | Callable[[Any], Any]
     guardrails: AgentGuardrails | None
     policy: RecoveryPolicy | None
     preset: str | Preset
@@ -59,6 +59,7 @@ class AgentOptions:
     memory: Memory | None
     output_type: Any
     deps_type: Any
+    deps_factory: Callable[[Any], Any] | None
     host: Host | None
     migrations: Iterable[Migration]
 
@@ -87,8 +88,9 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     specs = tuple(t.spec for t in tools.values())
     adapter = None if output_type in (None, str) else _make_output_adapter(options.output_type)
     schema = None if adapter is None else adapter.json_schema()
-    instructions = _system_prompt(options.instructions, behavior, tools, schema)
-    model = _resolve_model(model)
+    written = options.instructions if isinstance(options.instructions, str) else ""
+    instructions = _system_prompt(written, behavior, tools, schema)
+    model = resolve_model(model)
     traits = partial(_proof_traits, behavior, tools, model, adapter is not None)
     open_withholder = _withholder_factory(host, tools, model)
     return AgentConfig(
@@ -115,6 +117,8 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         former_graphs=frozenset() if own_graph is not None else frozenset(former),
         open_monitor=_monitor_factory(host, graph, traits),
         deps_type=options.deps_type,
+        deps_factory=options.deps_factory,
+        make_instructions=None if isinstance(options.instructions, str) else options.instructions,
     )
 
 
@@ -238,7 +242,8 @@ _EXPECTED_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         "a list of functions, as in tools=[look]",
         lambda v: isinstance(v, Iterable) and not isinstance(v, (str, bytes)),
     ),
-    "instructions": ("a string", lambda v: isinstance(v, str)),
+    "instructions": ("a string, or a function of the run's context", lambda v: isinstance(v, str) or callable(v)),
+    "deps_factory": ("a function of the run's context", lambda v: v is None or callable(v)),
     "guardrails": ("an AgentGuardrails", lambda v: v is None or isinstance(v, AgentGuardrails)),
     "policy": ("an object with decide() and backoff()", lambda v: v is None or _has_methods(v, "decide", "backoff")),
     "graph": ("a Graph", lambda v: v is None or isinstance(v, Graph)),
@@ -276,7 +281,15 @@ def _resolve_preset(preset: str | Preset) -> Preset:
     return PRESETS[preset]
 
 
-def _resolve_model(model: str | Model) -> Model:
+def resolve_model(model: str | Model) -> Model:
+    """The model for a name; a model is returned unchanged.
+
+    Args:
+        model: The model, or its name.
+
+    Raises:
+        ConfigurationError: It is neither, no provider knows the name, or the provider's key is missing.
+    """
     if not isinstance(model, str):
         if not (_has_methods(model, "reply") and isinstance(getattr(model, "name", None), str)):
             raise ConfigurationError(

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from agentfsm.agent.run_options import restore_options
 from agentfsm.errors import (
     ConfigurationError,
     HumanReplyError,
     JournalError,
     MissingDepsError,
+    MissingModelError,
     RunError,
     StaleHumanReplyError,
     StaleLease,
@@ -26,6 +28,7 @@ from agentfsm.errors import (
 )
 from agentfsm.loop.extension import check_extension
 from agentfsm.loop.messages import ToolCall
+from agentfsm.loop.model import Model
 from agentfsm.loop.state import HumanReply, PendingRequest, RunState
 from agentfsm.loop.suspension import IN_STORE, SuspensionRecord, check_human_reply, open_record
 from agentfsm.machine.graph import State
@@ -72,6 +75,7 @@ class ResumeRequest:
             the run asks now.
         by: Who replied, as ``Host.identify`` takes it, or None.
         deps: The dependencies with which the run is to go on, or None.
+        model: The run's own model, given again, or None.
 
     Raises:
         HumanReplyError: ``to`` is neither None nor a text that is not blank.
@@ -81,6 +85,7 @@ class ResumeRequest:
     to: str | None = None
     by: Any = field(default=None, repr=False)
     deps: Any = field(default=None, repr=False)
+    model: Model | None = None
 
     def __post_init__(self) -> None:
         to: Any = self.to
@@ -159,7 +164,9 @@ def _with_deps(config: AgentConfig, state: RunState, run_request: RunRequest, de
     Raises:
         MissingDepsError: The run was started with dependencies, and there are none now.
     """
-    remedy = "agent.resume(..., deps=...)"
+    remedy = "agent.resume(..., deps=...), or give the agent a deps_factory"
+    if deps is None and config.deps_factory is not None:
+        return run_request
     if deps is None and state.details.has_deps:
         raise MissingDepsError(
             f"run {state.run_id!r} was started with dependencies, which no journal holds: give them again with "
@@ -220,17 +227,19 @@ def _find(config: AgentConfig, record: SuspensionRecord | str) -> tuple[str, Sus
 
 async def _load_resumed(
     config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest
-) -> tuple[RunState, RunRequest]:
-    """A run that is resumed: its state, and what is asked of it.
+) -> tuple[AgentConfig, RunState, RunRequest]:
+    """A run that is resumed: its configuration, its state, and what is asked of it.
 
     Raises:
         MissingDepsError: The run was started with dependencies, and there are none now.
+        MissingModelError: The run was started with a model of its own that cannot be had again.
         SuspensionRecordError: The record or the reply is invalid.
         StoreError: The run is not in the store, or the store cannot be read.
         JournalGraphError: The run belongs to another graph, and no migration accepts it.
     """
     state, run_request = await _check_resumed(config, record, request)
-    return state, _with_deps(config, state, run_request, request.deps)
+    own_config = restore_options(config, state, request.model)
+    return own_config, state, _with_deps(config, state, run_request, request.deps)
 
 
 async def _check_resumed(
@@ -240,6 +249,7 @@ async def _check_resumed(
         return await _resume_from_store(config, record, request)
     state = await open_suspended_state(config, record)
     _require_calling_run(state)
+    config = restore_options(config, state, request.model)
     if request.human_input is None and escalation_is_due(config, state):
         return await _resume_from_record(config, record, state, RunRequest(suspension_record=record), request)
     reply = request.to_human_reply(record.kind)
@@ -251,8 +261,8 @@ async def _check_resumed(
 
 async def _load_dismissed(
     config: AgentConfig, record: SuspensionRecord | str, reason: str, by: Any
-) -> tuple[RunState, RunRequest]:
-    """A run that is dismissed: its state, and what is asked of it.
+) -> tuple[AgentConfig, RunState, RunRequest]:
+    """A run that is dismissed: its configuration, its state, and what is asked of it.
 
     Raises:
         SuspensionRecordError: The record is invalid.
@@ -262,11 +272,11 @@ async def _load_dismissed(
     if isinstance(record, str):
         loaded = await load_run(config, record)
         _require_calling_run(loaded.run)
-        return loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point, by=by)
+        return config, loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point, by=by)
     state = await open_suspended_state(config, record, allow_expired=True)
     _require_calling_run(state)
     request = RunRequest(suspension_record=record, dismiss_reason=reason, by=by)
-    return await _resume_from_record(config, record, state, request, ResumeRequest(None))
+    return config, *await _resume_from_record(config, record, state, request, ResumeRequest(None))
 
 
 def _require_calling_run(state: RunState) -> None:
@@ -284,6 +294,7 @@ def _require_calling_run(state: RunState) -> None:
 async def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest) -> tuple[RunState, RunRequest]:
     loaded = await load_run(config, run_id)
     _require_calling_run(loaded.run)
+    config = restore_options(config, loaded.run, request.model)
     expires = loaded.resume_point.expires_at
     if loaded.suspension_id is None:
         if request.human_input is not None:
@@ -541,7 +552,7 @@ async def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:
             continue
         try:
             run = await resume_run(config, head.run_id, ResumeRequest(None)).load()
-        except (JournalError, MissingDepsError) as error:
+        except (JournalError, MissingDepsError, MissingModelError) as error:
             logger.warning("%s", error)
         except (SuspensionRecordError, RunError):  # it has ended or been suspended since the list was read
             continue

@@ -179,12 +179,19 @@ class SubagentFactory:
         )
 
     def deps_under(self, caller: CallingRun) -> Any:
-        """The dependencies of a run: those of the calling run if the sub-agent declares their type, else None.
+        """The dependencies of a run: those of the calling run, if the sub-agent declares their type and makes none.
 
         Args:
             caller: The calling run.
+
+        Raises:
+            RunError: The calling run has none of that type.
         """
-        return None if self.config.deps_type is None else caller.deps
+        config = self.config
+        if config.deps_type is None or config.deps_factory is not None:
+            return None
+        check_deps(config.deps_type, caller.deps, "the run that calls the sub-agent needs them")
+        return caller.deps
 
     async def open(self, suspended: SuspendedSubRun) -> tuple[SuspensionRecord, RunState]:
         """A run that was suspended inside its caller's record.
@@ -308,7 +315,6 @@ class SubRun:
         if limits is None:
             return None
         deps = factory.deps_under(self._caller)
-        check_deps(factory.config.deps_type, deps, "give the calling run some")
         return Run(factory.config, state, replace(request, guardrails=limits, deps=deps))
 
     def _note_progress(self, state: RunState) -> None:

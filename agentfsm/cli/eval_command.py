@@ -69,9 +69,10 @@ def eval(  # noqa: A001  # the name of the command
 
     Exit codes: 0 enough runs are good, 1 they are not, 2 wrong usage.
     """
-    agent = load_object(agent_name)
-    if not isinstance(agent, Agent):
-        raise ConfigurationError(f"{agent_name} is a {type(agent).__name__}, not an agent")
+    loaded: Any = load_object(agent_name)
+    if not isinstance(loaded, Agent):
+        raise ConfigurationError(f"{agent_name} is a {type(loaded).__name__}, not an agent")
+    agent: Agent[Any, Any] = loaded  # pyright: ignore[reportUnknownVariableType]
     if model is not None:
         agent = agent.with_config(replace(agent.config, model=resolve(model)))
     chosen = _select(_load_cases(cases), only)

@@ -240,6 +240,12 @@ def _details_fields(details: RunDetails, commitments: CommitmentWriter) -> JsonF
         fields["metadata"] = commitments.commitment_json(details.metadata)
     if details.has_deps:
         fields["deps"] = "true"
+    if details.model:
+        fields["own_model"] = encode({"name": details.model, "object": details.model_is_object})
+    if details.settings:
+        fields["own_settings"] = commitments.commitment_json(details.settings)
+    if details.own_guardrails:
+        fields["own_guardrails"] = "true"
     return fields
 
 

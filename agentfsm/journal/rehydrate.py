@@ -133,17 +133,26 @@ class RehydratedRun:
                 "rules": body["rules"],
                 "messages": body["messages"],
                 "requester": body.get("requester"),
-                "details": {
-                    "tags": body.get("tags", ()),
-                    "metadata": body.get("metadata", {}),
-                    "has_deps": body.get("deps", False),
-                },
+                "details": self._details(body),
                 "counters": dict.fromkeys(self.table.initial.spends, 1),
             }
         )
         parent = body.get("parent", {})
         if "call" in parent:  # a sub-agent's run: the run and the call that started it
             self._run.parent = (parent["run"], parent["call"])
+
+    def _details(self, body: Data) -> Data:
+        """What the run was given when it was started."""
+        model = body.get("own_model", {})
+        return {
+            "tags": body.get("tags", ()),
+            "metadata": body.get("metadata", {}),
+            "has_deps": body.get("deps", False),
+            "model": model.get("name", ""),
+            "model_is_object": model.get("object", False),
+            "settings": body.get("own_settings", {}),
+            "own_guardrails": body.get("own_guardrails", False),
+        }
 
     def _transition(self, body: Data) -> None:
         run = self.run

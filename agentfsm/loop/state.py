@@ -77,7 +77,9 @@ TEXT_FIELDS = frozenset(
         "question",
         "reason",
         "refusal",
+        "settings",
         "so_far",
+        "tags",
         "text",
         "value",
         "withheld",
@@ -301,20 +303,29 @@ class HumanReply:
 @read_only
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """What a run was given when it was started, beside its prompt, its conversation and its limits; it never changes.
+    """What a run was given when it was started, beside its prompt and its conversation; it never changes.
 
     Attributes:
         tags: Short texts by which the run is found.
         metadata: A JSON object of the caller's.
         has_deps: Whether it has dependencies, which no journal holds.
+        model: The name of its own model, or an empty string if it has its agent's.
+        model_is_object: Whether that model was given as an object, which no journal holds.
+        settings: Settings of its model, as JSON; empty for the model's own.
+        own_guardrails: Whether its limits are its own, and not its agent's.
     """
 
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=FrozenDict)
     has_deps: bool = False
+    model: str = ""
+    model_is_object: bool = False
+    settings: Mapping[str, Any] = field(default_factory=FrozenDict)
+    own_guardrails: bool = False
 
     def __post_init__(self) -> None:
         freeze_field(self, "metadata")
+        freeze_field(self, "settings")
 
 
 NO_DETAILS = RunDetails()

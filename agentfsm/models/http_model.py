@@ -6,7 +6,7 @@ decoding of a response body, and the accumulation of stream events into such a b
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from agentfsm.models.error_mapping import CallErrors
 from agentfsm.models.http_client import HttpClient, HttpOptions
 from agentfsm.models.output_schema import DEFAULT_SUPPORT, SchemaSupport
 from agentfsm.models.providers import Endpoint, KeyFunction, resolve_endpoint
-from agentfsm.models.settings import ModelSettings
+from agentfsm.models.settings import ModelSettings, WithSettings
 from agentfsm.models.stream_reader import (
     MIDSTREAM_ERROR_STATUS,
     NDJSONParser,
@@ -41,7 +41,7 @@ from agentfsm.models.wire_format import (
 __all__ = ["HttpModel"]
 
 
-class HttpModel(ABC):
+class HttpModel(WithSettings):
     """A client of a model's HTTP API; each wire is a subclass.
 
     Args:
@@ -199,15 +199,6 @@ class HttpModel(ABC):
     ) -> Endpoint:
         """The base URL and the API key."""
         return resolve_endpoint(provider, base_url, api_key)
-
-    @staticmethod
-    @abstractmethod
-    def _validate_settings(settings: ModelSettings) -> ModelSettings:
-        """The settings, if the wire supports each of them.
-
-        Raises:
-            agentfsm.errors.ConfigurationError: It does not support one.
-        """
 
     @abstractmethod
     def _path(self) -> str:

@@ -9,13 +9,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Self
 
 from pydantic import SecretStr
 
@@ -40,6 +41,7 @@ from agentfsm.loop.model import (
 )
 from agentfsm.models.limits import Limit, ReportUsage
 from agentfsm.models.model_registry import resolve
+from agentfsm.models.settings import ModelSettings, with_settings
 
 __all__ = [
     "FallbackModel",
@@ -73,6 +75,19 @@ class ModelWrapper:
 
     def __init__(self, model: str | Model) -> None:
         self.model = as_model(model)
+
+    def with_settings(self, settings: ModelSettings) -> Self:
+        """The same around the model with other settings.
+
+        Args:
+            settings: The settings.
+
+        Raises:
+            ConfigurationError: The model takes no settings, or does not support one of them.
+        """
+        wrapper = copy.copy(self)
+        wrapper.model = with_settings(self.model, settings)
+        return wrapper
 
     @property
     def name(self) -> str:
@@ -169,6 +184,19 @@ class FallbackModel:
         if unknown := sorted(self._on - kinds):
             raise ConfigurationError(f"not a failure of a model: {', '.join(unknown)}; use {', '.join(sorted(kinds))}")
         self.models = tuple(as_model(model) for model in models)
+
+    def with_settings(self, settings: ModelSettings) -> Self:
+        """The same models with other settings.
+
+        Args:
+            settings: The settings.
+
+        Raises:
+            ConfigurationError: One of the models takes no settings, or does not support one of them.
+        """
+        fallback = copy.copy(self)
+        fallback.models = tuple(with_settings(model, settings) for model in self.models)
+        return fallback
 
     @property
     def name(self) -> str:

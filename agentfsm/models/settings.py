@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+import copy
+from abc import ABC, abstractmethod
+from typing import Annotated, Any, Literal, Protocol, Self, TypeGuard, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.canonical_json import canonical_json
+from agentfsm.loop.model import Model
 
-__all__ = ["EFFORTS", "ModelSettings", "reject_prompt_cache"]
+__all__ = ["EFFORTS", "AdjustableModel", "ModelSettings", "WithSettings", "reject_prompt_cache", "with_settings"]
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -72,6 +75,70 @@ class ModelSettings(BaseModel):
         except TypeError as error:
             raise ValueError(f"not JSON: {error}") from None
         return value
+
+
+class AdjustableModel(Model, Protocol):
+    """A model with settings that one run may change."""
+
+    def with_settings(self, settings: ModelSettings) -> Model:
+        """The same model with other settings; those that are not set stay as they are.
+
+        Raises:
+            ConfigurationError: It does not support one of them.
+        """
+        ...
+
+
+class WithSettings(ABC):
+    """A base class of models with settings.
+
+    Attributes:
+        settings: Sampling and output settings.
+    """
+
+    settings: ModelSettings
+
+    @staticmethod
+    @abstractmethod
+    def _validate_settings(settings: ModelSettings) -> ModelSettings:
+        """The settings, if the wire supports each of them.
+
+        Raises:
+            ConfigurationError: It does not support one.
+        """
+
+    def with_settings(self, settings: ModelSettings) -> Self:
+        """The same model with other settings; those that are not set stay as they are. It shares the connections.
+
+        Args:
+            settings: The settings.
+
+        Raises:
+            ConfigurationError: The wire does not support one of them.
+        """
+        both = {**self.settings.model_dump(exclude_unset=True), **settings.model_dump(exclude_unset=True)}
+        model = copy.copy(self)
+        model.settings = self._validate_settings(ModelSettings.model_validate(both))
+        return model
+
+
+def _is_adjustable(model: Model) -> TypeGuard[AdjustableModel]:
+    return callable(getattr(model, "with_settings", None))
+
+
+def with_settings(model: Model, settings: ModelSettings) -> Model:
+    """A model with other settings; those that are not set stay as they are.
+
+    Args:
+        model: The model.
+        settings: The settings.
+
+    Raises:
+        ConfigurationError: The model takes no settings, or does not support one of them.
+    """
+    if not _is_adjustable(model):
+        raise ConfigurationError(f"the model {model.name!r} takes no settings: it has no method with_settings")
+    return model.with_settings(settings)
 
 
 def reject_prompt_cache(settings: ModelSettings, wire: str) -> ModelSettings:

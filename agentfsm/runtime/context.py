@@ -63,7 +63,7 @@ class AgentConfig:
     Attributes:
         machine: The compiled graph.
         model: The model.
-        instructions: The system prompt, complete.
+        instructions: The system prompt, complete but for what ``make_instructions`` returns.
         guardrails: The limits of its runs.
         behavior: The switches of its preset.
         tools: Every tool by name, including control tools.
@@ -84,6 +84,8 @@ class AgentConfig:
         former_graphs: The fingerprints of the graphs on which earlier releases ran the agent's preset.
         open_monitor: Makes the monitor of a run; None if runs are not monitored.
         deps_type: The type of its runs' dependencies, or None if it declares none.
+        deps_factory: Makes the dependencies of a run that is given none, or None.
+        make_instructions: Returns the beginning of the system prompt for a run; None if ``instructions`` is all of it.
     """
 
     machine: Machine
@@ -109,6 +111,8 @@ class AgentConfig:
     former_graphs: frozenset[str] = frozenset()
     open_monitor: Callable[[RunState], Monitor] | None = None
     deps_type: object = None
+    deps_factory: Callable[[Any], Any] | None = None
+    make_instructions: Callable[[Any], Any] | None = None
 
 
 class Context:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadRun", "Run", "count_model_requests", "live_state", "send_events", "start_run", "stored_run"]
 
-LoadRun = Callable[[], Awaitable[tuple[RunState, RunRequest]]]
-"""Reads a run that is to be resumed, and checks that it can be; it changes nothing."""
+LoadRun = Callable[[], Awaitable[tuple[AgentConfig, RunState, RunRequest]]]
+"""Reads a run that is to be resumed, and checks that it can be; it changes nothing. The configuration is the run's."""
 
 
 class Run(Generic[Deps, Output]):
@@ -68,8 +68,15 @@ class Run(Generic[Deps, Output]):
 
     @property
     def deps(self) -> Deps:
-        """Its dependencies; None if it has none."""
-        return cast("Deps", self._driver.context.deps)
+        """Its dependencies; None if it has none.
+
+        Raises:
+            RunError: The agent's ``deps_factory`` makes them, and the run has not started.
+        """
+        deps = self._driver.context.deps
+        if deps is None and self._config.deps_factory is not None and not self.finished:
+            raise RunError(f"run {self.run_id!r} has not started: its dependencies are made when it does")
+        return cast("Deps", deps)
 
     @property
     def state(self) -> str:
@@ -151,10 +158,11 @@ class Run(Generic[Deps, Output]):
         """
         if self._load is not None:
             self._load_failed = True
-            run_state, request = await self._load()
+            config, run_state, request = await self._load()
             if self._load is None:  # by another task, in the meantime
                 return self
-            unloaded, self._driver = self._driver, Driver(self._config, run_state, request)
+            self._config = config
+            unloaded, self._driver = self._driver, Driver(config, run_state, request)
             self._load, self._load_failed = None, False
             if unloaded.cancel_reason is not None:
                 self._driver.cancel(unloaded.cancel_reason)
@@ -369,8 +377,9 @@ def start_run(
     if not isinstance(prompt, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
         raise RunError(f"a prompt is a string, not {type(prompt).__name__}")
     _check_ids(run_id, session_id)
-    check_deps(config.deps_type, deps, "agent.run(prompt, deps=...)")
-    system = [Message.system(config.instructions)] if config.instructions else []
+    if deps is not None or config.deps_factory is None:
+        check_deps(config.deps_type, deps, "agent.run(prompt, deps=...), or Agent(deps_factory=...)")
+    system = [Message.system(config.instructions)] if config.instructions and config.make_instructions is None else []
     state = RunState(
         run_id=run_id or secrets.token_hex(8),
         session_id=session_id,

@@ -61,7 +61,7 @@ class Case:
     ending: CaseEnding = "completed"
     tools: tuple[str, ...] = ()
     contains: tuple[str, ...] = ()
-    check: Callable[[RunResult], bool | str | None] | None = None
+    check: Callable[[RunResult[Any]], bool | str | None] | None = None
     message_history: Sequence[Message] = ()
     replies: Mapping[str, HumanInput] = field(default_factory=dict[str, "HumanInput"])
 
@@ -162,7 +162,7 @@ class Evaluation:
 
 
 async def evaluate(
-    agent: Agent,
+    agent: Agent[Any, Any],
     cases: Iterable[Case],
     *,
     repeat: int = 1,
@@ -201,7 +201,7 @@ async def evaluate(
     return Evaluation(model=agent.model.name, attempts=tuple(task.result() for task in tasks))
 
 
-async def _attempt(agent: Agent, case: Case) -> CaseAttempt:
+async def _attempt(agent: Agent[Any, Any], case: Case) -> CaseAttempt:
     decisions: list[Decision] = []
     try:
         result = await agent.run(case.prompt, message_history=case.message_history)
@@ -228,7 +228,7 @@ async def _attempt(agent: Agent, case: Case) -> CaseAttempt:
     )
 
 
-def _problem(case: Case, result: RunResult) -> str:
+def _problem(case: Case, result: RunResult[Any]) -> str:
     """What is wrong with a run, or an empty string."""
     ending = _ENDINGS[type(result.outcome)]
     if ending != case.ending:
@@ -254,7 +254,7 @@ def _shown(ending: str) -> str:
     return ending.replace("_", " ")
 
 
-def _reason(result: RunResult) -> str:
+def _reason(result: RunResult[Any]) -> str:
     match result.outcome:
         case Handoff(rationale=text) | PartialRunSummary(missing=text) | UserInputRequested(question=text):
             return text

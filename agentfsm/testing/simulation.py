@@ -413,6 +413,9 @@ class Simulator:
             policy=_ScenarioPolicy(self, config.policy),
             hooks={**config.hooks, **hooks} if side_events else config.hooks,
             observers=(*config.observers, Observer(self._on_event)),
+            deps_type=None,
+            deps_factory=None,
+            make_instructions=None,
             effects={name: self._with_scripted_result(name, effect) for name, effect in config.effects.items()},
         )
 
