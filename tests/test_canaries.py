@@ -7,19 +7,15 @@ or decompressed without the key.
 from __future__ import annotations
 
 import base64
-import binascii
 import codecs
-import contextlib
 import gzip
 import json
 import os
-import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote_to_bytes
 
 import pytest
 
@@ -32,6 +28,7 @@ from agentfsm.cli.app import app
 from tests.helpers.canaries import ENTER, HOST_SECRET, PLACES, canary, environment
 from tests.helpers.child_process import child_environment
 from tests.helpers.fake_model_server import fake_model_server, tool_call_output
+from tests.helpers.secret_search import found_in
 
 RUNS = ("texts", "enter", "gate-ask", "model-refused", "results", "restart", "edit", "votes", "calls", "server")
 
@@ -80,53 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-# -- searching ----------------------------------------------------------------------------------------------
-
-_BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{12,}")
-_HEX = re.compile(rb"(?:[0-9a-fA-F]{2}){6,}")
-_ESCAPED = re.compile(rb"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
-_SIMPLE = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"f": b"\f"}
-
-
-def unescape(data: bytes) -> bytes:
-    def plain(found: re.Match[bytes]) -> bytes:
-        text = found[0][1:]
-        if text[:1] in b"ux" and len(text) > 1:
-            return chr(int(text[1:], 16)).encode("utf-8", "surrogatepass")
-        return _SIMPLE.get(text, text)
-
-    return _ESCAPED.sub(plain, data)
-
-
-def from_base64(word: bytes) -> bytes:
-    word = word if len(word) % 4 != 1 else word[:-1]
-    return base64.b64decode(word + b"=" * (-len(word) % 4))
-
-
-def decoded(data: bytes) -> Iterator[bytes]:
-    """What data may stand for: unescaped, without URL quoting, decoded from base64 and hex, decompressed."""
-    if b"\\" in data:
-        yield unescape(data)
-    if b"%" in data or b"+" in data:
-        yield unquote_to_bytes(data)
-        yield unquote_to_bytes(data.replace(b"+", b" "))
-    words = {found[0].translate(bytes.maketrans(b"-_", b"+/")) for found in _BASE64.finditer(data)}
-    pieces = [from_base64(word[at:]) for word in words for at in range(4)]
-    if pieces:
-        yield b"\0".join(pieces)
-    if digits := [binascii.unhexlify(found[0]) for found in _HEX.finditer(data)]:
-        yield b"\0".join(digits)
-    for at in (found.start() for found in re.finditer(rb"\x1f\x8b\x08|\x78[\x01\x5e\x9c\xda]", data)):
-        with contextlib.suppress(zlib.error):
-            yield zlib.decompressobj(47).decompress(data[at:])  # 47: gzip or zlib, by its header
-
-
-def forms(data: bytes, depth: int = 3) -> Iterator[bytes]:
-    yield data
-    if depth:
-        for each in decoded(data):
-            if each != data:
-                yield from forms(each, depth - 1)
+# -- what is found ------------------------------------------------------------------------------------------
 
 
 def needles(place: str) -> list[bytes]:
@@ -134,19 +85,6 @@ def needles(place: str) -> list[bytes]:
     value = canary(place)
     lines = [line for line in value.splitlines() if "-----" not in line]
     return [line.encode() for line in (lines if len(lines) > 1 else [value])]
-
-
-def found_in(files: list[Path], search_for: dict[str, list[bytes]]) -> list[str]:
-    found: list[str] = []
-    for file in files:
-        hits = {
-            place
-            for data in forms(file.read_bytes())
-            for place, all_of in search_for.items()
-            if any(n in data for n in all_of)
-        }
-        found += [f"{place!r} in {file.name}" for place in sorted(hits)]
-    return found
 
 
 def test_the_search_finds_what_is_hidden_in_any_form(tmp_path: Path) -> None:

@@ -278,8 +278,7 @@ def _visible_texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield inner, name
             yield from _visible_texts(item, inner)
     elif isinstance(value, list):
-        items: list[Any] = value
-        for index, item in enumerate(items):
+        for index, item in enumerate(cast("list[object]", value)):
             yield from _visible_texts(item, f"{path}.{index}" if path else str(index))
     else:
         yield path, value if isinstance(value, str) else encode(value)

@@ -13,6 +13,7 @@ Few values need a tag, so ``encode`` first searches the text for signs of one, a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +22,7 @@ from typing import Any, cast
 
 from agentfsm.loop.read_only import FrozenDict
 
-__all__ = ["MAX_INT", "canonical_json", "decode", "encode"]
+__all__ = ["MAX_INT", "call_signature", "canonical_json", "decode", "encode"]
 
 MAX_INT = 2**53 - 1
 """The largest integer that every JSON reader represents exactly (RFC 8785, I-JSON)."""
@@ -214,3 +215,19 @@ _UNTAG: dict[str, Callable[[Any], Any]] = {
     "$str": _text_from_hex,
     "$items": _dict_from_pairs,
 }
+
+
+def call_signature(tool: str, arguments: Mapping[str, Any]) -> str:
+    """``tool:digest`` of a call, for loop detection; ``_ui_message`` is left out.
+
+    Args:
+        tool: The tool's name.
+        arguments: The arguments.
+
+    Raises:
+        TypeError: The arguments are not JSON.
+        ValueError: They contain NaN, an infinity or themselves, or are nested too deeply.
+    """
+    if "_ui_message" in arguments or arguments.__class__ is not FrozenDict:
+        arguments = {name: value for name, value in arguments.items() if name != "_ui_message"}
+    return f"{tool}:{hashlib.sha256(canonical_json(arguments, ensure_ascii=True).encode()).hexdigest()[:8]}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from enum import StrEnum
 from itertools import chain, islice
 from typing import Any, cast, overload
 
-from agentfsm.loop.canonical_json import canonical_json
+from agentfsm.loop.canonical_json import call_signature
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.read_only import MAX_NESTING, FrozenDict, RefusesListChanges, freeze_field, read_only
 
@@ -165,11 +164,7 @@ class ToolCall(_SignatureSlot):
         known: str | None = getattr(self, "_signature", None)  # computed on first use, as few copies of a call need it
         if known is not None:
             return known
-        arguments: Mapping[str, Any] = self.arguments
-        if "_ui_message" in arguments or arguments.__class__ is not FrozenDict:
-            arguments = {k: v for k, v in arguments.items() if k != "_ui_message"}
-        digest = hashlib.sha256(canonical_json(arguments, ensure_ascii=True).encode()).hexdigest()
-        signature = f"{self.name}:{digest[:8]}"
+        signature = call_signature(self.name, self.arguments)
         object.__setattr__(self, "_signature", signature)  # the fields are frozen, this is none of them
         return signature
 

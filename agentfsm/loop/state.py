@@ -76,8 +76,11 @@ TEXT_FIELDS = frozenset(
         "pending_instruction",
         "question",
         "reason",
+        "recent_calls",
+        "recent_results",
         "refusal",
         "settings",
+        "signature",
         "so_far",
         "tags",
         "text",
@@ -790,6 +793,9 @@ def withhold_secrets_of(run: RunState, withholder: Withholder) -> None:
         withholder.add_arguments(run.pending_request.tool, run.pending_request.arguments)
     for value in run.withheld:
         withholder.add(value)
+    for signature, result in zip(run.recent_calls, run.recent_results, strict=False):
+        if withholder.has_secrets(signature.rpartition(":")[0]):
+            withholder.add(result)  # a digest, from which a short secret could be guessed
 
 
 def load_state(data: dict[str, Any]) -> RunState:

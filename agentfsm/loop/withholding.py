@@ -10,6 +10,7 @@ was cleaned, also where a text had something that looks like a placeholder.
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import json
 import re
@@ -18,7 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from agentfsm.errors import MissingExtraError
-from agentfsm.loop.canonical_json import decode, encode
+from agentfsm.loop.canonical_json import call_signature, decode, encode
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 
 if TYPE_CHECKING:
@@ -340,9 +341,11 @@ class Withholder:
 
     def add_arguments(self, tool: str, arguments: Mapping[str, Any]) -> None:
         """Withhold the secret arguments of a call from now on."""
-        if tool in self._paths:
-            for value in secret_values(arguments, *self._paths[tool]):
+        if tool in self._paths and (values := secret_values(arguments, *self._paths[tool])):
+            for value in values:
                 self.add(value)
+            with contextlib.suppress(TypeError, ValueError):  # no JSON, or nested too deeply
+                self.add(call_signature(tool, arguments))  # a digest, from which a short secret could be guessed
 
     def has_secret_arguments(self, tool: str) -> bool:
         """Whether a tool has arguments that are secret as a whole."""
