@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     )
     from agentfsm.journal.memory_store import MemoryStore
     from agentfsm.journal.migration import Migration
+    from agentfsm.journal.postgres import PostgresStore
     from agentfsm.journal.records import Record
     from agentfsm.journal.sqlite import SqliteStore
     from agentfsm.journal.store import Store
@@ -185,6 +186,7 @@ __all__ = [
     "ModelRequest",
     "NoTransitionError",
     "PartialRunSummary",
+    "PostgresStore",
     "Preset",
     "ProviderError",
     "ReachedLimit",
@@ -298,6 +300,7 @@ if not TYPE_CHECKING:
             ),
             "agentfsm.journal.memory_store": "MemoryStore",
             "agentfsm.journal.migration": "Migration",
+            "agentfsm.journal.postgres": "PostgresStore",
             "agentfsm.journal.records": "Record",
             "agentfsm.journal.sqlite": "SqliteStore",
             "agentfsm.journal.store": "Store",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store import Store
 
 __all__ = ["open_store", "sqlite_path"]
 
-_FORMS = "sqlite:///runs.db (relative), sqlite:////var/lib/runs.db (absolute), memory:"
+_FORMS = "sqlite:///runs.db (relative), sqlite:////var/lib/runs.db (absolute), postgresql://HOST/DATABASE, memory:"
 _LEVELS = ("full", "normal")
+_POSTGRES_OPTIONS = ("liveness", "lease_s", "wait_s")
 
 
 def open_store(url: str | Path) -> Store:
@@ -21,13 +23,16 @@ def open_store(url: str | Path) -> Store:
 
         store = open_store("sqlite:///runs.db")  # relative to the current folder
         store = open_store("sqlite:////var/lib/runs.db?synchronous=normal")
+        store = open_store("postgresql://ann:password@db.example.org/shop?liveness=lease")
         store = open_store("memory:")
 
     Args:
-        url: The URL, or the path of a SQLite file. ``synchronous`` is as for ``SqliteStore``.
+        url: The URL, or the path of a SQLite file. ``synchronous`` is as for ``SqliteStore``; ``liveness``, ``lease_s``
+            and ``wait_s`` are as for ``PostgresStore``, beside the parameters of libpq.
 
     Raises:
         ConfigurationError: It is no URL of a store that this release has.
+        agentfsm.errors.MissingExtraError: The package for PostgreSQL is not installed.
         agentfsm.errors.StoreFormatError: The file is not an agentfsm store, or a newer release wrote it.
         agentfsm.errors.StoreError: The file cannot be read.
     """
@@ -40,7 +45,7 @@ def open_store(url: str | Path) -> Store:
                 raise ConfigurationError(f"{url!r} is not the URL of a store in memory, which is 'memory:'")
             return MemoryStore()
         case "postgresql" | "postgres":
-            raise _no_postgres()
+            return _postgres_store(parts)
         case _:
             from agentfsm.journal.sqlite import SqliteStore
 
@@ -59,7 +64,9 @@ def sqlite_path(url: str | Path) -> Path:
     """
     parts = _split(url)
     if parts.scheme in ("postgresql", "postgres"):
-        raise _no_postgres()
+        raise ConfigurationError(
+            "the command line works on SQLite files; a store on PostgreSQL is opened in Python, with open_store(url)"
+        )
     if parts.scheme == "memory":
         raise ConfigurationError(
             "a store in memory is that of one process, and no file: name a file, or sqlite:///FILE"
@@ -93,5 +100,16 @@ def _sqlite_file(parts: SplitResult, url: str) -> tuple[Path, str]:
     return Path(unquote(parts.path[1:])), level
 
 
-def _no_postgres() -> ConfigurationError:
-    return ConfigurationError(f"this release has no store on PostgreSQL yet; there are: {_FORMS}")
+def _postgres_store(parts: SplitResult) -> Store:
+    """The store that a PostgreSQL URL names; our options are taken out of its query."""
+    from agentfsm.journal.postgres import PostgresStore
+
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    ours = {name: value for name, value in query if name in _POSTGRES_OPTIONS}
+    rest = urlencode([pair for pair in query if pair[0] not in _POSTGRES_OPTIONS])
+    try:
+        seconds = {name: float(ours[name]) for name in ("lease_s", "wait_s") if name in ours}
+    except ValueError:
+        raise ConfigurationError("lease_s and wait_s are seconds, as in ?lease_s=15&wait_s=60") from None
+    liveness: Any = ours.get("liveness", "session")  # PostgresStore checks it
+    return PostgresStore(parts._replace(query=rest).geturl(), liveness=liveness, **seconds)

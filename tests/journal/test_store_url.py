@@ -44,8 +44,8 @@ def test_a_url_or_a_path_names_a_file(url: str | Path, path: str) -> None:
         ("sqlite:///runs.db?mode=ro", "the only option is synchronous"),
         ("mysql://localhost/runs", "no store for mysql: URLs"),
         ("memory://runs", "which is 'memory:'"),
-        ("postgresql://localhost/runs", "no store on PostgreSQL yet"),
-        ("postgres://localhost/runs", "no store on PostgreSQL yet"),
+        ("postgresql://localhost/runs?liveness=clock", "liveness is session or lease"),
+        ("postgres://localhost/runs?lease_s=soon", "lease_s and wait_s are seconds"),
     ],
 )
 def test_what_names_no_store_is_refused_with_the_reason(url: str, why: str) -> None:
@@ -81,3 +81,12 @@ def test_every_command_takes_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "a store in memory is that of one process" in refused.output
     monkeypatch.setenv("AGENTFSM_STORE", "mysql://localhost/runs")
     assert "no store for mysql: URLs" in CliRunner().invoke(app, ["runs"]).output
+
+
+def test_a_postgresql_url_keeps_the_parameters_of_libpq_and_gives_the_store_its_own():
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    store = open_store("postgresql://ann:secret@db.example.org/shop?sslmode=require&liveness=lease&lease_s=3")
+    assert repr(store) == "PostgresStore(PostgreSQL at db.example.org, database 'shop')"
+    settings = store._settings
+    assert (settings.liveness, settings.lease_s) == ("lease", 3.0)
+    assert settings.url == "postgresql://ann:secret@db.example.org/shop?sslmode=require"

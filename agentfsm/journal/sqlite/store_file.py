@@ -74,7 +74,7 @@ class FileLock:
             os.close(descriptor)
             raise StoreLockedError(
                 f"{self.path.name.removesuffix('-lock')} is in use by {owner or 'another process'}: only one process "
-                "at a time can write a SQLite store; use a server-based store for more"
+                "at a time can write a SQLite store; for more, use a store on a PostgreSQL server (PostgresStore)"
             )
         os.write(descriptor, name)  # overwrites the name of a dead process; other processes read the first line
         os.ftruncate(descriptor, len(name))

@@ -1,0 +1,136 @@
+"""The PostgreSQL schema ``agentfsm``: its tables, its version, and what the server's errors are to us."""
+
+from __future__ import annotations
+
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import AsyncConnection
+
+from agentfsm.errors import StoreError, StoreFormatError, StoreFullError
+
+__all__ = ["SCHEMA_VERSION", "as_store_error", "create_schema", "read_version"]
+
+SCHEMA_VERSION = 1
+"""1: the first one. The first write creates it; ``agentfsm store migrate`` brings an older one up to date."""
+
+_CREATE_LOCK = 0x6166736D
+"""The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
+
+_MIGRATIONS: tuple[LiteralString, ...] = (
+    """
+    CREATE TABLE agentfsm.run (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        run_id text NOT NULL UNIQUE,
+        epoch bigint NOT NULL DEFAULT 0,
+        owner text,
+        owner_key bigint,  -- whose process it is: see owner, and the advisory locks of sessions
+        seq bigint NOT NULL DEFAULT 0,
+        hash bytea NOT NULL,
+        status text NOT NULL DEFAULT 'running',
+        mac bytea
+    ) WITH (fillfactor = 50);  -- its columns change with each commit: room on the page keeps that from the index
+    CREATE INDEX run_by_status ON agentfsm.run (status, id) WHERE status <> 'finished';
+    CREATE TABLE agentfsm.journal (
+        run bigint NOT NULL REFERENCES agentfsm.run (id),
+        seq bigint NOT NULL,
+        body text NOT NULL,
+        hash bytea NOT NULL,
+        hidden text,
+        mac bytea,
+        PRIMARY KEY (run, seq)
+    );
+    CREATE TABLE agentfsm.owner (
+        key bigint PRIMARY KEY,
+        alive_until timestamptz NOT NULL
+    );
+    CREATE VIEW agentfsm.alive AS  -- the keys of the processes that live, by the server's knowledge and clock
+        SELECT ((classid::bigint << 32) | objid::bigint) AS key FROM pg_locks
+            WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        UNION ALL SELECT key FROM agentfsm.owner WHERE alive_until > clock_timestamp();
+    CREATE FUNCTION agentfsm.refuse() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'a journal is append-only'; END $$;
+    CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF run, seq, body, hash, mac ON agentfsm.journal
+        FOR EACH ROW EXECUTE FUNCTION agentfsm.refuse();
+    CREATE TRIGGER journal_loses_nothing BEFORE DELETE OR TRUNCATE ON agentfsm.journal
+        FOR EACH STATEMENT EXECUTE FUNCTION agentfsm.refuse();
+    """,
+)
+"""What leads from each version to the next; the first one from an empty schema."""
+
+
+async def read_version(db: AsyncConnection[Any]) -> int:
+    """The version of the schema; 0 if there is none.
+
+    Args:
+        db: A connection.
+
+    Raises:
+        StoreFormatError: A newer release wrote it.
+    """
+    found = await (await db.execute("SELECT to_regclass('agentfsm.version') IS NOT NULL")).fetchone()
+    if found is None or not found[0]:
+        return 0
+    row = await (await db.execute("SELECT number FROM agentfsm.version")).fetchone()
+    version = int(row[0]) if row else 0
+    if version > SCHEMA_VERSION:
+        raise StoreFormatError(
+            f"the schema agentfsm of {db.info.dbname!r} has version {version}, and this release of agentfsm knows "
+            f"version {SCHEMA_VERSION}: install a newer one"
+        )
+    return version
+
+
+async def create_schema(db: AsyncConnection[Any]) -> int:
+    """Create the schema, or migrate it to the version of this release; does nothing if it has that version.
+
+    Args:
+        db: A connection in autocommit mode.
+
+    Returns:
+        The version that it had before.
+
+    Raises:
+        StoreFormatError: A newer release wrote it, or the database does not store text as UTF-8.
+    """
+    async with db.transaction():
+        await db.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATE_LOCK,))
+        before = await read_version(db)
+        if before == SCHEMA_VERSION:
+            return before
+        encoding = await (await db.execute("SELECT current_setting('server_encoding')")).fetchone()
+        if encoding is None or encoding[0] != "UTF8":
+            raise StoreFormatError(
+                f"the database {db.info.dbname!r} does not store text as UTF-8: create one that does"
+            )
+        if not before:
+            await db.execute("CREATE SCHEMA IF NOT EXISTS agentfsm")
+            await db.execute("CREATE TABLE agentfsm.version (number integer NOT NULL)")
+            await db.execute("INSERT INTO agentfsm.version VALUES (0)")
+        for script in _MIGRATIONS[before:]:
+            await db.execute(script)
+        await db.execute("UPDATE agentfsm.version SET number = %s", (SCHEMA_VERSION,))
+        return before
+
+
+def as_store_error(error: psycopg.Error, server: str) -> StoreError:
+    """An error of the server as one of ours.
+
+    Args:
+        error: The error.
+        server: Which server and database, without a password.
+    """
+    said = " ".join(str(error).split()) or type(error).__name__
+    match error:
+        case psycopg.errors.DiskFull():
+            return StoreFullError(f"{server} has no space left: {said}")
+        case psycopg.errors.InsufficientPrivilege():
+            return StoreError(
+                f"{server} refuses: {said}; the role needs CREATE on the database once, and SELECT, INSERT, UPDATE and "
+                "DELETE on the tables of the schema agentfsm"
+            )
+        case psycopg.errors.ReadOnlySqlTransaction():
+            return StoreError(f"{server} is read-only, as a standby is: connect to the primary server ({said})")
+        case _:
+            return StoreError(f"{server}: {said}")

@@ -1,0 +1,275 @@
+"""The connections of a store in one event loop: one that writes and says that its process lives, and a pool that reads.
+
+An operation whose connection is lost is repeated on a new one, so each must be one that may be repeated: it finds out
+by reading whether it was committed before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from agentfsm.errors import StoreError
+from agentfsm.journal.postgres.postgres_schema import SCHEMA_VERSION, as_store_error, create_schema, read_version
+
+__all__ = ["Connection", "Liveness", "PostgresSession", "PostgresSettings"]
+
+Connection = AsyncConnection[tuple[Any, ...]]
+
+Liveness = Literal["session", "lease"]
+
+READ_CONNECTIONS = 4
+"""How many reads there are at a time in one event loop."""
+
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 2.0
+"""Seconds between two attempts to connect again; each is twice the one before."""
+
+RENEWALS_PER_LEASE = 3
+"""How often a lease is renewed before it would expire."""
+
+_KEEPALIVES = {
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+    "connect_timeout": "10",
+}
+"""Settings by which this side notices within half a minute that the other one is gone."""
+
+_SERVER_KEEPALIVES = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+"""The same for the server, which then ends the session and with it the claim that this process lives."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class PostgresSettings:
+    """How a store uses its server.
+
+    Attributes:
+        url: The database, as a URL or in the form of libpq.
+        liveness: How the server knows that this process lives: by its session, or by leases that it renews.
+        lease_s: Seconds for which a lease is valid.
+        wait_s: Seconds to wait for a server that went away.
+    """
+
+    url: str
+    liveness: Liveness
+    lease_s: float
+    wait_s: float
+
+    @property
+    def server(self) -> str:
+        """The server and the database, without user and password."""
+        parts = conninfo_to_dict(self.url)
+        return f"PostgreSQL at {parts.get('host', 'its usual address')}, database {parts.get('dbname', '(default)')!r}"
+
+    @property
+    def conninfo(self) -> str:
+        """What libpq connects with. What the URL itself says counts."""
+        given = {name: str(value) for name, value in conninfo_to_dict(self.url).items()}
+        if self.liveness == "session":  # a pooler refuses settings that it does not know
+            given["options"] = f"{_SERVER_KEEPALIVES} {given.get('options', '')}".strip()
+        return make_conninfo(**(_KEEPALIVES | {"application_name": "agentfsm"} | given))
+
+
+class PostgresSession:
+    """The connections of a store in the running event loop. It closes itself when ``asyncio.run`` ends the loop.
+
+    Args:
+        settings: The settings of the store.
+    """
+
+    def __init__(self, settings: PostgresSettings) -> None:
+        self.settings = settings
+        self.key = secrets.randbits(62)
+        """By which the server knows the process: an advisory lock, or a row of ``owner``."""
+        self._db: Connection | None = None
+        self._was_connected = False
+        self._has_schema = False
+        self._backend: int | None = None
+        self._writing = asyncio.Lock()
+        self._pool: AsyncConnectionPool[Connection] | None = None
+        self._renewal: asyncio.Task[None] | None = None
+        self._end: AsyncGenerator[None] | None = None
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    async def write(self, work: Callable[[Connection, bool], Awaitable[Result]]) -> Result:
+        """What an operation returns on the writing connection, after all operations before it.
+
+        Args:
+            work: The operation. It gets the connection, and whether an attempt before this one may have been committed.
+
+        Raises:
+            StoreError: The server refuses, or has not been reached for ``wait_s`` seconds.
+        """
+        async with self._writing:
+            return await self._repeated(lambda again: self._attempt(work, again))
+
+    async def _attempt(self, work: Callable[[Connection, bool], Awaitable[Result]], again: bool) -> Result:
+        if self._db is None or self._db.closed:
+            self._db = await self._connect()
+        return await work(self._db, again)
+
+    async def _connect(self) -> AsyncConnection:
+        """A new writing connection, on which the process says that it lives."""
+        if self._end is None:
+            self._end = self._until_the_loop_ends()
+            await anext(self._end)
+        prepare = 5 if self.settings.liveness == "session" else None  # a pooler may change the server's session
+        db = await AsyncConnection.connect(self.settings.conninfo, autocommit=True, prepare_threshold=prepare)
+        try:
+            if not self._has_schema:
+                await create_schema(db)
+                self._has_schema = True
+            if self.settings.liveness == "session":
+                await self._lock(db)
+            else:
+                await self._renew(db)
+        except BaseException:
+            await db.close()
+            raise
+        self._was_connected = True
+        self._backend = db.info.backend_pid
+        if self.settings.liveness == "lease" and self._renewal is None:
+            self._renewal = asyncio.create_task(self._keep_renewing())
+        return db
+
+    async def _lock(self, db: Connection) -> None:
+        """Take the advisory lock of this process; from a lost connection, if the server still keeps that one."""
+        while True:
+            row = await (await db.execute("SELECT pg_try_advisory_lock(%s)", (self.key,))).fetchone()
+            if row is not None and row[0]:
+                return
+            await db.execute("SELECT pg_terminate_backend(%s)", (self._backend,))
+            await asyncio.sleep(FIRST_DELAY_S)
+
+    async def _renew(self, db: Connection) -> None:
+        await db.execute(
+            "INSERT INTO agentfsm.owner VALUES (%s, clock_timestamp() + make_interval(secs => %s))"
+            " ON CONFLICT (key) DO UPDATE SET alive_until = excluded.alive_until",
+            (self.key, self.settings.lease_s),
+        )
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.lease_s / RENEWALS_PER_LEASE)
+            with contextlib.suppress(StoreError):  # the next write reports it
+                await self.write(lambda db, _: self._renew(db))
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    async def read(self, work: Callable[[Connection], Awaitable[Result]], empty: Result) -> Result:
+        """What a query returns.
+
+        Args:
+            work: The query.
+            empty: What it returns if there is no schema yet.
+
+        Raises:
+            StoreError: The server refuses, or has not been reached for ``wait_s`` seconds.
+        """
+        return await self._repeated(lambda _: self._query(work, empty))
+
+    async def _query(self, work: Callable[[Connection], Awaitable[Result]], empty: Result) -> Result:
+        if self._pool is None:
+            if self._end is None:
+                self._end = self._until_the_loop_ends()
+                await anext(self._end)
+            if not self._was_connected:  # a pool would try for a long time, and not say why
+                await (await AsyncConnection.connect(self.settings.conninfo)).close()
+                self._was_connected = True
+            pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
+                self.settings.conninfo,
+                connection_class=AsyncConnection,
+                min_size=0,
+                max_size=READ_CONNECTIONS,
+                kwargs={"autocommit": True, "prepare_threshold": None},
+                timeout=self.settings.wait_s,
+                open=False,
+            )
+            await pool.open()
+            self._pool = pool
+        async with self._pool.connection() as db:
+            if not self._has_schema:
+                if await read_version(db) != SCHEMA_VERSION:
+                    return empty
+                self._has_schema = True
+            return await work(db)
+
+    # -- lost connections -----------------------------------------------------------------------------
+
+    async def _repeated(self, attempt: Callable[[bool], Awaitable[Result]]) -> Result:
+        """What an attempt returns, made again while the server cannot be reached."""
+        loop = asyncio.get_running_loop()
+        give_up, delay, again = loop.time() + self.settings.wait_s, FIRST_DELAY_S, False
+        while True:
+            try:
+                return await attempt(again)
+            except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as error:
+                if not self._was_connected or _refused(error):
+                    raise as_store_error(error, self.settings.server) from error
+                if loop.time() + delay > give_up:
+                    raise StoreError(
+                        f"{self.settings.server} has not been reached for {self.settings.wait_s:g} s: {error}; what "
+                        "was acknowledged is stored, and its runs can be resumed"
+                    ) from error
+            except psycopg.Error as error:
+                raise as_store_error(error, self.settings.server) from error
+            again = True
+            await self._drop()
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY_S)
+
+    async def _drop(self) -> None:
+        """Close a connection that may be lost."""
+        if self._db is not None and self._db.closed:
+            self._db = None
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None]:
+        """Closes the session when ``asyncio.run`` shuts down the asynchronous generators of its loop."""
+        try:
+            yield
+        finally:
+            await self._disconnect()
+
+    async def aclose(self) -> None:
+        """Say that the process no longer owns a run, and close all connections."""
+        if self._db is not None and not self._db.closed:
+            with contextlib.suppress(psycopg.Error):
+                if self.settings.liveness == "session":
+                    await self._db.execute("SELECT pg_advisory_unlock(%s)", (self.key,))
+                else:
+                    await self._db.execute("DELETE FROM agentfsm.owner WHERE key = %s", (self.key,))
+        await self._disconnect()
+        if self._end is not None:
+            await self._end.aclose()
+            self._end = None
+
+    async def _disconnect(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            self._renewal = None
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await pool.close()
+        if self._db is not None:
+            db, self._db = self._db, None
+            await db.close()
+
+
+def _refused(error: Exception) -> bool:
+    """Whether the server answered, and will not answer anything else to the same operation."""
+    return isinstance(error, (psycopg.errors.DiskFull, psycopg.errors.ConfigurationLimitExceeded))

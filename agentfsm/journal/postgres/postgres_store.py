@@ -1,0 +1,551 @@
+"""PostgresStore: a durable store on a PostgreSQL server, written by many processes on many machines.
+
+Who owns a run is decided by its epoch, which each acquisition raises: the statement that appends records compares it,
+in the same transaction. Whether an owner lives is decided by the server, never by the clock of a worker. The records of
+all runs of a process that are queued at one moment share a commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Awaitable, Sequence
+from functools import partial
+from typing import Any, LiteralString, NamedTuple, Self
+
+from psycopg.conninfo import conninfo_to_dict
+
+from agentfsm.errors import ConfigurationError, RunExistsError, StaleLease, StoreError, UnknownRunError
+from agentfsm.journal.hash_chain import GENESIS_HASH
+from agentfsm.journal.postgres.postgres_session import Connection, Liveness, PostgresSession, PostgresSettings
+from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
+from agentfsm.loop.keys import KeyPurpose, Keyring
+
+__all__ = ["PostgresStore"]
+
+_SELECT_RUN = """
+    SELECT id, run_id, epoch, owner, owner_key, seq, encode(hash, 'hex'), status, coalesce(encode(mac, 'hex'), ''),
+        owner_key IN (SELECT key FROM agentfsm.alive)
+    FROM agentfsm.run
+"""
+
+_CHANGE_OWNER = """
+    UPDATE agentfsm.run SET epoch = %s, owner = %s, owner_key = %s, mac = %s
+    WHERE id = %s AND epoch = %s AND seq = %s AND owner_key IS NOT DISTINCT FROM %s
+"""
+
+_APPEND = """
+    WITH head AS (
+        SELECT * FROM unnest(
+            %(number)s::bigint[], %(epoch)s::bigint[], %(before)s::bigint[], %(seq)s::bigint[], %(hash)s::bytea[],
+            %(status)s::text[], %(owner)s::text[], %(mac)s::bytea[]
+        ) AS head (number, epoch, before, seq, hash, status, owner, mac)
+    ), fence AS (
+        UPDATE agentfsm.run AS run
+        SET seq = head.seq, hash = head.hash, status = head.status, owner = head.owner, mac = head.mac,
+            owner_key = CASE WHEN head.owner IS NULL THEN NULL ELSE run.owner_key END
+        FROM head
+        WHERE run.id = head.number AND run.epoch = head.epoch AND run.seq = head.before AND run.owner IS NOT NULL
+            AND (run.status <> 'finished' OR head.status = 'finished')
+        RETURNING run.id
+    ), added AS (
+        INSERT INTO agentfsm.journal (run, seq, body, hash, hidden, mac)
+        SELECT record.* FROM unnest(
+            %(run)s::bigint[], %(record)s::bigint[], %(body)s::text[], %(record_hash)s::bytea[], %(hidden)s::text[],
+            %(record_mac)s::bytea[]
+        ) AS record (run, seq, body, hash, hidden, mac)
+        JOIN fence ON fence.id = record.run
+    )
+    SELECT id FROM fence
+"""
+"""Fence and records of many runs in one statement: of a run whose fence fails, nothing is written."""
+
+
+class _RunRow(NamedTuple):
+    """The row of a run, and whether the process that owns it lives."""
+
+    number: int
+    run_id: str
+    epoch: int
+    owner: str | None
+    owner_key: int | None
+    seq: int
+    digest: str
+    status: Status
+    mac: str
+    is_alive: bool | None
+
+    def text(self) -> str:
+        """The text that is sealed."""
+        return head_row(self.number, self.run_id, self.epoch, self.owner, self.seq, self.digest, self.status)
+
+
+class _LeaseKey(NamedTuple):
+    """The content of a lease, for queued jobs: a job must not keep the lease itself alive."""
+
+    run_id: str
+    epoch: int
+    owner: str
+    number: int
+    keyring: Keyring | None
+
+
+class _Job(NamedTuple):
+    """Records to append, or a lease to release if ``status`` is None."""
+
+    future: asyncio.Future[None] | None
+    key: _LeaseKey
+    records: tuple[SealedRecord, ...]
+    status: Status | None
+
+
+class _PostgresLease(Lease):
+    """A lease with the content that queued jobs need, and what releases it when it is garbage-collected."""
+
+    key: _LeaseKey
+    finalizer: weakref.finalize[[_Queue, _LeaseKey], Any]
+
+
+class PostgresStore:
+    """Stores journals on a PostgreSQL server (version 13 or later), for any number of processes.
+
+    The first write creates the tables, in a schema ``agentfsm``, which needs the right to create one; ``agentfsm store
+    init`` does it beforehand. Close the store with ``aclose`` when you are done, or use it in an ``async with`` block.
+
+    Args:
+        url: The database: ``postgresql://user:password@host/database``, or parameters in the form of libpq.
+        liveness: How the server knows that this process still lives. ``session``: by its connection, so that the runs
+            of a process that was killed can be taken over at once. ``lease``: by leases that it renews, which also
+            works through a pooler in transaction mode, such as pgbouncer.
+        lease_s: Seconds for which a lease is valid; a run of a process that died is free after that time.
+        wait_s: Seconds to wait for a server that went away, before a write or a read fails.
+
+    Raises:
+        ConfigurationError: The URL cannot be read, or a number is not greater than 0.
+    """
+
+    def __init__(
+        self, url: str, *, liveness: Liveness = "session", lease_s: float = 15.0, wait_s: float = 60.0
+    ) -> None:
+        try:
+            conninfo_to_dict(url)
+        except Exception:
+            raise ConfigurationError(
+                "that is not the URL of a PostgreSQL database, such as postgresql://user:password@host/database"
+            ) from None
+        if liveness not in ("session", "lease") or not lease_s > 0 or not wait_s > 0:
+            raise ConfigurationError("liveness is session or lease, and lease_s and wait_s are greater than 0")
+        self._settings = PostgresSettings(url, liveness, lease_s, wait_s)
+        self._process = os.getpid()
+        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = weakref.WeakKeyDictionary()
+        self._leases: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self._settings.server})"
+
+    def _queue(self) -> _Queue:
+        """What writes in the running event loop."""
+        if os.getpid() != self._process:
+            raise StoreError(
+                f"{self!r} was opened by process {self._process}, and process {os.getpid()} was forked from it: open "
+                "one there, or start the child with the method 'spawn'"
+            )
+        loop = asyncio.get_running_loop()
+        if loop not in self._queues:
+            self._queues[loop] = _Queue(PostgresSession(self._settings))
+        return self._queues[loop]
+
+    # -- leases ---------------------------------------------------------------------------------------
+
+    async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
+        """Acquire the lease of a run; see ``Store.acquire``."""
+        current = self._leases.get(run_id)
+        if current is not None and new:
+            raise RunExistsError(f"run {run_id!r} exists already")
+        if current is not None:
+            raise StaleLease(run_id, current.owner, "is being run")
+        queue = self._queue()
+        lease = _PostgresLease(run_id, owner, 0, 0, GENESIS_HASH)
+        self._leases[run_id] = lease  # from here on, nothing else in this process can acquire it
+        try:
+            before = await queue.session.write(
+                lambda db, _: _acquire(db, queue.session.key, run_id, owner, new, keyring)
+            )
+        except BaseException:
+            self._drop_lease(lease)
+            raise
+        lease.epoch, lease.seq, lease.hash = before.epoch + 1, before.seq, before.digest
+        lease.key = _LeaseKey(run_id, lease.epoch, owner, before.number, keyring)
+        lease.finalizer = weakref.finalize(lease, _release_abandoned, queue, lease.key)
+        lease.finalizer.atexit = False
+        return lease
+
+    async def release(self, lease: Lease) -> None:
+        """Release a lease; see ``Store.release``."""
+        self._drop_lease(lease)
+        await self._queue().submit(_lease_key(lease), (), None)
+
+    def _drop_lease(self, lease: Lease) -> None:
+        if self._leases.get(lease.run_id) is lease:
+            del self._leases[lease.run_id]
+        if isinstance(lease, _PostgresLease) and hasattr(lease, "finalizer"):
+            lease.finalizer.detach()
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> Awaitable[None]:
+        """Append records after the last one; see ``Store.append``."""
+        key = _lease_key(lease)
+        if status != "running":
+            self._drop_lease(lease)
+        return self._queue().submit(key, tuple(records), status)
+
+    async def redact(self, lease: Lease, seq: int, hidden: str) -> None:
+        """Replace the hidden values of one record; see ``Store.redact``.
+
+        The server keeps the old ones in its log and in free pages for a while: see the page on durable execution.
+        """
+        key = _lease_key(lease)
+
+        async def update(db: Connection, again: bool) -> None:
+            done = await db.execute(
+                "UPDATE agentfsm.journal SET hidden = %s WHERE run = %s AND seq = %s AND EXISTS"
+                " (SELECT 1 FROM agentfsm.run WHERE id = %s AND epoch = %s AND owner IS NOT NULL)",
+                (hidden or None, key.number, seq, key.number, key.epoch),
+            )
+            if not done.rowcount:
+                raise await _stale_error(db, key)
+
+        await self._queue().session.write(update)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    async def head(self, run_id: str) -> Head | None:
+        """The head of a run, or None if there is no such run; see ``Store.head``."""
+        heads = await self._select("WHERE run_id = %s", run_id)
+        return heads[0] if heads else None
+
+    async def heads(self, status: Status | None = None) -> list[Head]:
+        """The heads of all runs, or of those with one status, the oldest run first; see ``Store.heads``."""
+        return (
+            await self._select("ORDER BY id")
+            if status is None
+            else await self._select("WHERE status = %s ORDER BY id", status)
+        )
+
+    async def _select(self, clause: LiteralString, *values: str) -> list[Head]:
+        queue = self._queue()
+
+        async def select(db: Connection) -> list[_RunRow]:
+            rows = await (await db.execute(_SELECT_RUN + clause, values)).fetchall()
+            return [_RunRow(*row) for row in rows]
+
+        nothing: list[_RunRow] = []
+        found = await queue.session.read(select, nothing)
+        return [
+            Head(
+                run.run_id,
+                run.epoch,
+                run.owner if self._is_owned(run, queue.session.key) else None,
+                run.seq,
+                run.digest,
+                run.status,
+                row=run.text(),
+                mac=run.mac,
+            )
+            for run in found
+        ]
+
+    def _is_owned(self, run: _RunRow, key: int) -> bool:
+        return run.run_id in self._leases if run.owner_key == key else bool(run.is_alive)
+
+    async def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
+        """A run's records, in order, after a sequence number; see ``Store.records``."""
+
+        async def select(db: Connection) -> list[SealedRecord] | None:
+            run = await (await db.execute("SELECT id FROM agentfsm.run WHERE run_id = %s", (run_id,))).fetchone()
+            if run is None:
+                return None
+            rows = await db.execute(
+                "SELECT seq, body, encode(hash, 'hex'), coalesce(hidden, ''), coalesce(encode(mac, 'hex'), '')"
+                " FROM agentfsm.journal WHERE run = %s AND seq > %s ORDER BY seq",
+                (run[0], after),
+            )
+            return [SealedRecord(*row) for row in await rows.fetchall()]
+
+        found = await self._queue().session.read(select, None)
+        if found is None:
+            raise UnknownRunError(f"there is no run {run_id!r} in {self._settings.server}")
+        return found
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Write what is queued, give up all leases, and close the connections of this event loop."""
+        queue = self._queues.pop(asyncio.get_running_loop(), None)
+        for lease in list(self._leases.values()):
+            self._drop_lease(lease)
+        if queue is not None:
+            await queue.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+
+class _Queue:
+    """What one event loop has to write, in order. All that is queued when the connection is free shares a commit."""
+
+    def __init__(self, session: PostgresSession) -> None:
+        self.session = session
+        self._loop = asyncio.get_running_loop()
+        self._jobs: list[_Job] = []
+        self._flusher: asyncio.Task[None] | None = None
+
+    def submit(self, key: _LeaseKey, records: tuple[SealedRecord, ...], status: Status | None) -> asyncio.Future[None]:
+        """Queue a job.
+
+        Args:
+            key: The content of the lease.
+            records: The records to append.
+            status: The status of the run after them; None to release the lease.
+        """
+        future = self._loop.create_future()
+        self._jobs.append(_Job(future, key, records, status))
+        self._start()
+        return future
+
+    def release_abandoned(self, key: _LeaseKey) -> None:
+        """Queue the release of a lease that was garbage-collected; safe in any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._add_release, key)
+
+    def _add_release(self, key: _LeaseKey) -> None:
+        self._jobs.append(_Job(None, key, (), None))
+        self._start()
+
+    def _start(self) -> None:
+        if self._flusher is None or self._flusher.done():
+            self._flusher = self._loop.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        while self._jobs:
+            jobs = self._next_jobs()
+            try:
+                errors = await self.session.write(partial(_write_jobs, jobs))
+            except StoreError as error:
+                errors = {job.key.number: error for job in jobs}
+            except asyncio.CancelledError:
+                for job in jobs + self._jobs:
+                    if job.future is not None:
+                        job.future.cancel()
+                self._jobs.clear()
+                raise
+            for job in jobs:
+                _resolve(job.future, errors.get(job.key.number))
+
+    def _next_jobs(self) -> list[_Job]:
+        """The first job of each run."""
+        chosen: dict[int, _Job] = {}
+        rest: list[_Job] = []
+        for job in self._jobs:
+            if job.key.number in chosen:
+                rest.append(job)
+            else:
+                chosen[job.key.number] = job
+        self._jobs = rest
+        return list(chosen.values())
+
+    async def aclose(self) -> None:
+        """Write what is queued, and close the connections."""
+        if self._flusher is not None:
+            await asyncio.wait([self._flusher])
+        await self.session.aclose()
+
+
+def _resolve(future: asyncio.Future[None] | None, error: StoreError | None) -> None:
+    if future is None or future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _release_abandoned(queue: _Queue, key: _LeaseKey) -> None:
+    queue.release_abandoned(key)
+
+
+def _lease_key(lease: Lease) -> _LeaseKey:
+    key = getattr(lease, "key", None)
+    if isinstance(key, _LeaseKey):
+        return key
+    return _LeaseKey(lease.run_id, lease.epoch, lease.owner, -1, None)
+
+
+# -- statements ---------------------------------------------------------------------------------------
+
+
+async def _select_run(db: Connection, run_id: str) -> _RunRow | None:
+    row = await (await db.execute(_SELECT_RUN + "WHERE run_id = %s", (run_id,))).fetchone()
+    return None if row is None else _RunRow(*row)
+
+
+async def _acquire(db: Connection, key: int, run_id: str, owner: str, new: bool, keyring: Keyring | None) -> _RunRow:
+    """Acquire a run: its row before that. It may be repeated: a claim of this process counts as none.
+
+    Raises:
+        RunExistsError: It is to be created and exists already.
+        UnknownRunError: It is not to be created and does not exist.
+        StaleLease: A process that lives owns it.
+        StoreError: Somebody without the secret changed its row.
+    """
+    while True:
+        run = await _select_run(db, run_id)
+        if new and run is not None and (run.seq or (run.is_alive and run.owner_key != key)):
+            raise RunExistsError(f"run {run_id!r} exists already")
+        if run is None:
+            if not new:
+                raise UnknownRunError(f"there is no run {run_id!r}")
+            genesis = bytes.fromhex(GENESIS_HASH)
+            await db.execute(
+                "INSERT INTO agentfsm.run (run_id, hash) VALUES (%s, %s) ON CONFLICT DO NOTHING", (run_id, genesis)
+            )
+            continue
+        if run.is_alive and run.owner_key != key:
+            raise StaleLease(run_id, run.owner, "is being run")
+        if await _is_changed(db, run, keyring):
+            raise StoreError(
+                f"run {run_id!r} is not acquired: somebody without the secret changed its row in the store; agentfsm "
+                "verify shows what is wrong"
+            )
+        if await _change_owner(db, run, run._replace(epoch=run.epoch + 1, owner=owner, owner_key=key), keyring):
+            return run
+
+
+async def _is_changed(db: Connection, run: _RunRow, keyring: Keyring | None) -> bool:
+    """Whether somebody without the secret changed a row that was sealed, or removed its seal."""
+    if keyring is None:
+        return False
+    if run.mac:
+        return keyring.check_seal(KeyPurpose.run, run.text().encode(), run.mac) is False
+    sealed = await db.execute(
+        "SELECT 1 FROM agentfsm.journal WHERE run = %s AND mac IS NOT NULL LIMIT 1", (run.number,)
+    )
+    return await sealed.fetchone() is not None
+
+
+async def _change_owner(db: Connection, before: _RunRow, after: _RunRow, keyring: Keyring | None) -> bool:
+    """Write the epoch and the owner of a run, unless somebody else has done so since it was read."""
+    mac = None if keyring is None else bytes.fromhex(seal_row(keyring, after.text()))
+    changed = await db.execute(
+        _CHANGE_OWNER,
+        (after.epoch, after.owner, after.owner_key, mac, before.number, before.epoch, before.seq, before.owner_key),
+    )
+    return changed.rowcount == 1
+
+
+async def _write_jobs(jobs: list[_Job], db: Connection, again: bool) -> dict[int, StoreError]:
+    """Write jobs of different runs, and return the error of each run that has one.
+
+    Args:
+        jobs: The jobs.
+        db: The connection.
+        again: Whether an attempt before this one may have been committed.
+    """
+    errors: dict[int, StoreError] = {}
+    for job in jobs:
+        if job.status is None:
+            await _release(db, job.key)
+    if heads := [await _new_head(db, job, job.status) for job in jobs if job.status is not None]:
+        written = await _append(db, heads)
+        for head in heads:
+            if head.job.key.number not in written and not (again and await _is_written(db, head)):
+                errors[head.job.key.number] = await _stale_error(db, head.job.key)
+    return errors
+
+
+class _NewHead(NamedTuple):
+    """What the row of a run becomes with some records."""
+
+    job: _Job
+    status: Status
+    before: int
+    seq: int
+    digest: str
+
+    def mac(self) -> bytes | None:
+        """The seal of the row."""
+        key = self.job.key
+        if key.keyring is None:
+            return None
+        row = head_row(key.number, key.run_id, key.epoch, self.owner(), self.seq, self.digest, self.status)
+        return bytes.fromhex(seal_row(key.keyring, row))
+
+    def owner(self) -> str | None:
+        """The owner, unless the lease ends."""
+        return self.job.key.owner if self.status == "running" else None
+
+
+async def _new_head(db: Connection, job: _Job, status: Status) -> _NewHead:
+    if job.records:
+        return _NewHead(job, status, job.records[0].seq - 1, job.records[-1].seq, job.records[-1].hash)
+    run = await _select_run(db, job.key.run_id)  # only the status changes
+    return _NewHead(job, status, -1, -1, "") if run is None else _NewHead(job, status, run.seq, run.seq, run.digest)
+
+
+async def _append(db: Connection, heads: list[_NewHead]) -> set[int]:
+    """Write the records of runs, and return the numbers of those that this process owns."""
+    records = [(head.job.key.number, record) for head in heads for record in head.job.records]
+    done = await db.execute(
+        _APPEND,
+        {
+            "number": [head.job.key.number for head in heads],
+            "epoch": [head.job.key.epoch for head in heads],
+            "before": [head.before for head in heads],
+            "seq": [head.seq for head in heads],
+            "hash": [bytes.fromhex(head.digest) for head in heads],
+            "status": [head.status for head in heads],
+            "owner": [head.owner() for head in heads],
+            "mac": [head.mac() for head in heads],
+            "run": [number for number, _ in records],
+            "record": [record.seq for _, record in records],
+            "body": [record.body for _, record in records],
+            "record_hash": [bytes.fromhex(record.hash) for _, record in records],
+            "hidden": [record.hidden or None for _, record in records],
+            "record_mac": [bytes.fromhex(record.mac) or None for _, record in records],
+        },
+    )
+    return {row[0] for row in await done.fetchall()}
+
+
+async def _is_written(db: Connection, head: _NewHead) -> bool:
+    """Whether a commit whose answer was lost has written a head."""
+    run = await _select_run(db, head.job.key.run_id)
+    expected = (head.job.key.epoch, head.seq, head.digest, head.status)
+    return run is not None and (run.epoch, run.seq, run.digest, run.status) == expected
+
+
+async def _release(db: Connection, key: _LeaseKey) -> None:
+    """Release a run, unless another owner has acquired it since. A row that somebody changed stays as it is."""
+    run = await _select_run(db, key.run_id)
+    if run is None or run.epoch != key.epoch or run.owner is None or await _is_changed(db, run, key.keyring):
+        return
+    await _change_owner(db, run, run._replace(owner=None, owner_key=None), key.keyring)
+
+
+async def _stale_error(db: Connection, key: _LeaseKey) -> StoreError:
+    run = await _select_run(db, key.run_id)
+    if run is None:
+        return UnknownRunError(f"there is no run {key.run_id!r}")
+    if run.status == "finished":
+        reason = "is finished"
+    elif run.epoch != key.epoch or run.owner is None:
+        reason = f"was acquired by another owner after {key.owner}"
+    else:
+        reason = f"has {run.seq} records, and the new ones do not follow them"
+    return StaleLease(key.run_id, run.owner, reason)

@@ -1,0 +1,332 @@
+"""``PostgresStore`` on a real server: conformance, killed workers, lost connections and answers, and clear errors."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    Agent,
+    Allow,
+    ConfigurationError,
+    Host,
+    StaleLease,
+    StoreError,
+    StoreFormatError,
+    UserInputRequested,
+    tool,
+)
+from agentfsm.journal.store import consistent_read
+from agentfsm.journal.verification import GOOD, verify
+from agentfsm.loop.keys import Keyring
+from agentfsm.testing import ScriptedModel, call
+from agentfsm.testing.store_conformance import CHECKS, sealed_records
+from tests.helpers.child_process import child_environment
+from tests.helpers.postgres import CuttingProxy, empty_database, kill_server, new_database, shared_server, start_server
+from tests.helpers.postgres_worker import SECRET, worker
+
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
+
+from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
+from agentfsm.journal.postgres.postgres_schema import SCHEMA_VERSION  # noqa: E402
+
+LIVENESS = ("session", "lease")
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    with shared_server() as url:
+        yield new_database(url)
+
+
+@pytest.fixture
+def url(database: str) -> str:
+    """A database that nobody uses, without tables of ours."""
+    empty_database(database)
+    return database
+
+
+def execute(url: str, statement: str) -> Any:
+    with psycopg.connect(url, autocommit=True) as db:
+        done = db.execute(statement)
+        return done.fetchall() if done.description else None
+
+
+@asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(url, **options)
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+# -- conformance --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("liveness", LIVENESS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_it_does_what_every_store_does(check: Any, liveness: Any, url: str) -> None:
+    asyncio.run(check(lambda: PostgresStore(url, liveness=liveness)))
+
+
+# -- other processes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("liveness", LIVENESS)
+def test_a_run_whose_process_is_killed_goes_on_in_another_one(liveness: Any, url: str, tmp_path: Path) -> None:
+    file = tmp_path / "shipped"
+    command = [sys.executable, "-m", "tests.helpers.postgres_worker", url, liveness, "one", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "inside\n"
+
+        async def takes_over() -> tuple[str, int]:
+            async with opened(url, liveness=liveness, lease_s=1.0) as store:
+                head = await store.head("one")
+                assert head is not None
+                assert head.owner  # the process lives
+                with pytest.raises(StaleLease):
+                    await store.acquire("one", "me")
+                child.send_signal(signal.SIGKILL)
+                child.wait()
+                agent = worker(store, file, "Order 7 is on its way.")
+                while not (runs := await agent.unfinished_runs()):
+                    await asyncio.sleep(0.05)
+                result = await runs[0]
+                records, head = await consistent_read(store, "one")
+                report = verify("one", records, head, keyring=Keyring(SECRET))
+                return str(result.output), report.code
+
+        assert asyncio.run(takes_over()) == ("Order 7 is on its way.", GOOD)
+    assert file.read_text() == "7\n7\n"  # it is idempotent, and was cut off
+
+
+def test_an_abandoned_lease_blocks_no_other_process(url: str) -> None:
+    async def scenario() -> int:
+        async with opened(url) as first, opened(url) as second:
+            lease = await first.acquire("a", "the first", new=True)
+            await first.append(lease, sealed_records(1), "running")
+            with pytest.raises(StaleLease, match="the first"):
+                await second.acquire("a", "the second")
+            del lease
+            for _ in range(200):
+                try:
+                    return (await second.acquire("a", "the second")).epoch
+                except StaleLease:
+                    await asyncio.sleep(0.01)
+        return 0
+
+    assert asyncio.run(scenario()) == 2
+
+
+def test_an_owner_whose_lease_ran_out_cannot_write(url: str) -> None:
+    """As a process that was frozen: its lease is not renewed, another one takes the run, and then it wakes up."""
+
+    async def scenario() -> None:
+        frozen = PostgresStore(url, liveness="lease", lease_s=0.2)
+        async with opened(url, liveness="lease") as other:
+            lease = await frozen.acquire("a", "the frozen one", new=True)
+            records = sealed_records(2)
+            await frozen.append(lease, records[:1], "running")
+            renewal = frozen._queue().session._renewal
+            assert renewal is not None
+            renewal.cancel()
+            while True:
+                try:
+                    taken = await other.acquire("a", "the other one")
+                    break
+                except StaleLease:
+                    await asyncio.sleep(0.05)
+            with pytest.raises(StaleLease, match="the other one"):
+                await frozen.append(lease, records[1:], "finished")
+            await other.append(taken, records[1:], "finished")
+            assert await other.records("a") == records
+            await frozen.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_an_approval_is_answered_by_another_process(url: str) -> None:
+    paid: list[int] = []
+
+    @tool(requires_approval=True)
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    async def ask() -> None:
+        async with opened(url) as store:
+            agent = Agent(ScriptedModel([call("pay", amount=5)]), tools=[pay], host=Host(store=store, secret=SECRET))
+            result = await agent.run("Pay.", run_id="one")
+            assert isinstance(result.outcome, UserInputRequested)
+
+    async def answer() -> Any:
+        async with opened(url) as store:
+            agent = Agent(ScriptedModel(["Paid."]), tools=[pay], host=Host(store=store, secret=SECRET))
+            return (await agent.resume("one", Allow())).output
+
+    asyncio.run(ask())
+    assert asyncio.run(answer()) == "Paid."
+    assert paid == [5]
+
+
+def test_one_store_serves_one_event_loop_after_another(url: str) -> None:
+    store = PostgresStore(url)
+    agent = Agent(ScriptedModel(["one", "two"]), host=Host(store=store, secret=SECRET))
+    assert [agent.run_sync("go").output for _ in range(2)] == ["one", "two"]
+    (sessions,) = execute(url, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+    assert sessions == (1,)  # the one that asks: both loops have closed theirs
+
+
+# -- lost connections ---------------------------------------------------------------------------------
+
+
+def test_a_commit_whose_answer_is_lost_is_neither_lost_nor_repeated(url: str) -> None:
+    proxy = CuttingProxy(url)
+    draw = random.Random(7)
+    records = sealed_records(60)
+
+    async def scenario() -> None:
+        async with opened(proxy.url) as store:
+            lease = await store.acquire("a", "me", new=True)
+            for number, record in enumerate(records):
+                if number % 2:
+                    proxy.cut_next(draw.choice(["before", "after"]), record.hash[:4].encode())
+                    proxy.cut_next(draw.choice(["before", "after"]))
+                await store.append(lease, [record], "running")
+            assert await store.records("a") == records
+
+    asyncio.run(scenario())
+    proxy.close()
+    assert proxy.cuts == 30
+    assert execute(url, "SELECT count(*), max(seq) FROM agentfsm.journal") == [(60, 60)]
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.soak)])
+def test_runs_go_on_when_the_server_was_killed_and_is_back(kills: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        own = start_server(Path(folder) / "data")
+        url = new_database(own.get_uri())
+        records = sealed_records(10 * kills)
+
+        async def scenario() -> None:
+            async with opened(url) as store:
+                lease = await store.acquire("a", "me", new=True)
+                for number in range(len(records)):
+                    if number % 10 == 5:
+                        kill_server(own)
+                        restart = asyncio.create_task(asyncio.to_thread(own.ensure_postgres_running))
+                        await store.append(lease, records[number : number + 1], "running")
+                        await restart
+                    else:
+                        await store.append(lease, records[number : number + 1], "running")
+                assert await store.records("a") == records
+
+        asyncio.run(scenario())
+        own.cleanup()
+
+
+def test_a_server_that_stays_away_is_an_error_that_says_so(url: str) -> None:
+    proxy = CuttingProxy(url)
+
+    async def scenario() -> None:
+        async with opened(proxy.url, wait_s=0.3) as store:
+            lease = await store.acquire("a", "me", new=True)
+            proxy.close()
+            proxy.cut_next("before")
+            with pytest.raises(StoreError, match=r"has not been reached for 0\.3 s") as raised:
+                await store.append(lease, sealed_records(1), "running")
+            assert "database" in str(raised.value)
+
+    asyncio.run(scenario())
+
+
+# -- what it refuses ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE agentfsm.journal SET body = '{}'",
+        "UPDATE agentfsm.journal SET hash = '\\x00'",
+        "UPDATE agentfsm.journal SET seq = 7",
+        "DELETE FROM agentfsm.journal",
+        "TRUNCATE agentfsm.journal",
+    ],
+)
+def test_records_cannot_be_changed_or_deleted(url: str, statement: str) -> None:
+    async def fill() -> None:
+        async with opened(url) as store:
+            await store.append(await store.acquire("a", "me", new=True), sealed_records(1), "finished")
+
+    asyncio.run(fill())
+    with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
+        execute(url, statement)
+
+
+def read(url: str) -> Any:
+    async def heads() -> Any:
+        async with opened(url, wait_s=0.2) as store:
+            return await store.heads()
+
+    return asyncio.run(heads())
+
+
+def write(url: str) -> None:
+    async def acquire() -> None:
+        async with opened(url, wait_s=0.2) as store:
+            await store.acquire("a", "me", new=True)
+
+    asyncio.run(acquire())
+
+
+def test_a_database_without_tables_has_no_runs_and_reading_creates_none(url: str) -> None:
+    assert read(url) == []
+    assert execute(url, "SELECT to_regclass('agentfsm.run')") == [(None,)]
+
+
+def test_the_schema_of_a_newer_release_is_refused(url: str) -> None:
+    write(url)
+    execute(url, f"UPDATE agentfsm.version SET number = {SCHEMA_VERSION + 1}")
+    for use in (read, write):
+        with pytest.raises(StoreFormatError, match=f"version {SCHEMA_VERSION + 1}.*version {SCHEMA_VERSION}"):
+            use(url)
+
+
+def test_a_role_without_rights_is_told_which_it_needs(url: str) -> None:
+    execute(url, "DROP ROLE IF EXISTS reader")
+    execute(url, "CREATE ROLE reader LOGIN")
+    with pytest.raises(StoreError, match="needs CREATE on the database"):
+        write(url.replace("postgres:@", "reader@"))
+
+
+@pytest.mark.parametrize("use", [read, write])
+def test_a_server_that_is_not_there_is_an_error_at_once_without_the_password(use: Any) -> None:
+    with pytest.raises(StoreError, match="127") as raised:
+        use("postgresql://ann:hunter2@127.0.0.1:1/shop")
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("given", ["", "not a url at all", "mysql://host/db"])
+def test_what_is_no_url_is_refused(given: str) -> None:
+    if given:
+        with pytest.raises(ConfigurationError, match="postgresql://user:password@host/database"):
+            PostgresStore(given)
+
+
+@pytest.mark.parametrize("options", [{"lease_s": 0}, {"wait_s": -1}, {"liveness": "clock"}])
+def test_settings_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        PostgresStore("postgresql://host/db", **options)
