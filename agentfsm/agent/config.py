@@ -182,7 +182,7 @@ def _monitor_factory(
         return ProofModel(graph, traits())
 
     def open_monitor(run: RunState) -> Monitor:
-        return model().monitor(run.run_id, run.guardrails, run.state, run.counters)
+        return model().monitor(run)
 
     return open_monitor
 

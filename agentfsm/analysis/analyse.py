@@ -10,11 +10,10 @@ from typing import Any
 
 from agentfsm.analysis.analysis_limits import AnalysisLimitError, AnalysisLimits, Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
-from agentfsm.analysis.bounds import Bounds, compute_bounds
-from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions
+from agentfsm.analysis.bounds import Bounds, compute_bounds, moves_by_counters, with_unseen_calls
+from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions, makes_unseen_calls
 from agentfsm.analysis.model_checker import ModelChecker, SafetyProperty, Trace, find_lasso, row_ids
 from agentfsm.analysis.state_space import BreadthFirstSearch, CompiledRow, Configuration, StateSpace
-from agentfsm.errors import GraphError
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.machine.graph import Graph
 
@@ -188,7 +187,10 @@ def analyse(
     all_assumptions = known + (assumptions or Assumptions())
     meter = Meter(limits or AnalysisLimits())
     checker = ModelChecker(graph, all_assumptions, meter)
-    bounds = replace(_bounds(graph, all_assumptions, meter), from_counters=_moves_by_counters(graph, guardrails))
+    bounds = _bounds(graph, all_assumptions, meter)
+    if not bounds.limit and makes_unseen_calls(graph, traits or AgentTraits(behavior)):
+        bounds = with_unseen_calls(bounds, graph, guardrails or AgentGuardrails())
+    bounds = replace(bounds, from_counters=moves_by_counters(graph, guardrails or AgentGuardrails()))
     dead = () if bounds.limit else tuple(_dead_transitions(checker.full, bounds.reachable_rows))
     checks: list[tuple[str, Callable[[str], Verdict]]] = [
         (ONE_ROW_TAKEN, lambda text: _check_one_row_taken(graph, text)),
@@ -220,15 +222,6 @@ def _bounds(graph: Graph, assumptions: Assumptions, meter: Meter) -> Bounds:
             return compute_bounds(graph, assumptions, meter)
         except AnalysisLimitError as error:
             return Bounds(None, None, None, None, None, limit=str(error))
-
-
-def _moves_by_counters(graph: Graph, guardrails: AgentGuardrails | None) -> int | None:
-    """The most moves between two waits, as far as the declared counters alone tell; None if they do not."""
-    limits = guardrails or AgentGuardrails()
-    try:
-        return graph.max_moves(lambda c: c.limit if isinstance(c.limit, int) else getattr(limits, c.limit))
-    except GraphError:  # a counter that bounds a cycle has no limit under these guardrails
-        return None
 
 
 def _decide(checker: ModelChecker, meter: Meter, check: Callable[[str], Verdict], text: str) -> Verdict:

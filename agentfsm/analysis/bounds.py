@@ -28,11 +28,14 @@ from agentfsm.analysis.layered_graph import (
 )
 from agentfsm.analysis.liveness import dead_variables
 from agentfsm.analysis.state_space import BreadthFirstSearch, Configuration, StateSpace
+from agentfsm.errors import GraphError
+from agentfsm.loop.detectors import ITERATIONS
+from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.guards import approval_required, in_doubt
 from agentfsm.loop.outcomes import CALL_MODEL, RUN_CALLS
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = ["Bounds", "compute_bounds"]
+__all__ = ["Bounds", "compute_bounds", "moves_by_counters", "row_cost", "with_unseen_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,10 @@ class Bounds:
 
     Attributes:
         moves: Moves between two waits (or from the start, or to the end).
-        model_calls: Model calls between two waits.
-        tool_calls: Tool calls between two waits.
+        model_calls: Model calls between two waits, whoever makes them.
+        tool_calls: Tool calls of replies between two waits; not those of sub-agents and of states of your own.
         model_calls_in_all: Model calls of a whole run, including all extensions by a person.
-        tool_calls_in_all: Tool calls of a whole run.
+        tool_calls_in_all: Tool calls of replies in a whole run.
         longest: The places of the rows of a run that ends with a longest stretch between two waits.
         reachable_rows: The places of the rows that some run takes, judged by the budget counters alone.
         assumptions: What the bounds depend on.
@@ -93,13 +96,42 @@ def compute_bounds(graph: Graph, assumptions: Assumptions, meter: Meter | None =
     return replace(bounds, model_calls_in_all=model.model_calls_in_all, tool_calls_in_all=tools.tool_calls_in_all)
 
 
+def with_unseen_calls(bounds: Bounds, graph: Graph, guardrails: AgentGuardrails) -> Bounds:
+    """The bounds of a graph whose runs make model calls that no row shows; ``max_iterations`` bounds these, too.
+
+    Args:
+        bounds: The bounds on what its rows show.
+        graph: The graph.
+        guardrails: The limits of its runs.
+    """
+    most = guardrails.max_iterations
+    if any(ITERATIONS.name in row.refills for row in graph):
+        most = None
+    extensions = guardrails.max_continues if any(row.extends for row in graph) else 0
+    in_all = None if most is None else most * (1 + extensions)
+    return replace(bounds, model_calls=most, model_calls_in_all=in_all)
+
+
+def moves_by_counters(graph: Graph, guardrails: AgentGuardrails) -> int | None:
+    """The most moves between two waits, as far as the declared counters alone tell; None if they do not.
+
+    Args:
+        graph: The graph.
+        guardrails: The limits of its runs.
+    """
+    try:
+        return graph.max_moves(lambda c: c.limit if isinstance(c.limit, int) else getattr(guardrails, c.limit))
+    except GraphError:  # a counter that bounds a cycle has no limit under these guardrails
+        return None
+
+
 def _reachable_rows(space: StateSpace) -> frozenset[int]:
     """The rows that some run takes in a state space."""
     search = BreadthFirstSearch(space.initial, space.moves, space.meter)
     return frozenset(row for config in search for row, _ in space.moves(config))
 
 
-def _row_cost(graph: Graph, row: Transition) -> Cost:
+def row_cost(graph: Graph, row: Transition) -> Cost:
     """What taking a row costs: one move, and a model call or a tool call."""
     effect = graph.spec(row.source).effect
     blocked = row.guard in (approval_required, in_doubt)
@@ -147,7 +179,7 @@ class _BoundsComputation:
     """
 
     def __init__(self, space: StateSpace, *, count_model_calls: bool, count_tool_calls: bool) -> None:
-        costs = [_row_cost(space.graph, row) for row in space.graph.transitions]
+        costs = [row_cost(space.graph, row) for row in space.graph.transitions]
         costs = [(moves, model * count_model_calls, tool * count_tool_calls) for moves, model, tool in costs]
         self._accelerated = graph = AcceleratedGraph(space, costs.__getitem__)
         self._hubs: list[_Hub] = []

@@ -29,7 +29,7 @@ from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
 from agentfsm.machine.declaration import Counter, EffectSpec, Exhausted, Guard, StateSpec, Transition
 from agentfsm.machine.graph import Graph
 
-__all__ = ["AgentTraits", "exported_model", "graph_assumptions"]
+__all__ = ["AgentTraits", "exported_model", "graph_assumptions", "makes_unseen_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,17 @@ def graph_assumptions(graph: Graph, guardrails: AgentGuardrails, traits: AgentTr
     builder = _VariableBuilder(graph, guardrails, known)
     variables = (*builder.counters(), *builder.modes())
     return Assumptions(variables, tuple(_GuardReader(graph, guardrails, known).guards())).relevant()
+
+
+def makes_unseen_calls(graph: Graph, traits: AgentTraits) -> bool:
+    """Whether more model calls may be made than rows show: by own states, by sub-agents, and to fall back.
+
+    Args:
+        graph: The graph.
+        traits: What is known about the agent that runs it.
+    """
+    own = any(callable(spec.effect) and not spec.final for spec in graph.states)
+    return not traits.scripted and (traits.sub_agents or traits.fallbacks or own)
 
 
 def exported_model(
@@ -194,15 +205,7 @@ class _RowReader:
 
     def charged_unseen(self, counter: Counter) -> bool:
         """Whether more may spend a counter than the rows say: calls by own states, sub-agents and fallbacks."""
-        return (
-            counter.name == d.ITERATIONS.name
-            and not self.traits.scripted
-            and (
-                self.traits.sub_agents
-                or self.traits.fallbacks
-                or any(callable(s.effect) and not s.final for s in self.graph.states)
-            )
-        )
+        return counter.name == d.ITERATIONS.name and makes_unseen_calls(self.graph, self.traits)
 
     def no_results_when_leaving(self, row: Transition) -> bool:
         """Whether no call of the batch can have a result when a row is taken."""

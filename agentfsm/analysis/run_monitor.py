@@ -3,25 +3,39 @@
 A proof is about the model: the declared graph, its counters, and what is assumed about guards. The monitor follows a
 real run through it. The model may leave several things open, so it keeps the set of all configurations in which the run
 can be; a move that is possible in none of them, or a counter with a value that none of them has, is outside the model.
-Then a proof may be wrong about this run, and the report says what the model ruled out, and why.
+Then a proof may be wrong about this run, and the report says what the model ruled out, and why. A run that exceeds a
+bound that follows from the model is reported, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Protocol
 
+from agentfsm.analysis.analysis_limits import AnalysisLimitError, AnalysisLimits, Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
-from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions
+from agentfsm.analysis.bounds import Bounds, compute_bounds, moves_by_counters, row_cost, with_unseen_calls
+from agentfsm.analysis.layered_graph import Cost
+from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions, makes_unseen_calls
 from agentfsm.analysis.state_space import Configuration, StateSpace
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.guards import calls_pending
 from agentfsm.machine.graph import Graph, Transition
 
 __all__ = ["ModelMismatch", "ProofModel", "RunMonitor", "follow_rows"]
 
 MAX_CONFIGURATIONS = 2_000
 """If a run can be in more configurations than this, only its state and its counters are followed from there on."""
+
+BOUNDS_AFTER_MOVES = 200
+"""The bounds are computed once a run has made so many moves without waiting, or more calls than its rows stand for.
+
+Until then its calls are those of a path of the model, and no path of the model exceeds the bounds.
+"""
+
+NO_BOUNDS = Bounds(None, None, None, None, None)
 
 MAX_SUSPENDED = 1_000
 """How many suspended runs are remembered, so that what was known about them is known when they are resumed."""
@@ -53,6 +67,11 @@ class ProofModel:
         graph: The graph.
         traits: What is known about the agent that runs it.
         assumptions: Assumptions about your own guards, which are then checked, too.
+
+    Attributes:
+        unseen_calls: Whether more model calls may be made than rows show.
+        batch_counters: The counters that bound the calls of one reply.
+        runs_one_by_one: Whether the calls of a batch can run one after another.
     """
 
     def __init__(self, graph: Graph, traits: AgentTraits, assumptions: Assumptions | None = None) -> None:
@@ -60,6 +79,12 @@ class ProofModel:
         self._traits = traits
         self._own = assumptions or Assumptions()
         self._spaces: dict[AgentGuardrails, tuple[StateSpace, StateSpace]] = {}
+        self._bounds: dict[AgentGuardrails, Bounds] = {}
+        self.unseen_calls = makes_unseen_calls(graph, traits)
+        self.batch_counters = frozenset(c.name for c in graph.counters if c.limit == "max_calls_per_reply")
+        self.runs_one_by_one = any(
+            row.guard is calls_pending and not self.batch_counters.isdisjoint(row.spends) for row in graph
+        )
         self._suspended: dict[str, RunMonitor] = {}
 
     def spaces(self, guardrails: AgentGuardrails) -> tuple[StateSpace, StateSpace]:
@@ -72,20 +97,30 @@ class ProofModel:
             self._spaces[guardrails] = spaces
         return self._spaces[guardrails]
 
-    def monitor(self, run_id: str, guardrails: AgentGuardrails, state: str, counters: Mapping[str, int]) -> RunMonitor:
-        """The monitor of a run.
+    def bounds(self, guardrails: AgentGuardrails) -> Bounds:
+        """The bounds under given limits, as ``check`` prints them; without numbers if they are left open there."""
+        if guardrails not in self._bounds:
+            full, _ = self.spaces(guardrails)
+            try:
+                bounds = compute_bounds(self.graph, full.assumptions, Meter(AnalysisLimits()))
+            except AnalysisLimitError as error:
+                bounds = replace(NO_BOUNDS, limit=str(error))
+            else:
+                bounds = with_unseen_calls(bounds, self.graph, guardrails) if self.unseen_calls else bounds
+            self._bounds[guardrails] = replace(bounds, from_counters=moves_by_counters(self.graph, guardrails))
+        return self._bounds[guardrails]
+
+    def monitor(self, run: MonitoredRun) -> RunMonitor:
+        """The monitor of a run; if the run was suspended under this model, its monitor goes on.
 
         Args:
-            run_id: The run. If it was suspended under this model, its monitor goes on.
-            guardrails: Its limits.
-            state: Its current state.
-            counters: How often it has spent each counter.
+            run: The run as it is now.
         """
-        known = self._suspended.pop(run_id, None)
-        if known is not None and known.fits(state, counters):
+        known = self._suspended.pop(run.run_id, None)
+        if known is not None and known.guardrails == run.guardrails and known.fits(run.state, run.counters):
             return known
-        full, projection = self.spaces(guardrails)
-        return RunMonitor(full, projection, state, counters, lambda monitor: self._suspend(run_id, monitor))
+        run_id = run.run_id
+        return RunMonitor(self, run, lambda monitor: self._suspend(run_id, monitor))
 
     def _suspend(self, run_id: str, monitor: RunMonitor) -> None:
         self._suspended[run_id] = monitor
@@ -106,31 +141,60 @@ _cached_spaces = lru_cache(maxsize=32)(_make_spaces)
 """A program has few graphs and limits, and perhaps many agents."""
 
 
+class MonitoredRun(Protocol):
+    """What a monitor is told of a run."""
+
+    run_id: str
+    parent: tuple[str, str] | None
+    guardrails: AgentGuardrails
+    state: str
+    counters: dict[str, int]
+    model_calls: int
+
+
+@dataclass(slots=True)
+class _Made:
+    """What a run has made, in all or since it last waited; and how many calls the rows that it took stand for."""
+
+    moves: int = 0
+    model_calls: int = 0
+    tool_calls: int = 0
+    model_rows: int = 0
+    tool_rows: int = 0
+
+    def add(self, model_calls: int, tool_calls: int, cost: Cost) -> None:
+        """Count a move, and the calls that were made before it."""
+        self.moves += 1
+        self.model_calls += model_calls
+        self.tool_calls += tool_calls
+        self.model_rows += cost[1]
+        self.tool_rows += cost[2]
+
+
 class RunMonitor:
     """Follows one run.
 
     Args:
-        full: The model.
-        projection: The same with the engine's counters alone, for a run whose past is not known.
-        state: The run's current state.
-        counters: How often it has spent each counter.
+        model: The models of its graph.
+        run: The run as it is now. If its past is not known, it is followed by the engine's counters alone.
         on_wait: Called each time the run has come to a state that waits.
 
     Attributes:
         state: The run's current state.
+        guardrails: Its limits.
     """
 
     def __init__(
-        self,
-        full: StateSpace,
-        projection: StateSpace,
-        state: str,
-        counters: Mapping[str, int],
-        on_wait: Callable[[RunMonitor], None] | None = None,
+        self, model: ProofModel, run: MonitoredRun, on_wait: Callable[[RunMonitor], None] | None = None
     ) -> None:
-        self._on_wait = on_wait
-        self.state = state
+        state, counters = run.state, run.counters
+        full, projection = model.spaces(run.guardrails)
+        self._model, self._on_wait = model, on_wait
+        self.state, self.guardrails = state, run.guardrails
         self._full, self._projection = full, projection
+        self._is_subagent = run.parent is not None
+        self._model_calls, self._batch_left = run.model_calls, run.guardrails.max_calls_per_reply
+        self._stretch, self._whole = _Made(), _Made(model_calls=run.model_calls, model_rows=run.model_calls)
         self._places = {row.id: place for place, row in enumerate(full.graph.transitions)}
         self._lower_bounds = frozenset(c.name for c in full.counters if c.lower_bound)
         known = _has(full, full.initial, state, counters, self._lower_bounds)
@@ -142,13 +206,15 @@ class RunMonitor:
         """Whether a run that is in a state, with these counters, can be the one that was followed."""
         return any(_has(self._space, c, state, counters, self._lower_bounds) for c in self._here)
 
-    def record_move(self, row: Transition, counters: Mapping[str, int]) -> ModelMismatch | None:
-        """Follow one move of the run; what is wrong with it, if the model does not allow it.
+    def record_move(self, row: Transition, run: MonitoredRun, tool_calls: int = 0) -> ModelMismatch | None:
+        """Follow one move of the run; what is wrong with it, if the model or its bounds do not allow it.
 
         Args:
             row: The row that the run has taken.
-            counters: How often it has spent each counter, after the move.
+            run: The run after the move.
+            tool_calls: How many tool calls of the batch have run before it, since the move before.
         """
+        counters = run.counters
         self.state = row.target
         if self._lost:
             return None
@@ -163,9 +229,56 @@ class RunMonitor:
         if len(self._here) > MAX_CONFIGURATIONS:
             self._space = self._projection
             self._here = {_observed(self._projection, row.target, counters)}
-        if self._on_wait is not None and space.graph.spec(row.target).waits:
-            self._on_wait(self)
+        exceeded = self._check_bounds(row, run, tool_calls)
+        if space.graph.spec(row.target).waits:
+            self._stretch = _Made()
+            if self._on_wait is not None:
+                self._on_wait(self)
+        return exceeded
+
+    def _check_bounds(self, row: Transition, run: MonitoredRun, tool_calls: int) -> ModelMismatch | None:
+        """Count a move, and compare what the run has made with the bounds if these are not sure to hold."""
+        model_calls, self._model_calls = run.model_calls - self._model_calls, run.model_calls
+        moves, model_rows, tool_rows = row_cost(self._full.graph, row)
+        if self._model.runs_one_by_one:  # calls that run together might as well have run one after another
+            together = min(tool_calls, self._batch_left)
+            self._batch_left -= together
+            tool_rows = max(tool_rows, together)
+        if not self._model.batch_counters.isdisjoint(row.refills):
+            self._batch_left = self.guardrails.max_calls_per_reply
+        stretch, whole = self._stretch, self._whole
+        for made in (stretch, whole):
+            made.add(model_calls, tool_calls, (moves, model_rows, tool_rows))
+        if stretch.moves <= BOUNDS_AFTER_MOVES and self._is_as_rows_say():
+            return None
+        bounds = self._model.bounds(self.guardrails)
+        compared = [
+            (stretch.moves, bounds.moves, "moves without waiting"),
+            (stretch.moves, bounds.from_counters, "moves without waiting, by its counters alone"),
+            (stretch.model_calls, bounds.model_calls, "model calls without waiting"),
+            (stretch.tool_calls, bounds.tool_calls, "tool calls without waiting"),
+        ]
+        if not self._is_subagent:  # its limits are others each time that it continues
+            compared.append((whole.model_calls, bounds.model_calls_in_all, "model calls in all"))
+            compared.append((whole.tool_calls, bounds.tool_calls_in_all, "tool calls in all"))
+        for made_now, most, what in compared:
+            if most is not None and made_now > most:
+                self._lost = True
+                here = tuple(self._space.describe(c) for c in sorted(self._here)[:3])
+                return ModelMismatch(row.id, f"at most {most:,} {what}, and the run has made {made_now:,}", here)
         return None
+
+    def _is_as_rows_say(self) -> bool:
+        """Whether a path of the model has as many calls as the run; then no bound is exceeded."""
+        stretch, whole = self._stretch, self._whole
+        if stretch.tool_calls > stretch.tool_rows or whole.tool_calls > whole.tool_rows:
+            return False
+        if not self._model.unseen_calls:
+            return stretch.model_calls <= stretch.model_rows and whole.model_calls <= whole.model_rows
+        limits = with_unseen_calls(NO_BOUNDS, self._full.graph, self.guardrails)
+        return (limits.model_calls is None or stretch.model_calls <= limits.model_calls) and (
+            self._is_subagent or limits.model_calls_in_all is None or whole.model_calls <= limits.model_calls_in_all
+        )
 
     def _mismatch(
         self,

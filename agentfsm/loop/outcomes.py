@@ -43,6 +43,7 @@ __all__ = [
     "ReplyParsed",
     "StateResult",
     "ToolsRan",
+    "count_tool_calls",
 ]
 
 
@@ -167,6 +168,16 @@ class CallBlocked:
     held: tuple[SuspendedSubRun, ...] = ()
     charge: Charge | None = None
     calls: Mapping[int, StateCall] = field(default_factory=dict[int, StateCall])
+
+
+_WAS_RUN = frozenset({"done", "failed", "cut_off"})
+
+
+def count_tool_calls(outcome: Outcome | None) -> int:
+    """How many calls of the batch have run, by their results."""
+    if not isinstance(outcome, (ToolsRan, CallBlocked)) or getattr(outcome, "charge", None) is not None:
+        return 0
+    return sum(result.status in _WAS_RUN for result in outcome.results)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,8 @@ Effect = Callable[["Context"], Any]
 class Monitor(Protocol):
     """Follows a run in the model of its proofs."""
 
-    def record_move(self, row: Transition, counters: Mapping[str, int]) -> object | None:
-        """Follow one move; what is wrong with it, or None."""
+    def record_move(self, row: Transition, run: RunState, tool_calls: int = 0) -> object | None:
+        """Follow one move, before which so many tool calls have run; what is wrong with it, or None."""
         ...
 
 

@@ -43,6 +43,7 @@ from agentfsm.loop.outcomes import (
     HumanAnswered,
     ModelCallSucceeded,
     Outcome,
+    count_tool_calls,
 )
 from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.state import HumanReply, RunState
@@ -548,7 +549,7 @@ class Driver:
         on_transition(run, decision, self._states)
         context.seen = None
         if self._monitor is not None:
-            _check_move(self._monitor, context, decision)
+            _check_move(self._monitor, context, decision, outcome)
 
     async def _drain_cancelled(self) -> None:
         """After the task was cancelled: take transitions to the end without running any effect."""
@@ -620,13 +621,13 @@ def _move_limit(graph: Graph, run: RunState) -> int:
         return CHECKED_MOVES
 
 
-def _check_move(monitor: Monitor, context: Context, decision: Decision) -> None:
+def _check_move(monitor: Monitor, context: Context, decision: Decision, outcome: Outcome | None) -> None:
     """Check a move against the model of the graph's proofs.
 
     Raises:
         ModelMismatchError: The model does not allow it, and the host asked for an error.
     """
-    mismatch = monitor.record_move(decision.transition, context.run.counters)
+    mismatch = monitor.record_move(decision.transition, context.run, count_tool_calls(outcome))
     if mismatch is None:
         return
     if context.config.host.monitor == "raise":

@@ -13,6 +13,7 @@ from agentfsm.analysis.run_monitor import ModelMismatch, ProofModel
 from agentfsm.errors import JournalError
 from agentfsm.journal.records import SealedRecord, read_record
 from agentfsm.journal.rehydrate import RehydratedRun
+from agentfsm.loop.outcomes import count_tool_calls
 from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
 
@@ -58,11 +59,10 @@ def check_stored_run(records: Iterable[SealedRecord], agent: Agent[Any, Any] | N
         run = reader.run
         if monitor is None:
             traits = _unknown_traits(reader) if agent is None else proof_traits(agent.config)
-            monitor = ProofModel(graph, traits).monitor(run.run_id, run.guardrails, run.state, run.counters)
+            monitor = ProofModel(graph, traits).monitor(run)
         elif body.kind == "transition":
-            mismatch: ModelMismatch | None = monitor.record_move(
-                graph.transition(body.data["transition"]), run.counters
-            )
+            row = graph.transition(body.data["transition"])
+            mismatch: ModelMismatch | None = monitor.record_move(row, run, count_tool_calls(reader.outcome))
             if mismatch is not None:
                 return StoredRunCheck(False, f"record {record.seq}: {mismatch}", moves)
             moves += 1

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from agentfsm import LOOP, Agent, AgentGuardrails, Allow, Host, RunWarning, Transition, UserInputRequested, tool
-from agentfsm.analysis import AgentTraits, Assumptions, GuardAssumption
+from agentfsm import (
+    LOOP,
+    Agent,
+    AgentGuardrails,
+    Allow,
+    Host,
+    Message,
+    ModelRequest,
+    Reply,
+    RunState,
+    RunWarning,
+    StateContext,
+    StateSpec,
+    Transition,
+    UserInputRequested,
+    tool,
+)
+from agentfsm.agent.config import proof_traits
+from agentfsm.analysis import AgentTraits, Analysis, Assumptions, GuardAssumption, analyse
 from agentfsm.analysis.run_monitor import ProofModel, follow_rows
 from agentfsm.errors import GraphError, ModelMismatchError
+from agentfsm.loop.state import CallState
 from agentfsm.testing import ScriptedModel, call
 
 LIMITS = AgentGuardrails(max_iterations=2)
@@ -105,9 +124,10 @@ def test_a_resumed_run_is_followed_on(same_agent: bool) -> None:
 
 
 def test_a_counter_with_another_value_than_the_model_has_is_reported() -> None:
-    monitor = ProofModel(LOOP, AgentTraits()).monitor("run", LIMITS, "pre_step", {"steps": 1})
-    row = LOOP.transition("pre_step.otherwise")
-    mismatch = monitor.record_move(row, {"steps": 7})
+    run = RunState("run", guardrails=LIMITS, counters={"steps": 1})
+    monitor = ProofModel(LOOP, AgentTraits()).monitor(run)
+    run.counters["steps"] = 7
+    mismatch = monitor.record_move(LOOP.transition("pre_step.otherwise"), run)
     assert mismatch is not None
     assert "it leads to call_llm (steps=1, " in str(mismatch)
     assert "and the run has steps=7" in str(mismatch)
@@ -146,3 +166,106 @@ def test_a_users_guard_with_the_name_of_a_built_in_one_may_hold_at_any_time() ->
     agent = Agent(ScriptedModel([call("fragile", text="a"), "done"] * 4), tools=[fragile], graph=graph, host=host)
     ids = [d.transition.id for d in agent.run_sync("go").decisions]
     assert "post_tool.question_asked" in ids
+
+
+# -- bounds ---------------------------------------------------------------------------------------------
+
+
+class Spendthrift:
+    """A model that makes ten calls for one reply, whatever it may make."""
+
+    name = "spendthrift"
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        request.budget.made = 10
+        return Reply(Message.assistant("done"))
+
+
+def test_more_model_calls_than_are_printed_are_reported() -> None:
+    agent = Agent(Spendthrift(), guardrails=AgentGuardrails(max_iterations=3), host=Host(monitor="raise"))
+    assert agent_bounds(agent).bounds.model_calls == 3
+    with pytest.raises(ModelMismatchError, match="at most 3 model calls without waiting, and the run has made 10"):
+        agent.run_sync("go")
+
+
+def agent_bounds(agent: Agent) -> Analysis:
+    return analyse(agent.graph, guardrails=agent.guardrails, traits=proof_traits(agent.config))
+
+
+def test_more_tool_calls_than_are_printed_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call a reply is printed, and the loop is broken: it runs three."""
+
+    @tool(parallel=True)
+    async def look(n: int) -> int:
+        """Look."""
+        return n
+
+    calls = [call("look", n=n) for n in range(3)]
+    limits = AgentGuardrails(max_iterations=1, max_calls_per_reply=1, max_tool_retries=0, on_limit="stop")
+    monkeypatch.setattr("agentfsm.loop.reducer.open_batch", open_all)
+    agent = Agent(ScriptedModel([calls]), tools=[look], guardrails=limits, host=Host(monitor="raise"))
+    with pytest.raises(ModelMismatchError, match="at most 1 tool calls without waiting, and the run has made 3"):
+        agent.run_sync("go")
+
+
+def open_all(run: RunState, calls: Any) -> None:
+    """``open_batch`` without the limit on the calls of one reply."""
+    run.batch = [CallState(each, each.signature) for each in calls]
+    run.first_pending = 0
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ({"moves": 250}, "at most 250 moves without waiting, and the run has made 251"),
+        ({"from_counters": 260}, "at most 260 moves without waiting, by its counters alone"),
+        ({"model_calls": 60}, "at most 60 model calls without waiting, and the run has made 61"),
+        ({"tool_calls": 70}, "at most 70 tool calls without waiting, and the run has made 71"),
+        ({"model_calls_in_all": 80}, "at most 80 model calls in all, and the run has made 81"),
+        ({"tool_calls_in_all": 90}, "at most 90 tool calls in all, and the run has made 91"),
+        ({}, ""),
+    ],
+    ids=str,
+)
+def test_each_bound_that_is_printed_is_compared_with_a_real_run(
+    broken: dict[str, int], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of 100 steps, under a proof that is wrong about one bound."""
+    compute = ProofModel.bounds
+    monkeypatch.setattr(ProofModel, "bounds", lambda model, limits: replace(compute(model, limits), **broken))
+
+    @tool
+    async def look(n: int) -> int:
+        """Look."""
+        return n
+
+    script = [call("look", n=n) for n in range(99)]
+    limits = AgentGuardrails(max_iterations=100, max_calls_per_reply=1, max_tool_retries=0)
+    agent = Agent(ScriptedModel([*script, "done"]), tools=[look], guardrails=limits, host=Host(monitor="raise"))
+    if not why:
+        assert agent.run_sync("go").ok
+        return
+    with pytest.raises(ModelMismatchError, match=why):
+        agent.run_sync("go")
+
+
+def test_the_printed_bound_on_model_calls_counts_those_of_a_state_of_your_own() -> None:
+    """Its row shows one call of the model, and its effect makes two more."""
+
+    async def review(context: StateContext) -> None:
+        await context.ask_model("one")
+        await context.ask_model("two")
+
+    rows = [replace(row, target="review", ends="") if row.id == "post_llm.otherwise" else row for row in LOOP]
+    rows += [replace(row, source="review") for row in LOOP.rows("call_llm") if row.guard in LOOP.first]
+    rows += [Transition("review", None, "terminal", ends="completed")]
+    states = (*LOOP.states, StateSpec("review", effect=review))
+    graph = replace(LOOP, states=states, transitions=tuple(rows))
+    limits = AgentGuardrails(max_iterations=4, on_limit="stop")
+    script = ["answer", "first", "second"]
+    agent = Agent(ScriptedModel(script), graph=graph, guardrails=limits, host=Host(monitor="raise"))
+    result = agent.run_sync("go")
+    assert result.ok
+    assert result.run_state.model_calls == 3
+    bounds = agent_bounds(agent).bounds
+    assert (bounds.model_calls, bounds.model_calls_in_all) == (4, 16)

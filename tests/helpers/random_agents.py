@@ -19,11 +19,13 @@ from agentfsm import (
     Allow,
     Deny,
     Edit,
+    Extend,
     GiveUp,
     Host,
     HumanReplyError,
     ItDidNotRun,
     ItRan,
+    SuspensionRecord,
     UserInputRequested,
     hook,
     tool,
@@ -521,14 +523,18 @@ async def run_in_world(agent: Agent, world: World, seed: int) -> list[list[Any]]
                     result = await agent.dismiss(record)
                 else:
                     try:
-                        result = await agent.resume(record, _reply(dice, record.kind))
-                    except HumanReplyError:  # edited arguments that the tool does not take: the run waits on
-                        result = await agent.resume(record, Allow())
+                        result = await agent.resume(record, _reply(dice, record))
+                    except HumanReplyError:  # the tool does not take the edit, or it is too little: the run waits on
+                        result = await agent.resume(record, "go on" if record.kind == "limit" else Allow())
             except NoTransitionError:  # no row takes this reply: the run waits on
                 return stretches
 
 
-def _reply(dice: random.Random, kind: str) -> Any:
+def _reply(dice: random.Random, record: SuspensionRecord) -> Any:
+    kind, limit = record.kind, record.limit
+    if limit is not None and dice.random() < 0.5:
+        amount: dict[str, Any] = {limit.unit: dice.choice((1, 2, 3, 10))}
+        return Extend(**amount)
     if kind == "approval":
         return dice.choice((Allow(), Allow(), Deny("no"), Edit({"text": "2"})))
     if kind == "in_doubt":
