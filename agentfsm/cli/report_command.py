@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from agentfsm.journal.store import Store
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, VerificationReport
 from agentfsm.report.findings import Findings, ReportedRun
 from agentfsm.report.markdown_report import run_markdown
-from agentfsm.report.page import DecisionFilter, period_page, run_page
+from agentfsm.report.page import DecisionFilter, find_decisions, period_page, run_page
 from agentfsm.report.pdf import render_pdf
 
 __all__ = ["report"]
@@ -141,7 +141,7 @@ def report(
         raise click.UsageError("name RUNs, or give --all, or --tool, --since and --until")
     if form.markdown and wanted is not None:
         raise click.UsageError("--markdown is for runs: a list of decisions is HTML or PDF")
-    runs, findings = _collect(run_ids, witness, path)
+    runs, findings = _collect(run_ids, wanted, witness, path)
     if form.markdown:
         content = run_markdown(runs, findings).encode()
     else:
@@ -159,9 +159,12 @@ def report(
 
 
 def _collect(
-    run_ids: tuple[str, ...], witness: CheckpointOptions, path: Path | None
+    run_ids: tuple[str, ...], wanted: DecisionFilter | None, witness: CheckpointOptions, path: Path | None
 ) -> tuple[list[ReportedRun], Findings]:
-    """The runs with what their verification found, and what is wrong with the store."""
+    """The runs with what their verification found, and what is wrong with the store.
+
+    Of a run without a decision that is wanted, the records are not kept.
+    """
     store = open_existing_store(path)
     keyring, signed = store_keyring(store.path), witness.read()
     hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(store.path))
@@ -170,8 +173,10 @@ def _collect(
     stored = {head.run_id for head in await_result(store.heads())}
     for found in map(with_doubt, verify_runs(run_ids, None, store.path, hashes, keyring)):
         if found.run_id in stored or found.run_id in run_ids:
-            records = _read_records(store, found.run_id)
-            runs.append(ReportedRun(str(found.run_id), records, found))  # somebody may have changed the type of an id
+            run_id = str(found.run_id)  # somebody may have changed the type of an id
+            run = ReportedRun(run_id, _read_records(store, found.run_id), found)
+            kept = wanted is None or find_decisions([run], wanted)
+            runs.append(run if kept else replace(run, sealed=()))
         else:
             problems.append(found)
     return runs, Findings(

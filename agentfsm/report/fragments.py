@@ -37,6 +37,9 @@ __all__ = [
 MAX_SUMMARY = 160
 """Characters of an outcome that a row of the ledger shows; the transcript has all of it."""
 
+SHOWN_SECONDS = 0.001
+"""The shortest duration of an effect that a row shows."""
+
 Cell = str
 """HTML of one cell; made with ``escape`` or from it."""
 
@@ -141,7 +144,7 @@ def _ledger_row(row: LedgerRow, prefix: str) -> str:
         f"<em>action</em> {_text(row.action)}" if row.action else "",
         f"<em>ends</em> {escape(row.ends.replace('_', ' '))}" if row.ends else "",
         f"<em>left</em> {escape(_budgets(row))}" if row.budgets else "",
-        f"<em>took</em> {row.seconds:.3g} s" if row.seconds else "",
+        f"<em>took</em> {_duration(row.seconds)}" if row.seconds is not None and row.seconds >= SHOWN_SECONDS else "",
         "<em>redacted</em>" if row.redacted else "",
     ]
     return (
@@ -149,6 +152,10 @@ def _ledger_row(row: LedgerRow, prefix: str) -> str:
         f"<td>{escape(format_time(row.time)[11:19])}<td>{escape(row.source)}<td><b>{escape(row.guard)}</b>"
         f"<td>{escape(row.target)}<td>{escape(said_no) or 'none'}<td>{'<br>'.join(filter(None, parts))}"
     )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
 def _budgets(row: LedgerRow) -> str:
@@ -194,7 +201,8 @@ def _message(entry: TranscriptEntry) -> str:
     images = f"<div>{entry.images} image{'s' * (entry.images != 1)}, not shown</div>" if entry.images else ""
     name = f" {_text(entry.name)}" if entry.name else ""
     failed = " <em>failed</em>" if entry.failed else ""
-    head = f"<b>{escape(entry.role)}</b>{name}{failed} <small>record {entry.seq}</small>"
+    by = f", by run {_text(entry.run_id)}" if entry.run_id else ""
+    head = f"<b>{escape(entry.role)}</b>{name}{failed} <small>record {entry.seq}{by}</small>"
     return f"<li class={_ROLES.get(entry.role, 'other')}>{head}{_block(entry.text)}{calls}{images}"
 
 

@@ -150,6 +150,7 @@ class TranscriptEntry:
         calls: The tool calls of a reply, each a name and its arguments as JSON.
         failed: Whether it is the result of a call that failed.
         images: The number of images that it has.
+        run_id: The run of the sub-agent whose result it is, or an empty string.
     """
 
     seq: int
@@ -159,6 +160,7 @@ class TranscriptEntry:
     calls: tuple[tuple[str, str], ...] = ()
     failed: bool = False
     images: int = 0
+    run_id: str = ""
 
 
 class FailureEntry(NamedTuple):
@@ -415,7 +417,8 @@ class _Reader:
         failed = out.get("status", "done") != "done"
         images = len(out.get("images", ()))
         name = text_of(out.get("name", ""))
-        entry = TranscriptEntry(record.seq, "tool", name, text_of(out.get("content") or ""), (), failed, images)
+        text, sub_run = text_of(out.get("content") or ""), text_of(out.get("run_id") or "")
+        entry = TranscriptEntry(record.seq, "tool", name, text, (), failed, images, sub_run)
         self.transcript.append(entry)
         if out.get("usage"):
             self._charge(name, out["usage"])

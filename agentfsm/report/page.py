@@ -192,6 +192,10 @@ class DecisionFilter:
         return f"All {what}{start}{end}"
 
 
+_ANSWERED = '"answered"'
+"""What stands in the record of every answer: the kind of its outcome."""
+
+
 class PeriodDecision(NamedTuple):
     """A decision, and the run in which it was made."""
 
@@ -204,6 +208,7 @@ def find_decisions(runs: Sequence[ReportedRun], wanted: DecisionFilter) -> list[
     found = [
         PeriodDecision(run, decision)
         for run in runs
+        if any(_ANSWERED in row.body for row in run.sealed)  # most runs have none, and need not be read
         for decision in read_ledger(run.run_id, run.sealed).decisions
         if wanted.includes(decision)
     ]
@@ -255,6 +260,7 @@ def _page(title: str, verdict: str, body: Callable[[], Iterator[str]], findings:
         f"default-src 'none'; style-src {' '.join(map(_hash_source, styles))}; script-src {_hash_source(_SCRIPT)}; "
         "base-uri 'none'; form-action 'none'"
     )
+    limits = '<a href="#verify">Not everything was checked</a>. ' if findings.unchecked else ""
     made = f"{format_time(made_at)}, from {escape(findings.store)}" if findings.store else format_time(made_at)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
@@ -263,8 +269,8 @@ def _page(title: str, verdict: str, body: Callable[[], Iterator[str]], findings:
         '<meta name="referrer" content="no-referrer">\n'
         f"<title>{escape(title)}: {escape(verdict)}</title><style>{_STYLE}</style></head>\n"
         f"<body><main><h1>{escape(title)}</h1>\n"
-        f"<p>{verdict_html(verdict)} <small>Made {made}. Times are UTC. Texts of models, tools and people are shown as "
-        "they are recorded; hidden characters by their codes.</small></p>\n"
+        f"<p>{verdict_html(verdict)} <small>{limits}Made {made}. Times are UTC. Texts of models, tools and "
+        "people are shown as they are recorded; hidden characters by their codes.</small></p>\n"
         f"{content}\n</main><script>{_SCRIPT}</script></body></html>\n"
     )
 

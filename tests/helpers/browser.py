@@ -28,7 +28,9 @@ class OpenedPage(NamedTuple):
 
 
 @contextmanager
-def open_page(file: Path, *, width: int = 1200, dark: bool = False, script: bool = True) -> Generator[OpenedPage]:
+def open_page(
+    file: Path, *, width: int = 1200, dark: bool = False, script: bool = True, bypass_csp: bool = False
+) -> Generator[OpenedPage]:
     """A file in the system's Chromium, through Playwright; skips the test where one of them is not installed."""
     browser = next(
         (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
@@ -47,6 +49,7 @@ def open_page(file: Path, *, width: int = 1200, dark: bool = False, script: bool
             color_scheme="dark" if dark else "light",
             offline=True,
             java_script_enabled=script,
+            bypass_csp=bypass_csp,
         )
         page = context.new_page()
         page.on("console", partial(_note, events, "text"))

@@ -131,3 +131,13 @@ def test_a_record_that_cannot_be_read_is_named_and_the_rest_is_there() -> None:
     for start in range(1, len(rows)):
         assert read_ledger("it", rows[start:]).last_hash == rows[-1].hash
     assert read_ledger("it", []).moves == ()
+
+
+def test_the_result_of_a_sub_agent_names_its_run() -> None:
+    store = MemoryStore()
+    helper = Agent(ScriptedModel(["The capital is Paris."])).as_tool("look_up", "Look something up.")
+    host = Host(clock=FakeClock(), store=store, secret=b"of the tests")
+    agent = Agent(ScriptedModel([call("look_up", task="capital?"), "Paris."]), tools=[helper], host=host)
+    agent.run_sync("Which capital?", run_id="it")
+    (entry,) = (e for e in ledger_of("it", store).transcript if e.role == "tool")
+    assert entry.run_id in {head.run_id for head in asyncio.run(store.heads())} - {"it"}

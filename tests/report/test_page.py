@@ -23,6 +23,7 @@ from tests.helpers.hostile_runs import run_full_of
 from tests.helpers.hostile_texts import HOSTILE_TEXTS
 from tests.helpers.journal_scenarios import finished_run, waiting_run
 from tests.helpers.long_runs import long_run
+from tests.helpers.npm_servers import install_package
 
 SECRET = b"of the tests"
 FINDINGS = Findings("runs.db", Keyring(SECRET).key_ids, "", ("without a checkpoint: whether records were cut off",))
@@ -71,11 +72,14 @@ def test_a_report_says_what_was_asked_how_it_ended_who_allowed_what_and_what_was
     assert "done: paid 2.0 to Bob" in allowed
     assert "transient_provider busy retry, after 2 s" in section(root, "Failures")
     assert "without a checkpoint" in section(root, "How this was checked")
+    assert "intact Not everything was checked ." in text_of(root)
+    assert "Not everything" not in run_page([whole], Findings("runs.db"), 0)
     assert "verify_journal.py run.jsonl" in section(root, "How this was checked")
     assert "43a019295c44626c1ceebc8c070fcf173047dc8fbe2115bc7efb82ba961d46fc" in section(root, "Graph")
     (ledger,) = (t for t in root.iter("table") if t.attrib.get("class") == "ledger")
     rows = [[text_of(cell) for cell in row.iter("td")] for row in ledger.iter("tr")][1:]
     assert len(rows) == 29
+    assert rows[7][7] == "recovered action retry, after 2 s left steps 797 took 2.0 s"
     assert rows[6][3:7] == ["call_llm", "transient_provider", "recover", "cancelled, aborted"]
 
 
@@ -201,3 +205,19 @@ def test_a_report_needs_no_script_to_be_read(tmp_path: Path, whole: ReportedRun)
         assert page.locator("table.ledger tbody tr").count() == 29
         assert page.locator(".steps").count() == 0
         assert events == []
+
+
+def test_axe_finds_no_fault_in_light_dark_and_on_a_phone(tmp_path: Path, whole: ReportedRun) -> None:
+    axe = install_package("axe-core", "4.14.1", "axe.min.js").read_text("utf-8")
+    file = tmp_path / "report.html"
+    file.write_text(run_page([whole], FINDINGS, 0), encoding="utf-8")
+    with open_page(file, bypass_csp=True) as (page, _):
+        page.evaluate(axe)
+        for width, scheme in ((1200, "light"), (400, "dark")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            faults = page.evaluate("axe.run(document).then((found) => found.violations.map((v) => [v.id, v.impact]))")
+            assert faults == []
+        page.evaluate("document.documentElement.removeAttribute('lang')")
+        found = page.evaluate("axe.run(document).then((found) => found.violations.map((v) => v.id))")
+        assert found == ["html-has-lang"]
