@@ -57,7 +57,7 @@ def run_commands(folder: Path, part: str) -> None:
             ("replay", "--json"),
         )
     ]
-    each = [("show",), ("show", "--json"), ("export",), ("replay", "--json")]
+    each = [("show",), ("show", "--json"), ("export",), ("replay", "--json"), ("report",), ("report", "--markdown")]
     for number, words in enumerate([*every, *([name, run, *more] for run in RUNS for name, *more in each)]):
         result = CliRunner().invoke(app, [*words, "--store", store], env={"AGENTFSM_SECRET": HOST_SECRET.decode()})
         assert result.exit_code in (0, 4) or words[0] == "replay", result.output  # some graphs are not a preset's

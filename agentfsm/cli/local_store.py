@@ -34,6 +34,7 @@ __all__ = [
     "store_keyring",
     "store_option",
     "store_secrets",
+    "write_private",
 ]
 
 
@@ -163,6 +164,13 @@ def store_secrets(path: Path, *, create: bool = False) -> list[bytes]:
     if not all(found):
         raise ConfigurationError(f"{file}, the key file of the store, is empty: restore it, or delete it for a new one")
     return found
+
+
+def write_private(file: Path, content: bytes) -> None:
+    """Write a file with content of runs; a new one can be read by its owner only, and so can a new folder."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(file, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as opened:  # Path.open has no opener
+        opened.write(content)
 
 
 def _create_key_file(file: Path) -> None:

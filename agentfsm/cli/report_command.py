@@ -18,6 +18,7 @@ from agentfsm.cli.local_store import (
     open_existing_store,
     store_keyring,
     store_option,
+    write_private,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.verify_command import (
@@ -151,8 +152,7 @@ def report(
     if form.output is None:
         click.echo(content, nl=False)
     else:
-        form.output.parent.mkdir(parents=True, exist_ok=True)
-        form.output.write_bytes(content)
+        write_private(form.output, content)
         click.echo(form.output, err=True)
     codes = {each.code for each in (*findings.problems, *(run.verification for run in runs))}
     ctx.exit(next((code for code in (TAMPERED, UNVERIFIABLE) if code in codes), 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -42,6 +43,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_report_of_a_run_is_one_file(store: Path, tmp_path: Path) -> None:
     result = command("report", "whole", "--store", store, "--output", tmp_path / "new" / "report.html")
+    if os.name == "posix":  # it has the content of the run
+        assert (tmp_path / "new" / "report.html").stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr.strip() == str(tmp_path / "new" / "report.html")
     page = (tmp_path / "new" / "report.html").read_text("utf-8")

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import mimetypes
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -104,5 +105,6 @@ async def binary_content(label: str, mime_type: str | None, data: str, files: Pa
 
 
 def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:  # Path.open has no opener
+        file.write(content)
