@@ -64,6 +64,9 @@ class Agent(Generic[AgentDeps, Output]):
         deps_type: The type of its runs' dependencies: what tools and hooks get as ``context.deps``.
         deps_factory: Makes the dependencies of a run that is given none, from its ``RunContext``: of a new one, and of
             one that is resumed, in whatever process. Plain or async.
+        output_validators: Functions of the ``RunContext`` and an answer, plain or async, called in order with each
+            answer. They return it, changed or not (None for unchanged), or raise a ``ValueError`` with the reason for
+            the model, which may then answer again, as often as after malformed output.
         host: Clock, secret, seed and store, when the embedding program provides its own.
         migrations: Which stored runs of earlier graphs may continue under this one; see ``agentfsm.Migration``.
 
@@ -90,6 +93,8 @@ class Agent(Generic[AgentDeps, Output]):
         output_type: type[Output] | TypeAdapter[Output] | None = None,
         deps_type: type[AgentDeps] | None = None,
         deps_factory: Callable[[RunContext], AgentDeps | Awaitable[AgentDeps]] | None = None,
+        output_validators: Iterable[Callable[[RunContext[AgentDeps], Output], Output | Awaitable[Output | None] | None]]
+        | None = None,
         host: Host | None = None,
         migrations: Iterable[Migration] = (),
     ) -> None:
@@ -109,6 +114,7 @@ class Agent(Generic[AgentDeps, Output]):
                 output_type=output_type,
                 deps_type=deps_type,
                 deps_factory=deps_factory,
+                output_validators=() if output_validators is None else output_validators,
                 host=host,
                 migrations=migrations,
             ),

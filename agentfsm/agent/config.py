@@ -60,6 +60,7 @@ class AgentOptions:
     output_type: Any
     deps_type: Any
     deps_factory: Callable[[Any], Any] | None
+    output_validators: Iterable[Callable[[Any, Any], Any]]
     host: Host | None
     migrations: Iterable[Migration]
 
@@ -91,7 +92,8 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     written = options.instructions if isinstance(options.instructions, str) else ""
     instructions = _system_prompt(written, behavior, tools, schema)
     model = resolve_model(model)
-    traits = partial(_proof_traits, behavior, tools, model, adapter is not None)
+    validators = _check_validators(options.output_validators)
+    traits = partial(_proof_traits, behavior, tools, model, _may_refuse(adapter, validators))
     open_withholder = _withholder_factory(host, tools, model)
     return AgentConfig(
         machine=Machine(graph, BUILT_IN_GUARDS),
@@ -118,6 +120,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         open_monitor=_monitor_factory(host, graph, traits),
         deps_type=options.deps_type,
         deps_factory=options.deps_factory,
+        output_validators=validators,
         make_instructions=None if isinstance(options.instructions, str) else options.instructions,
     )
 
@@ -144,7 +147,9 @@ def with_host(config: AgentConfig, host: Host, guardrails: AgentGuardrails | Non
 
 def proof_traits(config: AgentConfig) -> AgentTraits:
     """What proofs may assume about an agent with this configuration."""
-    return _proof_traits(config.behavior, config.tools, config.model, config.output_adapter is not None)
+    return _proof_traits(
+        config.behavior, config.tools, config.model, _may_refuse(config.output_adapter, config.output_validators)
+    )
 
 
 def _proof_traits(behavior: Behavior, tools: Mapping[str, Tool], model: Model, structured: bool) -> AgentTraits:
@@ -248,6 +253,7 @@ _EXPECTED_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "policy": ("an object with decide() and backoff()", lambda v: v is None or _has_methods(v, "decide", "backoff")),
     "graph": ("a Graph", lambda v: v is None or isinstance(v, Graph)),
     "migrations": ("a list of migrations, as in migrations=[Migration(old)]", lambda v: isinstance(v, Iterable)),
+    "output_validators": ("a list of functions", lambda v: isinstance(v, Iterable) and not isinstance(v, str)),
     "hooks": ("a list of hooks and observers", lambda v: isinstance(v, Iterable)),
     "memory": ("an object with recall() and remember()", lambda v: v is None or _has_methods(v, "recall", "remember")),
     "host": ("a Host", lambda v: v is None or isinstance(v, Host)),
@@ -299,6 +305,24 @@ def resolve_model(model: str | Model) -> Model:
     from agentfsm.models import resolve  # providers and httpx load only for a model given by name
 
     return resolve(model)
+
+
+def _may_refuse(adapter: TypeAdapter[Any] | None, validators: tuple[Callable[[Any, Any], Any], ...]) -> bool:
+    """Whether an answer may be refused, because of its type or by a validator."""
+    return adapter is not None or bool(validators)
+
+
+def _check_validators(validators: Iterable[Any]) -> tuple[Callable[[Any, Any], Any], ...]:
+    """The output validators, after checking that they are functions.
+
+    Raises:
+        ConfigurationError: One of them is none.
+    """
+    checked = tuple(validators)
+    for each in checked:
+        if not callable(each):
+            raise ConfigurationError(f"an output validator is a function of (context, answer), not {each!r}")
+    return checked
 
 
 def _plain_type(output_type: Any) -> Any:

@@ -85,8 +85,15 @@ def limit_reached_text(failure: Failure) -> str:
     return f"Not run: {failure.kind.value} ({failure.explanation})."
 
 
+REFUSED_ANSWER = "the answer was checked and refused: "
+"""How the explanation begins if an output validator has refused the answer; its reason follows."""
+
+
 def feedback_text(failure: Failure, behavior: Behavior) -> str:
     """The feedback on a reply that has no tool result to carry it."""
+    if failure.explanation.startswith(REFUSED_ANSWER):
+        reason = failure.explanation.removeprefix(REFUSED_ANSWER)
+        return f"Your last answer was checked and refused: {reason}. Correct it, and give the whole answer again."
     return failure.kind.spec.feedback.format(
         explanation=_explanation(failure), next_step=_next_step(behavior), form=_required_form(behavior)
     )

@@ -38,6 +38,7 @@ __all__ = [
     "ItDidNotRun",
     "ItRan",
     "check_approval",
+    "hook_limit_s",
     "request_about",
     "run_hooks",
     "shown_arguments",
@@ -216,7 +217,7 @@ async def _run_hook(context: Context, hook: Hook, hook_context: HookContext[Any]
     try:
         with user_code("hook", hook.function, context.run.change_attempts):
             value = hook.function(hook_context)
-            decision = await context.timeout.run(value, _hook_limit_s(context)) if isawaitable(value) else value
+            decision = await context.timeout.run(value, hook_limit_s(context)) if isawaitable(value) else value
         allowed = AbortRun if hook_context.call is None else HookDecision
         if decision is not None and not isinstance(decision, allowed):  # pyright: ignore[reportUnnecessaryIsInstance]
             where = "here" if hook_context.call is None else "for a call"
@@ -236,8 +237,8 @@ async def _run_hook(context: Context, hook: Hook, hook_context: HookContext[Any]
     return decision
 
 
-def _hook_limit_s(context: Context) -> float:
-    """Seconds for one hook: until the run's time is up, unless it is up already and the run is coming to its end."""
+def hook_limit_s(context: Context) -> float:
+    """Seconds for one function of the user's: until the run's time is up, unless it is up already and the run ends."""
     limit, left = context.run.guardrails.hook_timeout_s, context.time_left_s
     return limit if left is None or left <= 0 else min(limit, left)
 

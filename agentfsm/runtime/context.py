@@ -85,6 +85,7 @@ class AgentConfig:
         open_monitor: Makes the monitor of a run; None if runs are not monitored.
         deps_type: The type of its runs' dependencies, or None if it declares none.
         deps_factory: Makes the dependencies of a run that is given none, or None.
+        output_validators: Functions that check each answer, in order.
         make_instructions: Returns the beginning of the system prompt for a run; None if ``instructions`` is all of it.
     """
 
@@ -113,6 +114,7 @@ class AgentConfig:
     deps_type: object = None
     deps_factory: Callable[[Any], Any] | None = None
     make_instructions: Callable[[Any], Any] | None = None
+    output_validators: tuple[Callable[[Any, Any], Any], ...] = ()
 
 
 class Context:

@@ -19,7 +19,7 @@ from pydantic_core import to_json
 from agentfsm.loop.events import RecoveryStarted
 from agentfsm.loop.failures import Action
 from agentfsm.loop.json_envelope import parse_json
-from agentfsm.loop.messages import ToolCall
+from agentfsm.loop.messages import FinishReason, Reply, ToolCall
 from agentfsm.loop.outcomes import (
     CALL_MODEL,
     CHECK_BUDGETS,
@@ -38,6 +38,7 @@ from agentfsm.machine.declaration import EffectSpec
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.host import Memory
 from agentfsm.runtime.model_call import call_model
+from agentfsm.runtime.output_validators import validate_reply
 from agentfsm.runtime.timeout import reraise_cancellation
 from agentfsm.runtime.tool_dispatch import run_calls
 from agentfsm.runtime.tools import describe_validation_error
@@ -72,12 +73,22 @@ def _require_text(value: object) -> str:
     return value or ""
 
 
-def parse_reply(context: Context) -> Outcome:
+def parse_reply(context: Context) -> Outcome | Awaitable[Outcome]:
     """The effect of ``post_llm``: parse the reply into tool calls, an answer, or the reason why it is malformed."""
     run, adapter = context.run, context.config.output_adapter
     if run.reply is not None and run.behavior.repeats == "calls":
         _log_repeats(context, run.reply.message.tool_calls)
-    return read_reply(run, None if adapter is None else partial(_parse_structured, adapter))
+    parsed = read_reply(run, None if adapter is None else partial(_parse_structured, adapter))
+    if context.config.output_validators and _is_whole_answer(run.reply, parsed):
+        return validate_reply(context, parsed)
+    return parsed
+
+
+def _is_whole_answer(reply: Reply | None, parsed: ReplyParsed) -> bool:
+    """Whether a reply has an answer to validate: one that is neither blank nor cut off nor a refusal."""
+    if parsed.answer is None or reply is None or reply.finish_reason is not FinishReason.STOP:
+        return False
+    return not isinstance(parsed.answer, str) or bool(parsed.answer.strip())
 
 
 def _log_repeats(context: Context, calls: Sequence[ToolCall]) -> None:

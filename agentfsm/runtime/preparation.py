@@ -15,6 +15,7 @@ from agentfsm.errors import MissingDepsError, RunError
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import Message
 from agentfsm.loop.read_only import code_name
+from agentfsm.runtime.approval import hook_limit_s
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.run_context import check_deps, run_context
 from agentfsm.runtime.timeout import reraise_cancellation
@@ -80,7 +81,7 @@ async def _call(context: Context, role: str, function: Callable[[Any], Any]) -> 
     """
     try:
         value = function(run_context(context.run, context.deps))
-        return await context.timeout.run(value, context.run.guardrails.hook_timeout_s) if isawaitable(value) else value
+        return await context.timeout.run(value, hook_limit_s(context)) if isawaitable(value) else value
     except (Exception, asyncio.CancelledError) as error:
         reraise_cancellation(error)
         text = f"{role} {code_name(function)} raised {describe_exception(error)}"

@@ -23,6 +23,7 @@ from agentfsm.loop.withholding import lacks_values
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import check_approval, request_about
 from agentfsm.runtime.context import AgentConfig, Context
+from agentfsm.runtime.output_validators import AnswerRefusedError, validate_answer
 from agentfsm.runtime.permissions import policies_of
 from agentfsm.runtime.timeout import Timeout
 from agentfsm.runtime.tool_channel import CallChannel, ToolWaits
@@ -381,6 +382,8 @@ async def _run_one(
         result = replace(result, withheld=(*result.withheld, *call_secrets(tool, call_state.call.arguments)))
     if result.ending == "done":
         result = _validate_output(context, call_state.call, result)
+        if context.config.output_validators and result.ending == "done":
+            result = await _validated_result(context, call_state.call, result)
     if tool.control is None:
         context.recorder.record_result(eid, result)
         if timer is not context.timeout:  # other calls of the batch still run: do not wait for them to store it
@@ -466,6 +469,15 @@ def _validate_output(context: Context, call: ToolCall, result: ToolResult) -> To
         text = f"its result does not have the required format ({describe_validation_error(error)})"
         return failed_result(call, FailureKind.tool_error, text, type(error).__name__)
     return result
+
+
+async def _validated_result(context: Context, call: ToolCall, result: ToolResult) -> ToolResult:
+    """The result of a call that ends the run, as the output validators leave it, or a failed one if they refuse it."""
+    try:
+        return replace(result, value=await validate_answer(context, result.value))
+    except AnswerRefusedError as error:
+        text = f"the answer was checked and refused: {error}"
+        return failed_result(call, FailureKind.tool_error, text, type(error).__name__)
 
 
 def tool_call_context(

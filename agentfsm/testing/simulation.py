@@ -416,6 +416,7 @@ class Simulator:
             deps_type=None,
             deps_factory=None,
             make_instructions=None,
+            output_validators=(),
             effects={name: self._with_scripted_result(name, effect) for name, effect in config.effects.items()},
         )
 

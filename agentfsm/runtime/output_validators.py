@@ -1,0 +1,89 @@
+"""Output validators: functions of the user's that check an answer, change it, or refuse it with a lesson for the model.
+
+An answer that is refused is malformed output: the row ``output_malformed`` leads to ``recover``, and the policy's
+budget for it bounds how often the model may try again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import isawaitable
+from typing import Any
+
+from pydantic_core import to_json
+
+from agentfsm.loop.outcomes import ReplyParsed
+from agentfsm.loop.prompts import REFUSED_ANSWER
+from agentfsm.loop.read_only import code_name, thaw, user_code
+from agentfsm.runtime.approval import hook_limit_s
+from agentfsm.runtime.context import Context
+from agentfsm.runtime.run_context import run_context
+from agentfsm.runtime.tools import describe_validation_error
+
+__all__ = ["AnswerRefusedError", "validate_answer", "validate_reply"]
+
+
+class AnswerRefusedError(Exception):
+    """An output validator has refused the answer; the text says why, for the model."""
+
+
+async def validate_reply(context: Context, parsed: ReplyParsed) -> ReplyParsed:
+    """What a reply with an answer says after the agent's output validators.
+
+    Args:
+        context: The run.
+        parsed: The reply, with an answer.
+    """
+    try:
+        answer = await validate_answer(context, parsed.answer)
+    except AnswerRefusedError as error:
+        return ReplyParsed(malformed=f"{REFUSED_ANSWER}{error}")
+    return parsed if answer is parsed.answer else ReplyParsed(answer=answer)
+
+
+async def validate_answer(context: Context, answer: Any) -> Any:
+    """An answer as JSON data, as the agent's output validators leave it; the same object if they change nothing.
+
+    Args:
+        context: The run.
+        answer: The answer, as JSON data that is valid for the output type.
+
+    Raises:
+        AnswerRefusedError: One of them refuses it.
+        TypeError: One of them changed it into what is no answer of the agent's output type.
+    """
+    adapter = context.config.output_adapter
+    value = thaw(answer) if adapter is None else adapter.validate_json(to_json(answer))
+    before = _as_json(context, value)
+    context.recorder.push()
+    for each in context.config.output_validators:
+        returned = await _call(context, each, value)
+        value = value if returned is None else returned
+    after = _as_json(context, value)
+    if after == before:
+        return answer
+    if adapter is None and not isinstance(after, str):
+        raise TypeError(f"the output validators left {type(after).__name__} as an answer, which is a text")
+    if adapter is not None:
+        adapter.validate_json(to_json(after))
+    return after
+
+
+def _as_json(context: Context, value: Any) -> Any:
+    adapter = context.config.output_adapter
+    return value if adapter is None else adapter.dump_python(value, mode="json", by_alias=True)
+
+
+async def _call(context: Context, validator: Callable[[Any, Any], Any], value: Any) -> Any:
+    """What a validator returns.
+
+    Raises:
+        AnswerRefusedError: It refuses the value.
+    """
+    try:
+        with user_code("output validator", validator, context.run.change_attempts):
+            returned = validator(run_context(context.run, context.deps), value)
+            return await context.timeout.run(returned, hook_limit_s(context)) if isawaitable(returned) else returned
+    except (ValueError, AssertionError) as error:
+        text = describe_validation_error(error) if hasattr(error, "errors") else str(error)
+        raise AnswerRefusedError(text or f"{code_name(validator)} refused it") from error
