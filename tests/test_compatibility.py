@@ -21,12 +21,14 @@ from agentfsm import (
     Agent,
     AgentGuardrails,
     Allow,
+    Behavior,
     Deny,
     FileReplayGuard,
     Graph,
     Host,
     ItDidNotRun,
     ItRan,
+    MemoryStore,
     RunCompleted,
     RunResult,
     SqliteStore,
@@ -232,3 +234,44 @@ def test_a_run_that_was_killed_during_a_tool_call_asks_whether_the_call_ran(stor
     assert texts(result.messages)[-2:] == [["tool", "it ran now" if ran_now else "it ran"], ["assistant", "done"]]
     assert asyncio.run(verify_stored_run(store, KILLED, {})).code == GOOD
     assert replay(asyncio.run(store.records(KILLED)), PRESETS["standard"].graph).same
+
+
+def failing_five_times(behavior: Behavior) -> list[SealedRecord]:
+    """The journal of a run whose only reply makes five calls that fail in the same way."""
+
+    @tool
+    def broken(n: int) -> str:
+        """It always fails."""
+        raise ValueError("broken")
+
+    calls = [call("broken", n=n) for n in range(5)]
+    store = MemoryStore()
+    made = Agent(ScriptedModel([calls, "done"]), tools=[broken], host=Host(store=store))
+    made = made.with_config(replace(made.config, behavior=behavior))
+    made.run_sync("go", run_id="r1")
+    return asyncio.run(store.records("r1"))
+
+
+@pytest.mark.parametrize(
+    ("counts", "taken", "ending"),
+    [("calls", "post_tool.repeated_error", "Handoff"), ("batches", "post_tool.tool_error", "RunCompleted")],
+)
+def test_what_the_breaker_of_a_run_counts_stands_in_its_journal(counts: Any, taken: str, ending: str) -> None:
+    records = failing_five_times(Behavior(breaker_counts=counts))
+    rows = [json.loads(record.body).get("transition") for record in records]
+    assert taken in rows
+    assert replay(records, LOOP).same
+    other = "batches" if counts == "calls" else "calls"
+    replayed = replay(records, LOOP, behavior=Behavior(breaker_counts=other))
+    assert not replayed.same
+    assert (replayed.recorded_ending, replayed.divergences[0].recorded.partition(" ")[0]) == (ending, taken)
+
+
+def test_a_run_whose_journal_does_not_say_what_its_breaker_counts_is_replayed_as_it_ran() -> None:
+    """Its breaker counted each call, and its first record has no such switch."""
+    first, *rest = failing_five_times(Behavior(breaker_counts="calls"))
+    body = json.loads(first.body)
+    assert body["rules"].pop("breaker_counts") == "calls"
+    old = [first._replace(body=json.dumps(body)), *rest]
+    assert replay(old, LOOP).same
+    assert rehydrate(old).run.behavior.breaker_counts == "calls"

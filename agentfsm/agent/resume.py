@@ -29,7 +29,7 @@ from agentfsm.errors import (
 from agentfsm.loop.extension import check_extension
 from agentfsm.loop.messages import ToolCall
 from agentfsm.loop.model import Model
-from agentfsm.loop.state import HumanReply, PendingRequest, RunState
+from agentfsm.loop.state import FORMER_BEHAVIOR, HumanReply, PendingRequest, RunState
 from agentfsm.loop.suspension import IN_STORE, SuspensionRecord, check_human_reply, open_record
 from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import HumanInput, shown_arguments, to_human_reply
@@ -400,7 +400,7 @@ def check_agent(config: AgentConfig, state: RunState, pinned: Mapping[str, Any])
     """Check that an agent has the rules and the limits of a run that it resumes.
 
     A sub-agent's limits are what its caller had left, and follow from the caller. What an earlier release did not
-    write is not compared.
+    write, and what follows from that (``FORMER_BEHAVIOR``), is not compared: such a run goes on as it began.
 
     Args:
         config: The agent's configuration.
@@ -411,7 +411,10 @@ def check_agent(config: AgentConfig, state: RunState, pinned: Mapping[str, Any])
         SuspensionRulesError: Its preset has other switches.
         SuspensionGuardrailsError: It has other limits.
     """
-    rules = _differences(pinned.get("rules", {}), config.behavior.model_dump(mode="json"))
+    pinned_rules = {
+        name: value for name, value in pinned.get("rules", {}).items() if FORMER_BEHAVIOR.get(name) != value
+    }
+    rules = _differences(pinned_rules, config.behavior.model_dump(mode="json"))
     if rules:
         raise SuspensionRulesError(
             f"run {state.run_id!r} has another preset than this agent ({rules}): resume it with an agent that has the "

@@ -133,6 +133,8 @@ class Behavior(BaseModel):
             warns the model; or counts the calls alone, and logs a warning (``calls``).
         environment_errors: Whether the model may try again after an OSError in a tool (``retry``) or the run is
             handed off at once (``terminal``).
+        breaker_counts: Whether equal errors of the calls of one reply are one for the circuit breaker (``batches``), or
+            as many as there are calls (``calls``), as in journals that were written before this could be chosen.
         attempts_scope: Whether a success resets the count of failures of a kind (``streak``) or failures count
             over the whole run (``run``).
     """
@@ -147,4 +149,5 @@ class Behavior(BaseModel):
     addendum: bool = True
     repeats: Literal["results", "calls"] = "results"
     environment_errors: Literal["retry", "terminal"] = "retry"
+    breaker_counts: Literal["batches", "calls"] = "batches"
     attempts_scope: Literal["streak", "run"] = "streak"

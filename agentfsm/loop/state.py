@@ -29,6 +29,7 @@ from agentfsm.loop.withholding import Withholder, contains_placeholder
 from agentfsm.machine.graph import State
 
 __all__ = [
+    "FORMER_BEHAVIOR",
     "KEPT_FIELDS",
     "MAX_LESSONS",
     "NO_DETAILS",
@@ -755,6 +756,9 @@ _STORED_NAMES = {
 
 _FIELD_NAMES = {stored: name for name, stored in _STORED_NAMES.items()}
 
+FORMER_BEHAVIOR = {"breaker_counts": "calls"}
+"""How runs behaved before their journals said so: switches that were added since."""
+
 _FORMER_COUNTERS = ("steps", "iterations", "continues")
 """Counters that version 0.1.0 stored as fields of their own."""
 
@@ -810,6 +814,8 @@ def load_state(data: dict[str, Any]) -> RunState:
     if "reply_judged" not in fields:  # earlier releases went by the state's name
         fields["reply_judged"] = fields.get("reply") is not None and fields.get("state") != State.POST_LLM
     fields.setdefault("turns", fields.get("model_calls", 0))  # earlier releases counted only these
+    if "behavior" in fields:
+        fields["behavior"] = {**FORMER_BEHAVIOR, **fields["behavior"]}
     run = _state_adapter().validate_python(fields)
     run.answer, run.ending_value = freeze(run.answer), freeze(run.ending_value)
     run.state_results = {name: freeze(value) for name, value in run.state_results.items()}

@@ -88,7 +88,12 @@ def _record_result(run: RunState, call: CallState, result: ToolResult) -> None:
     elif result.failure is not None:
         run.denials = 0
         key = _error_key(result)
-        if key != run.error_key or not any(_has_error(each, key) for each in run.batch if each is not call):
+        counts_each = run.behavior.breaker_counts == "calls"
+        if (
+            counts_each
+            or key != run.error_key
+            or not any(_has_error(each, key) for each in run.batch if each is not call)
+        ):
             count_error(run, key)
         run.call_failures.setdefault(result.failure.kind, result.failure)
     elif result.status == "done":
@@ -104,7 +109,7 @@ def _error_key(result: ToolResult) -> tuple[str, str, str, str]:
 
 
 def _has_error(call: CallState, key: tuple[str, str, str, str]) -> bool:
-    """Whether a call has failed with an error; the circuit breaker counts batches, not calls."""
+    """Whether a call has failed with an error."""
     return call.result is not None and call.result.failure is not None and _error_key(call.result) == key
 
 
