@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 CI = Path(__file__).parents[1] / ".ci" / "run"
-ORACLES = ("dot", "spin", "gcc", "genhtml", "npm")
+ORACLES = ("dot", "spin", "gcc", "genhtml", "npm", "chromium")
 LOG = '#!{bash}\necho "{name} $*" >> "$LOG"\nexit {code}\n'
 
 
