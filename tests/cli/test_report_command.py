@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from pydantic import SecretStr
 
-from agentfsm import SqliteStore
+from agentfsm import Agent, Host, SqliteStore, tool
 from agentfsm.cli.app import app
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE
 from agentfsm.report.pdf import BROWSERS
+from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, waiting_run
 from tests.journal.test_insider_edits import EDITS, SECRET, Insider, make_runs
 
@@ -158,3 +160,37 @@ def test_a_report_says_tampered_where_verify_does(number: int, made: Path, tmp_p
 @pytest.mark.parametrize("number", range(len(EDITS)))
 def test_a_report_says_tampered_after_each_edit_that_verify_finds(number: int, made: Path, tmp_path: Path) -> None:
     check_edit(number, made, tmp_path)
+
+
+# -- what is not in it, and what older releases wrote ------------------------------------------------------
+
+
+def test_a_report_has_no_secret_that_the_store_withholds(tmp_path: Path) -> None:
+    @tool
+    def unlock(code: SecretStr, door: str) -> str:
+        """Unlock a door."""
+        return f"{door} opens to {code.get_secret_value()}"
+
+    secret = "open-sesame-0123456789"
+    with SqliteStore(tmp_path / "runs.db") as opened:
+        agent = Agent(
+            ScriptedModel([call("unlock", code=secret, door="front"), "It is open."]),
+            tools=[unlock],
+            host=Host(clock=FakeClock(), store=opened, secret=SECRET),
+        )
+        assert agent.run_sync("Open the front door.", run_id="door").ok
+    for words in ((), ("--markdown",)):
+        shown = command("report", "door", *words, "--store", tmp_path / "runs.db").stdout
+        assert "front" in shown
+        assert secret not in shown
+
+
+def test_runs_of_an_earlier_release_are_reported(tmp_path: Path) -> None:
+    old = Path(__file__).parents[1] / "data" / "v0.1.0" / "runs.db"
+    file = tmp_path / "old.html"
+    shutil.copy(old, tmp_path / "runs.db")
+    command("report", "--all", "--store", tmp_path / "runs.db", "-o", file)
+    page = file.read_text("utf-8")
+    assert "is not a valid record" not in page
+    assert "cannot be drawn" not in page
+    assert page.count("<article") == page.count('<figure class="wide">') > 3
