@@ -30,11 +30,11 @@ def sdk_stdio(folder: Path, *flags: str, **options: Any) -> MCPTools:
 class SdkServer:
     """The server over streamable HTTP; it can be stopped and restarted on the same port."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, script: Path = SCRIPT) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
-        self.folder, self.flags = folder, flags
+        self.folder, self.flags, self.script = folder, flags, script
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -52,7 +52,7 @@ class SdkServer:
         """Start it, and wait until it listens."""
         with (self.folder / "server.txt").open("ab") as out:
             self._process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(self.port), str(self.folder), *self.flags],
+                [sys.executable, str(self.script), str(self.port), str(self.folder), *self.flags],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=os.environ | env,

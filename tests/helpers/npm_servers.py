@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -23,9 +24,11 @@ __all__ = [
     "AiMock",
     "EverythingServer",
     "aimock_server",
+    "conformance_command",
     "everything_command",
     "everything_http",
     "install_package",
+    "require_new_node",
     "require_node",
 ]
 
@@ -39,6 +42,22 @@ def require_node() -> str:
     if node is None:
         pytest.skip("node is not installed, and it is the oracle of this test")
     return node
+
+
+def require_new_node() -> str:
+    """The path of a node of version 22 or later, installed from npm if the one here is older."""
+    node = require_node()
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
+    if tuple(map(int, re.findall(r"\d+", version)[:1])) >= (22,):
+        return node
+    name = f"node-{platform.system().lower()}-{'arm64' if platform.machine() in ('arm64', 'aarch64') else 'x64'}"
+    return str(install_package(name, "22.23.3", "bin/node"))
+
+
+def conformance_command() -> list[str]:
+    """The command that runs the official conformance suite of MCP."""
+    node = require_new_node()
+    return [node, *_install_program("@modelcontextprotocol/conformance", "0.1.16", "dist/index.js")[1:]]
 
 
 def install_package(name: str, version: str, only: str = "") -> Path:

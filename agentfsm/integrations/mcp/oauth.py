@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ class _Saved(BaseModel):
     """What is saved, as JSON data of the SDK's classes."""
 
     tokens: dict[str, Any] | None = None
+    expires_at: float | None = None
     client: dict[str, Any] | None = None
 
 
@@ -103,12 +105,19 @@ class _SdkStorage:
     async def get_tokens(self) -> OAuthToken | None:
         from mcp.shared.auth import OAuthToken
 
-        tokens = (await self._load()).tokens
-        return None if tokens is None else OAuthToken.model_validate(tokens)
+        saved = await self._load()
+        if saved.tokens is None:
+            return None
+        tokens = OAuthToken.model_validate(saved.tokens)
+        if saved.expires_at is not None and saved.expires_at <= time.time() and tokens.refresh_token:
+            # The SDK does not know when a token that it loads expires, and would ask the user instead of refreshing.
+            return tokens.model_copy(update={"access_token": ""})
+        return tokens
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
         saved = await self._load()
         saved.tokens = tokens.model_dump(mode="json", exclude_none=True)
+        saved.expires_at = None if tokens.expires_in is None else time.time() + tokens.expires_in
         await self._save(saved)
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:

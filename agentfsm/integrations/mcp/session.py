@@ -200,8 +200,14 @@ def _invalid(error: ValidationError) -> str:
     return ", ".join(sorted({".".join(map(str, each["loc"][:3])) for each in error.errors(include_input=False)})[:3])
 
 
+_MAX_REASON_CHARS = 300
+"""How much of a reason that a server may have written an error quotes."""
+
+
 def _describe_error(error: Any) -> str:
-    """The class of an exception, and the reason of an OSError; other texts may contain an address or a secret."""
+    """The class of an exception, and some reasons; other texts may contain an address or a secret."""
+    from mcp.client.auth import OAuthFlowError
+
     inner: list[Any] = [error]
     while len(inner) == 1:  # a task group wraps its exceptions
         error = inner[0]
@@ -210,5 +216,8 @@ def _describe_error(error: Any) -> str:
         return _ENDED
     if isinstance(error, ConfigurationError):  # of a function that the app gives
         return str(error)
+    if isinstance(error, OAuthFlowError):  # what is wrong with the authorization, which nobody could guess
+        said = "".join(c if c.isprintable() else " " for c in str(error))
+        return f"{type(error).__name__}: {said[:_MAX_REASON_CHARS]}"
     reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
     return f"{type(error).__name__}{reason}"
