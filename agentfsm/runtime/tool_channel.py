@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 
 from agentfsm.errors import ToolError
 from agentfsm.loop.events import ToolProgress
@@ -21,33 +20,28 @@ class ToolWaits(BaseException):  # not an error: it leaves a tool that must wait
     """Leaves a tool that has asked a person, past its ``except Exception``; it is called again with the answer."""
 
 
-@dataclass
 class CallChannel:
     """What one attempt at a tool call tells its run.
 
-    Attributes:
+    Args:
         context: The run.
         call_state: The call.
         tool: Its tool.
+
+    Attributes:
         request: What the tool has asked and nobody has answered yet, or None.
     """
 
-    context: Context
-    call_state: CallState
-    tool: Tool
+    # Of most channels nothing is used, so nothing is set up when one is made.
     request: PendingRequest | None = None
-    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _pending: tuple[str, float | None] | None = None
-    _scheduled: bool = False
-    _sent_at: float = float("-inf")
-    _closed: bool = False
-    _answers: tuple[AnsweredQuestion, ...] = ()
-    _asked: int = 0
+    _scheduled = False
+    _sent_at = float("-inf")
+    _closed = False
+    _asked = 0
 
-    def __post_init__(self) -> None:
-        held, answer = self.call_state.held, self.call_state.answer
-        if held is not None and answer is not None:
-            self._answers = (*held.answers, AnsweredQuestion(held.waiting.question, answer.text))
+    def __init__(self, context: Context, call_state: CallState, tool: Tool) -> None:
+        self._context, self._call_state, self._tool = context, call_state, tool
 
     # -- progress -------------------------------------------------------------------------------------
 
@@ -60,17 +54,19 @@ class CallChannel:
         """
         if fraction is not None and not 0 <= fraction <= 1:
             raise ValueError(f"fraction is how much is done, from 0 to 1, not {fraction!r}")
-        if self._closed or not self.context.builds_events:
+        task = self._context.timeout.owner
+        if self._closed or not self._context.builds_events or task is None:
             return
         self._pending = str(message), fraction
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon_threadsafe(self._send_when_due)
+            task.get_loop().call_soon_threadsafe(self._send_when_due)
 
     def _send_when_due(self) -> None:
-        wait_s = self._sent_at + PROGRESS_INTERVAL_S - self._loop.time()
+        loop = asyncio.get_running_loop()
+        wait_s = self._sent_at + PROGRESS_INTERVAL_S - loop.time()
         if wait_s > 0:
-            self._loop.call_later(wait_s, self._send)
+            loop.call_later(wait_s, self._send)
         else:
             self._send()
 
@@ -79,16 +75,24 @@ class CallChannel:
         pending, self._pending = self._pending, None
         if pending is None or self._closed:
             return
-        self._sent_at = self._loop.time()
-        call, (message, fraction) = self.call_state.call, pending
-        self.context.emit(ToolProgress, call_id=call.id, name=call.name, message=message, fraction=fraction)
+        self._sent_at = asyncio.get_running_loop().time()
+        call, (message, fraction) = self._call_state.call, pending
+        self._context.emit(ToolProgress, call_id=call.id, name=call.name, message=message, fraction=fraction)
 
     def close(self) -> None:
         """Send what was said last. What an abandoned tool says from here on is not heard."""
-        self._send()
+        if self._pending is not None:
+            self._send()
         self._closed = True
 
     # -- questions ------------------------------------------------------------------------------------
+
+    @property
+    def _answers(self) -> tuple[AnsweredQuestion, ...]:
+        held, answer = self._call_state.held, self._call_state.answer
+        if held is None or answer is None:
+            return ()
+        return (*held.answers, AnsweredQuestion(held.waiting.question, answer.text))
 
     def ask(self, question: str, context: str, choices: tuple[str, ...]) -> str:
         """A person's answer to the next question of the tool, if there is one already.
@@ -103,16 +107,17 @@ class CallChannel:
                 else than before.
             ToolWaits: Nobody has answered yet.
         """
-        call = self.call_state.call
-        if not self.tool.asks:
+        call = self._call_state.call
+        if not self._tool.asks:
             raise ToolError(f"{call.name!r} asks a person, and does not say so: make it with @tool(asks=True)")
         if not question.strip():
             raise ToolError(f"{call.name!r} asks a question that is blank")
         if self.request is not None:
             raise ToolWaits
         number, self._asked = self._asked, self._asked + 1
-        if number < len(self._answers):
-            earlier = self._answers[number]
+        answers = self._answers
+        if number < len(answers):
+            earlier = answers[number]
             if question != earlier.question:
                 raise ToolError(
                     f"{call.name!r} was called again with a person's answer to {earlier.question!r}, and asked "
@@ -127,7 +132,7 @@ class CallChannel:
             call.id,
             call.name,
             asker=call.name,
-            tool_digest=self.tool.digest,
+            tool_digest=self._tool.digest,
         )
         raise ToolWaits
 
