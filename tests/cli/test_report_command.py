@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from pydantic import SecretStr
 
 from agentfsm import Agent, Host, SqliteStore, tool
@@ -160,6 +162,28 @@ def test_a_report_says_tampered_where_verify_does(number: int, made: Path, tmp_p
 @pytest.mark.parametrize("number", range(len(EDITS)))
 def test_a_report_says_tampered_after_each_edit_that_verify_finds(number: int, made: Path, tmp_path: Path) -> None:
     check_edit(number, made, tmp_path)
+
+
+def test_with_a_checkpoint_a_report_finds_what_only_a_checkpoint_can(made: Path, tmp_path: Path) -> None:
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    edits = [edit for _, needs, edit in EDITS if needs == "checkpoint"]
+    assert len(edits) == 3
+    for number, edit in enumerate([lambda _: None, *edits]):
+        folder = Path(shutil.copytree(made, tmp_path / str(number)))
+        (folder / "key.pem").write_bytes(private)
+        (folder / "public.pem").write_bytes(public)
+        signed = command("checkpoint", "--key", folder / "key.pem", "--store", folder / "runs.db")
+        (folder / "note").write_text(signed.stdout, "utf-8")
+        insider = Insider(folder)
+        edit(insider)
+        insider.db.close()
+        file = folder / "report.html"
+        words = ("--checkpoint", folder / "note", "--key", folder / "public.pem", "--store", folder / "runs.db")
+        command("report", "--all", *words, "-o", file)
+        assert verdict(file) == ("tampered" if number else "intact, not finished")
+        assert "the checkpoint of " in file.read_text("utf-8")
 
 
 # -- what is not in it, and what older releases wrote ------------------------------------------------------
