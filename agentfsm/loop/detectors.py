@@ -130,7 +130,7 @@ def iteration_limit(run: RunState) -> Failure:
 
 def time_limit(run: RunState) -> Failure | None:
     """``max_execution_time_s`` of active time has passed, and so has the last turn, if there is one."""
-    limit = run.time_limit
+    limit = run.guardrails.max_execution_time_s if run.granted_s is None else run.time_limit  # asked in every step
     if limit is None or run.elapsed_s < limit or run.final_turn == "now":
         return None
     return _limit_failure(run, FailureKind.time_limit, f"{run.elapsed_s:.1f} s of {limit:g} s are used up")

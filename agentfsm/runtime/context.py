@@ -184,7 +184,7 @@ class Context:
     def time_left_s(self) -> float | None:
         """Seconds until the run's time is up, its last turn included; zero or less if it is; None without a limit."""
         run = self.run
-        limit = run.time_limit
+        limit = run.guardrails.max_execution_time_s if run.granted_s is None else run.time_limit
         if limit is None:
             return None
         if run.final_turn:
