@@ -205,6 +205,22 @@ def test_a_server_may_not_ask_unless_the_app_allows_it(booking: tuple[SdkServer,
     assert server.done == once(server, tool)[:-1]
 
 
+@pytest.mark.parametrize(("name", "tool"), [("sdk_server", "abstract"), ("legacy_server", "summarize")])
+@pytest.mark.parametrize("elicitation", [False, True])
+def test_a_server_that_asks_for_a_models_reply_is_refused(
+    request: pytest.FixtureRequest, store: SqliteStore, name: str, tool: str, elicitation: bool
+) -> None:
+    server: SdkServer = request.getfixturevalue(name)
+    client = Client(server, store, call(tool, text="long"), elicitation=elicitation)
+
+    async def work(agent: Agent) -> RunResult:
+        return await agent.run("go")
+
+    result = client.do(work)
+    assert "sampling" in results(result)[0].lower()
+    assert result.run_state.model_calls == 2  # the run's own
+
+
 def test_other_calls_of_the_server_run_while_one_waits(legacy_server: SdkServer, store: SqliteStore) -> None:
     async def work(agent: Agent) -> RunResult:
         await agent.run("go", run_id="r")
