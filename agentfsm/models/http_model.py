@@ -19,8 +19,7 @@ from agentfsm.loop.messages import FinishReason, Reply, Role
 from agentfsm.loop.model import KeepAlive, ModelRequest, StreamChunk
 from agentfsm.models.error_mapping import CallErrors
 from agentfsm.models.http_client import HttpClient, HttpOptions
-from agentfsm.models.output_schema import DEFAULT_SUPPORT, SchemaSupport
-from agentfsm.models.providers import Endpoint, KeyFunction, resolve_endpoint
+from agentfsm.models.providers import Endpoint, KeyFunction, Provider, resolve_endpoint
 from agentfsm.models.settings import ModelSettings, WithSettings
 from agentfsm.models.stream_reader import (
     MIDSTREAM_ERROR_STATUS,
@@ -121,6 +120,15 @@ class HttpModel(WithSettings):
     def _is_official(self) -> bool:
         """Whether calls go to the own address of the provider that defined the wire."""
         return self._endpoint.is_official and self._endpoint.provider.name == self._default_provider
+
+    @property
+    def _known_row(self) -> Provider | None:
+        """The row of the provider, if it describes the server.
+
+        A model with the provider that defined the wire, at another address, is any server that speaks the wire.
+        """
+        row = self._endpoint.provider
+        return row if self._endpoint.is_official or row.name != self._default_provider else None
 
     @property
     def _origin(self) -> str:
@@ -231,12 +239,6 @@ class HttpModel(WithSettings):
     def _max_output_tokens(self, request: ModelRequest) -> int | None:
         """The limit on the reply that is sent with a request, in tokens."""
         return request.max_output_tokens or self.settings.max_tokens
-
-    def _schema_support(self) -> SchemaSupport:
-        """What the server accepts of an output schema; of an unknown one, what every server accepts."""
-        row = self._endpoint.provider
-        elsewhere = row.name == self._default_provider and not self._endpoint.is_official
-        return DEFAULT_SUPPORT if elsewhere else row.schemas
 
     # -- shared by all wires --------------------------------------------------------------------------
 

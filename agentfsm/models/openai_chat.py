@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -18,6 +18,7 @@ from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.http_model import HttpModel
 from agentfsm.models.output_schema import DEFAULT_SUPPORT, SchemaSupport, output_schema_block, wants_json_object
+from agentfsm.models.role_rules import DEFAULT_ROLES, AlternatingEncoder, RoleRules, short_call_id
 from agentfsm.models.settings import ModelSettings, reject_prompt_cache
 from agentfsm.models.stream_reader import StreamAccumulator, TextAccumulator
 from agentfsm.models.wire_format import (
@@ -115,6 +116,7 @@ class OpenAIChat(HttpModel):
             official=self._is_official,
             origin=self._origin,
             schemas=self._schema_support(),
+            roles=self._role_rules(),
         )
         if row.renamed:
             body = {row.renamed.get(name, name): value for name, value in body.items()}
@@ -123,13 +125,16 @@ class OpenAIChat(HttpModel):
         # Without the option there is no usage at all (https://platform.openai.com/docs/api-reference/chat/create).
         return {"stream": True} | ({"stream_options": {"include_usage": True}} if row.stream_usage else {}) | body
 
+    def _role_rules(self) -> RoleRules:
+        return DEFAULT_ROLES if self._known_row is None else self._known_row.roles
+
     def _schema_support(self) -> SchemaSupport:
         if self._is_official and _MODELS_WITHOUT_SCHEMAS.match(self.model):
             return SchemaSupport(mode="none")
-        return super()._schema_support()
+        return DEFAULT_SUPPORT if self._known_row is None else self._known_row.schemas
 
     def _message_encoder(self) -> tuple[str, MessageEncoder]:
-        return "messages", _new_encoder(self._origin, self.settings.images)
+        return "messages", _new_encoder(self._origin, self.settings.images, self._role_rules())
 
     def _decode(self, body: object, used_ids: Collection[str]) -> Reply:
         return decode(body, used_ids=used_ids, origin=self._origin)
@@ -146,6 +151,7 @@ def encode(
     official: bool = False,
     origin: str = "",
     schemas: SchemaSupport = DEFAULT_SUPPORT,
+    roles: RoleRules = DEFAULT_ROLES,
 ) -> dict[str, Any]:
     """The body of a request.
 
@@ -156,9 +162,10 @@ def encode(
         official: Whether the server is OpenAI's own, which has another name for the limit of a reply.
         origin: The server and model that is called. It gets back its own reasoning, and no other's.
         schemas: What the server accepts of an output schema; the instructions contain the schema anyway.
+        roles: What the server accepts of the order of messages.
     """
     settings = settings or ModelSettings()
-    messages = _new_encoder(origin, settings.images).encode_all(request.messages)
+    messages = _new_encoder(origin, settings.images, roles).encode_all(request.messages)
     body: dict[str, Any] = {"model": model, "messages": messages}
     if request.tools:
         body["tools"] = [{"type": "function", "function": function_spec(tool)} for tool in request.tools]
@@ -245,13 +252,15 @@ def _decode_content(content: object) -> tuple[str, str | None]:
     return text, refusal or None
 
 
-def _new_encoder(origin: str, images: bool) -> PerMessageEncoder:
+def _new_encoder(origin: str, images: bool, roles: RoleRules) -> PerMessageEncoder | AlternatingEncoder:
     """An encoder for an empty transcript.
 
     Images go into a user message after the last result of a batch: a tool message accepts text alone
     (https://github.com/OpenHands/OpenHands/issues/7700), and nothing may come between the results of one batch.
     """
-    return PerMessageEncoder(partial(_encode_message, origin=origin), images, _encode_images if images else None)
+    encode_message = partial(_encode_message, origin=origin, call_id=short_call_id if roles.short_call_ids else str)
+    items = PerMessageEncoder(encode_message, images, _encode_images if images else None)
+    return AlternatingEncoder(items) if roles.alternate else items
 
 
 def _encode_images(results: list[Message]) -> list[dict[str, Any]]:
@@ -270,10 +279,10 @@ def _encode_user(message: Message) -> dict[str, Any]:
     return {"role": "user", "content": [*text, *images]}
 
 
-def _encode_message(message: Message, origin: str) -> list[dict[str, Any]]:
+def _encode_message(message: Message, origin: str, call_id: Callable[[str], str]) -> list[dict[str, Any]]:
     match message.role:
         case Role.TOOL if message.tool_call_id is not None:
-            return [{"role": "tool", "tool_call_id": message.tool_call_id, "content": message.content}]
+            return [{"role": "tool", "tool_call_id": call_id(message.tool_call_id), "content": message.content}]
         case Role.TOOL | Role.USER:
             return [_encode_user(message)]
         case Role.SYSTEM:
@@ -281,17 +290,17 @@ def _encode_message(message: Message, origin: str) -> list[dict[str, Any]]:
         case Role.ASSISTANT if not message.tool_calls:
             return [{"role": "assistant", "content": message.content}]
         case Role.ASSISTANT:
-            return [_encode_tool_calls(message, origin)]
+            return [_encode_tool_calls(message, origin, call_id)]
 
 
-def _encode_tool_calls(message: Message, origin: str) -> dict[str, Any]:
+def _encode_tool_calls(message: Message, origin: str, call_id: Callable[[str], str]) -> dict[str, Any]:
     """A reply with calls, with its reasoning and signatures if they came from the model that is called."""
     stored = own_extra(message, EXTRA_KEY, origin)
     signatures = as_list(stored.get("calls"))
     signatures = signatures if len(signatures) == len(message.tool_calls) else [None] * len(message.tool_calls)
     calls = [
         {
-            "id": call.id,
+            "id": call_id(call.id),
             "type": "function",
             "function": {"name": safe_tool_name(call.name), "arguments": dumps(call.arguments)},
         }

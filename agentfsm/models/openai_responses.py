@@ -76,7 +76,7 @@ class OpenAIResponses(HttpModel):
             self.settings,
             official=self._is_official,
             origin=self._origin,
-            schemas=self._schema_support(),
+            schemas=DEFAULT_SUPPORT if self._known_row is None else self._known_row.schemas,
         )
         return {"stream": True} | body if stream else body
 

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 
 from agentfsm.errors import ConfigurationError, MissingKeyError
 from agentfsm.models.output_schema import DEFAULT_SUPPORT, OPENAI_SUPPORT, SchemaSupport
+from agentfsm.models.role_rules import ANY_ORDER, DEFAULT_ROLES, RoleRules
 
 __all__ = ["PROVIDERS", "Endpoint", "KeyFunction", "Provider", "parse_key", "resolve_endpoint"]
 
@@ -45,6 +46,7 @@ class Provider:
         stream_usage: Whether it accepts ``stream_options``; without them some providers report no usage.
         renamed: Fields of a request body that it names differently.
         schemas: What it accepts of an output schema.
+        roles: What it accepts of the order of messages.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Provider:
     stream_usage: bool = True
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     schemas: SchemaSupport = DEFAULT_SUPPORT
+    roles: RoleRules = DEFAULT_ROLES
 
 
 def _azure_url(endpoint: str) -> str:
@@ -104,6 +107,7 @@ PROVIDERS: dict[str, Provider] = {
             needs_key=True,
             bare_patterns=("gpt-*", "chatgpt-*", "o[1-9]", "o[1-9]-*", "ft:gpt-*", "ft:o[1-9]*"),
             schemas=OPENAI_SUPPORT,
+            roles=ANY_ORDER,
         ),
         Provider(
             name="openai-responses",
@@ -174,6 +178,7 @@ PROVIDERS: dict[str, Provider] = {
             needs_key=True,
             stream_usage=False,
             renamed={"seed": "random_seed"},
+            roles=RoleRules(short_call_ids=True),
         ),
         Provider(
             name="deepseek",
@@ -220,6 +225,7 @@ PROVIDERS: dict[str, Provider] = {
             key_header="api-key",
             parse_url=_azure_url,
             schemas=OPENAI_SUPPORT,
+            roles=ANY_ORDER,
         ),
         Provider(
             name="bedrock",

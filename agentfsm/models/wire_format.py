@@ -381,11 +381,19 @@ class PerMessageEncoder:
 
     def add(self, message: Message) -> None:
         """Encode a message that every later request repeats."""
-        self._encoded += map(dumps, self._encode_one(message, self._pending_results))
+        self._encoded += map(dumps, self.next_items(message))
+
+    def next_items(self, message: Message) -> list[dict[str, Any]]:
+        """The items of a message that every later request repeats, after those that it completes."""
+        return self._encode_one(message, self._pending_results)
+
+    def rest(self, tail: Iterable[Message]) -> list[dict[str, Any]]:
+        """The items of the messages of this request only, after those that they complete."""
+        return self._encode_rest(tail, self._pending_results.copy())
 
     def encoded_items(self, tail: Iterable[Message]) -> list[str]:
         """The JSON texts of all items; ``tail`` is encoded for this request only."""
-        new = [dumps(item) for item in self._encode_rest(tail, self._pending_results.copy())]
+        new = list(map(dumps, self.rest(tail)))
         if len(self._encoded) > 1:
             self._encoded = [",".join(self._encoded)]
         return [*self._encoded, *new]

@@ -6,8 +6,10 @@ They are written from the providers' documents and know nothing of the loop.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +18,15 @@ from pydantic import TypeAdapter
 from agentfsm.loop.messages import Message, Role
 from agentfsm.loop.model import ModelRequest
 
-__all__ = ["check_requests", "check_transcript", "request_errors", "transcript_errors"]
+__all__ = [
+    "check_requests",
+    "check_transcript",
+    "gemini_errors",
+    "mistral_errors",
+    "request_errors",
+    "role_errors",
+    "transcript_errors",
+]
 
 
 def check_transcript(messages: Sequence[Message], *, request: bool = True) -> None:
@@ -201,12 +211,59 @@ def _messages_errors(body: dict[str, Any]) -> list[str]:
     return found
 
 
+_AFTER = {
+    "system": {"user", "assistant", "system"},
+    "user": {"assistant", "system", "user"},
+    "assistant": {"assistant", "user", "tool"},
+    "tool": {"assistant", "tool"},
+}
+"""What may follow a message of a role at Mistral (``mistral-common``, ``MistralRequestValidator``)."""
+
+
+def mistral_errors(body: dict[str, Any]) -> list[str]:
+    """What Mistral would reject of a chat completions request."""
+    found = _chat_errors(body)
+    messages = body["messages"]
+    for place, (before, message) in enumerate(pairwise(messages), 1):
+        if message["role"] not in _AFTER[before["role"]]:
+            found.append(f"{place}: the role {message['role']!r} after {before['role']!r}")
+    if messages[-1]["role"] not in ("user", "tool"):
+        found.append("the last message is neither the user's nor a tool's")
+    for place, message in enumerate(messages):
+        if message["role"] == "assistant" and not (message.get("content") or message.get("tool_calls")):
+            found.append(f"{place}: a reply without text and calls")
+        for call in message.get("tool_calls") or ():
+            if not re.fullmatch(r"[a-zA-Z0-9]{9}", call["id"]):
+                found.append(f"{place}: the id {call['id']!r} is not nine letters long")
+    return found
+
+
+def gemini_errors(body: dict[str, Any]) -> list[str]:
+    """What Gemini would reject (https://ai.google.dev/gemini-api/docs/function-calling)."""
+    found = _chat_errors(body)
+    messages = [message for message in body["messages"] if message["role"] != "system"]
+    if not messages or messages[0]["role"] != "user" or messages[-1]["role"] not in ("user", "tool"):
+        found.append("the first content is the user's, the last is the user's or a function's")
+    for place, (before, message) in enumerate(pairwise(messages), 1):
+        if message.get("tool_calls") and before["role"] not in ("user", "tool"):
+            found.append(f"{place}: a function call comes after the user or a function response")
+    for place, message in enumerate(messages):
+        if not (message.get("content") or message.get("tool_calls")) and message["role"] != "tool":
+            found.append(f"{place}: a content without parts")
+    return found
+
+
 _RULES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "openai": _chat_errors,
     "responses": _responses_errors,
     "anthropic": _messages_errors,
     "ollama": _chat_errors,
 }
+
+
+def role_errors(wire: str, body: dict[str, Any]) -> list[str]:
+    """What is wrong with the order of the messages in the body of a request, and with the ids of its calls."""
+    return _RULES[wire](body)
 
 
 def show_body(body: dict[str, Any]) -> str:
