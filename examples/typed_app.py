@@ -1,7 +1,7 @@
 """A help desk whose dependencies and answers are typed: mypy and pyright find each misspelt field.
 
-Shows: deps_type and output_type, tools, a hook and an approval that read the dependencies, a sub-agent with the same
-dependencies, tags and metadata, a run that is resumed with its dependencies.
+Shows: deps_type and output_type, tools, instructions, a hook, an approval and an output validator that read the
+dependencies, a sub-agent with the same dependencies, tags and metadata, a run that is resumed with its dependencies.
 
 The models are scripted, so no API key is needed.
 """
@@ -22,6 +22,7 @@ from agentfsm import (
     Approval,
     HookContext,
     Run,
+    RunContext,
     RunResult,
     ToolContext,
     ToolError,
@@ -101,6 +102,17 @@ def only_while_open(context: HookContext[Desk]) -> AbortRun | None:
     return None if context.deps.is_open else AbortRun("the desk is closed")
 
 
+def greet(context: RunContext[Desk]) -> str:
+    """The system prompt of a run."""
+    return f"You are the help desk of a shop. You may refund {context.deps.clerk_limit_usd} USD without a manager."
+
+
+def refund_was_paid(context: RunContext[Desk], resolution: Resolution) -> None:
+    """Refuse an answer that promises what was not paid."""
+    if (resolution.order_number, resolution.refunded_usd) not in context.deps.shop.refunds:
+        raise ValueError(f"nothing was refunded on {resolution.order_number}: call refund first")
+
+
 # -- the agents ---------------------------------------------------------------------------------------
 
 rules = Agent(ScriptedModel(["Up to 30 days, in full."]), instructions="You know the rules of returns.", deps_type=Desk)
@@ -116,9 +128,10 @@ clerk = Agent(
     ),
     tools=[look_up, refund, rules.as_tool("rules", "Knows the rules of returns.")],
     hooks=[only_while_open],
-    instructions="You are the help desk of a shop.",
+    instructions=greet,
     deps_type=Desk,
     output_type=Resolution,
+    output_validators=[refund_was_paid],
 )
 
 

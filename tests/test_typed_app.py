@@ -17,7 +17,7 @@ MISSPELT = {
     'context.deps.clerk_limit_usd else': 'context.deps.clerk_limit_eur else',
     "context.deps.shop.refunds.append": "context.deps.shop.refund.append",
     "context.metadata['tenant']": "context.meta['tenant']",
-    "context.deps.is_open else": "context.deps.isopen else",
+    "not in context.deps.shop.refunds": "not in context.deps.shop.refund",
     "run.deps.clerk_limit_usd)": "run.deps.clerk_limit)",
     "resolution.message}": "resolution.massage}",
     "resolution = result.output": "resolution = result.outputs",
