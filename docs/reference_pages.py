@@ -17,14 +17,22 @@ PACKAGES = (
     "agentfsm.analysis",
     "agentfsm.testing",
     "agentfsm.testing.invariants",
+    "agentfsm.testing.model_conformance",
     "agentfsm.testing.store_conformance",
     "agentfsm.testing.strategies",
     "agentfsm.integrations.mcp.toolset",
     "agentfsm.integrations.otel",
+    "agentfsm.integrations.pydantic_ai",
+    "agentfsm.integrations.langchain",
 )
-"""Whose names are public: see stability.md."""
+"""Whose names are public: see stability.md. LiteLLM is too large to be installed where the site is built."""
 
-ONLY = {"agentfsm.integrations.otel": ["tracing"], "agentfsm.integrations.mcp.toolset": ["MCPSettings", "MCPTools"]}
+ONLY = {
+    "agentfsm.integrations.langchain": ["from_langchain"],
+    "agentfsm.integrations.pydantic_ai": ["from_pydantic_ai"],
+    "agentfsm.integrations.otel": ["tracing"],
+    "agentfsm.integrations.mcp.toolset": ["MCPSettings", "MCPTools"],
+}
 """The public names of modules that define others for their neighbors."""
 
 TOPICS = {

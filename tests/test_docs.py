@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+import agentfsm
 from agentfsm import LOOP, AgentGuardrails, SqliteStore
 from agentfsm.cli.app import app
 from agentfsm.journal.records import read_records
@@ -297,3 +298,10 @@ def test_every_guardrail_is_listed_with_its_default() -> None:
     assert {name: rows[name].strip("`") for name in rows if name != "max_steps"} == {
         name: str(default) for name, default in defaults.items() if name != "max_steps"
     }
+
+
+def test_every_name_of_the_package_is_in_a_guide_or_an_example() -> None:
+    """All are in the reference, which is written from the same list."""
+    guides = [*DOCS, README, *(ROOT / "examples").rglob("*.py")]
+    words = set(re.findall(r"\w+", "\n".join(page.read_text(encoding="utf-8") for page in guides)))
+    assert [name for name in agentfsm.__all__ if name not in words] == []
