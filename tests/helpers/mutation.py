@@ -318,7 +318,7 @@ MUTANTS = (
     Mutant(
         "a redaction is not recorded",
         "agentfsm/journal/redact.py",
-        "await store.append(lease, [redaction], status)",
+        "await store.append(lease, written, status)",
         "pass",
         VERIFICATION,
     ),
@@ -430,8 +430,8 @@ MUTANTS = (
     Mutant(
         "a key that was passed in code is written",
         "agentfsm/agent/config.py",
-        "for secret in (*host.secrets, *secrets_of(model))]",
-        "for secret in host.secrets]",
+        "for secret in (*host.secrets, *secrets_of(model), *chain(*of_servers)))",
+        "for secret in (*host.secrets, *chain(*of_servers)))",
         SECRETS,
     ),
     Mutant(
