@@ -57,6 +57,10 @@ def prompt_for(question: UserInputRequested, *typed: str, editor: str | None = N
 @pytest.mark.parametrize(
     ("kind", "typed", "reply"),
     [
+        ("form", '{"day": "2027-01-02"}', '{"day": "2027-01-02"}'),
+        ("form", "decline not now", Deny("not now")),
+        ("form", "cancel", GiveUp()),
+        ("form", "Ann", "Ann"),
         ("approval", "allow", Allow()),
         ("approval", "Y", Allow()),
         ("approval", "deny", Deny()),
@@ -151,3 +155,11 @@ def test_a_choice_is_selected_by_number_or_text(typed: str, reply: str) -> None:
     assert got == reply
     assert "1) red" in shown
     assert "tool" not in shown
+
+
+def test_a_form_shows_its_fields_and_takes_them_as_json() -> None:
+    request = make_request("form", question="When?", context="day (date; required)", form={"type": "object"})
+    reply, shown = prompt_for(request, "", '{"day": "2027-01-02"}')
+    assert reply == '{"day": "2027-01-02"}'
+    assert "day (date; required)" in shown
+    assert "send" not in shown  # the call is not what the person decides about
