@@ -24,8 +24,8 @@ from agentfsm.testing.simulation import SimulationResult
 
 __all__ = ["RecordedRuns", "RunRecorder", "run_lines"]
 
-ENVELOPE_FIELDS = ("run_id", "seq", "time", "suspension_record", "digest")
-"""What an outcome says besides what happened; the digest depends on the record's random id."""
+ENVELOPE_FIELDS = ("run_id", "seq", "time", "suspension_record", "digest", "secrets")
+"""What an outcome has besides what happened; the digest depends on the record's random id."""
 
 
 def run_lines(result: SimulationResult | RunResult[Any]) -> list[str]:
