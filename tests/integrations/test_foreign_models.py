@@ -127,9 +127,14 @@ def test_a_run_with_a_tool(name: str, streamed: bool) -> None:
 
 
 def transcript(body: dict[str, Any]) -> list[Any]:
-    """The messages of a request, with each content as a list of its texts and images."""
+    """The messages of a request, with each content as a list of its texts and images.
+
+    What our own wire puts between a result and an image is left out: the libraries have rules of their own for that.
+    """
     found = list[Any]()
     for message in body["messages"]:
+        if message == {"role": "assistant", "content": "OK."}:
+            continue
         content = message.get("content") or []
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         texts = [block["text"] for block in blocks if block["type"] == "text"]
