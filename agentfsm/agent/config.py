@@ -207,7 +207,7 @@ def _journal_factory(
         withhold_secrets_of(run, withholder)
         for secret in () if resume_point is None else resume_point.secrets:
             withholder.add(secret)
-        return open_journal(store, run.run_id, resume_point, host.keyring, withholder)
+        return open_journal(store, run, resume_point, host.keyring, withholder)
 
     return open_sink
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import RecordSealer
@@ -11,13 +13,14 @@ from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.outcome_codec import CommitmentWriter
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import RehydratedRun, rehydrate
-from agentfsm.journal.store import Store, consistent_read, off_loop
+from agentfsm.journal.run_info import RunInfo, first_info, info_of
+from agentfsm.journal.store import Status, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
-from agentfsm.loop.canonical_json import encode
+from agentfsm.loop.canonical_json import decode, encode
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.outcomes import ToolsRan
 from agentfsm.loop.reducer import on_outcome
-from agentfsm.loop.state import dump_state
+from agentfsm.loop.state import RunState, dump_state
 
 __all__ = ["fork"]
 
@@ -72,13 +75,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
     lease = await store.acquire(new_id, owner_name(), new=True, keyring=keyring)
     bodies = [("run.forked", first, commitments.dump())]
     if parent.suspension is not None:
-        commitments = CommitmentWriter()
-        waiting = {
-            name: commitments.commitment_value(value) if name in _HIDDEN_REQUEST_FIELDS else value
-            for name, value in parent.suspension["waiting"].items()
-        }
-        suspended = {"id": parent.suspension["id"], "expires": parent.suspension["expires"], "waiting": waiting}
-        bodies.append(("run.suspended", suspended, commitments.dump()))
+        bodies.append(_suspended_body(parent.suspension))
     new_records: list[SealedRecord] = []
     last_hash, sealer = lease.hash, RecordSealer(keyring.current)
     for kind, fields, hidden in bodies:
@@ -86,12 +83,34 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
         body = encode({**fields, "kind": kind, "seq": seq, "epoch": lease.epoch, "ts": int(time.time() * 1000)})
         new_records.append(sealer.seal(seq, body, last_hash, hidden))
         last_hash = new_records[-1].hash
+    status: Status = "running" if parent.suspension is None else "suspended"
+    info = _listed(new_id, run, status, new_records, parent.suspension)
     try:
-        await store.append(lease, new_records, "running" if parent.suspension is None else "suspended")
+        await store.append(lease, new_records, status, info)
     finally:
         with contextlib.suppress(StoreError):  # the lease is released whether or not the append succeeded
             await store.release(lease)
     return rehydrate(new_records)
+
+
+def _suspended_body(suspension: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:
+    """The kind, the fields and the hidden values of the record of the request that the new run waits for."""
+    commitments = CommitmentWriter()
+    waiting = {
+        name: commitments.commitment_value(value) if name in _HIDDEN_REQUEST_FIELDS else value
+        for name, value in suspension["waiting"].items()
+    }
+    suspended = {"id": suspension["id"], "expires": suspension["expires"], "waiting": waiting}
+    return "run.suspended", suspended, commitments.dump()
+
+
+def _listed(
+    run_id: str, run: RunState, status: Status, records: Sequence[SealedRecord], suspension: Mapping[str, Any] | None
+) -> RunInfo:
+    """What the new run is listed by."""
+    expires = None if suspension is None else suspension["expires"]
+    updated = decode(records[-1].body)["ts"] / 1000
+    return info_of(first_info(run_id, records[0]), run, status, updated, None if expires is None else expires / 1000)
 
 
 _HIDDEN_REQUEST_FIELDS = frozenset({"question", "context", "choices", "arguments", "form"})

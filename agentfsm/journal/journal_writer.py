@@ -10,6 +10,7 @@ import platform
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
@@ -18,13 +19,14 @@ from agentfsm.errors import JournalError, StaleLease, StoreError
 from agentfsm.journal.hash_chain import GENESIS_HASH, RecordSealer
 from agentfsm.journal.outcome_codec import CommitmentWriter, OutcomeWriter, to_json
 from agentfsm.journal.records import FORMAT_VERSION, Record, SealedRecord, read_records
+from agentfsm.journal.run_info import RunInfo, called_model, first_info, info_of
 from agentfsm.journal.store import Lease, Status, Store
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.keys import Keyring, SecretKeys
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.outcomes import Outcome
-from agentfsm.loop.state import PendingRequest, RunDetails
+from agentfsm.loop.state import PendingRequest, RunDetails, RunState
 from agentfsm.loop.withholding import Withholder
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.recorder import JournalEntry, Recorder, ResumePoint, RunHeader
@@ -282,6 +284,9 @@ def _versions() -> Data:
     return {"agentfsm": installed, "python": platform.python_version()}
 
 
+LISTED_EVERY_S = 1.0
+"""Seconds after which a run that goes on is listed anew: it costs more than a commit's other rows together."""
+
 _STATUS_AFTER: Mapping[str, Status] = {"run.suspended": "suspended", "run.finished": "finished"}
 
 
@@ -297,11 +302,18 @@ class StoreJournal:
         store: The store.
         lease: The lease of the run.
         writer: Writes the records.
+        run: The state of the run, which is what it is listed by.
         records: The records that the run has already.
     """
 
-    def __init__(self, store: Store, lease: Lease, writer: RecordWriter, records: Sequence[SealedRecord] = ()) -> None:
+    def __init__(
+        self, store: Store, lease: Lease, writer: RecordWriter, run: RunState, records: Sequence[SealedRecord] = ()
+    ) -> None:
         self._store = store
+        self._run = run
+        self._info: RunInfo | None = None  # what the first records say, once they are known
+        self._listed_status: Status | None = None
+        self._listed_at = 0.0
         self._lease: Lease | None = lease
         self._writer = writer
         self._records = list(records)
@@ -348,11 +360,27 @@ class StoreJournal:
             self._error = JournalError(f"the run cannot be written to its journal: {error}")
             return
         status = _STATUS_AFTER.get(entries[-1][0], "running")
-        self._last_append = self._append(self._lease, records, status)
+        now: float = entries[-1][1]
+        listed = None
+        if status != self._listed_status or not 0 <= now - self._listed_at < LISTED_EVERY_S:
+            listed = self._list(records, entries[-1], status)
+            self._listed_status, self._listed_at = status, now
+        self._last_append = self._append(self._lease, records, status, listed)
         self._ended = status != "running"  # the append ends the lease, unless it fails
 
-    def _append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> asyncio.Future[None]:
-        appended = asyncio.ensure_future(self._store.append(lease, records, status))
+    def _list(self, records: Sequence[SealedRecord], last: JournalEntry, status: Status) -> RunInfo:
+        """What the run is listed by after some records."""
+        if self._info is None:
+            self._info = first_info(self._run.run_id, (*self._records, *records)[0])
+        if not self._info.model:
+            self._info = replace(self._info, model=called_model((*self._records, *records)))
+        expires = last[2]["expires"] if last[0] == "run.suspended" else None
+        return info_of(self._info, self._run, status, last[1], None if expires is None else expires / 1000)
+
+    def _append(
+        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+    ) -> asyncio.Future[None]:
+        appended = asyncio.ensure_future(self._store.append(lease, records, status, info))
         self._appends.append((appended, records))
         return appended
 
@@ -381,7 +409,7 @@ class StoreJournal:
 
 async def open_journal(
     store: Store,
-    run_id: str,
+    run: RunState,
     resume_point: ResumePoint | None,
     keyring: Keyring,
     withholder: Withholder,
@@ -390,7 +418,7 @@ async def open_journal(
 
     Args:
         store: The store.
-        run_id: The run.
+        run: The state of the run.
         resume_point: The end of the stored run when it was loaded, or None for a new run.
         keyring: The keys of the host; the current one seals its records.
         withholder: Replaces what must never be written.
@@ -400,6 +428,7 @@ async def open_journal(
         StaleLease: Another owner holds the run, or it has new records since it was loaded.
         StoreError: The store cannot write, or somebody without the secret changed what it keeps about the run.
     """
+    run_id = run.run_id
     lease = await store.acquire(run_id, owner_name(), new=resume_point is None, keyring=keyring)
     if resume_point is not None and (lease.seq, lease.hash) != (resume_point.seq, resume_point.hash):
         await store.release(lease)
@@ -407,7 +436,7 @@ async def open_journal(
     writer = RecordWriter(lease.seq, lease.hash, lease.epoch, withholder, keyring.current)
     if resume_point is not None:
         writer.resume_from(resume_point.tool, resume_point.results)
-    return StoreJournal(store, lease, writer, () if resume_point is None else resume_point.records)
+    return StoreJournal(store, lease, writer, run, () if resume_point is None else resume_point.records)
 
 
 def read_journal(recorder: Recorder, run_id: str, withholder: Withholder) -> list[Record]:

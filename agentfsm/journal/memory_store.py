@@ -11,6 +11,7 @@ from weakref import ReferenceType, ref
 from agentfsm.errors import RunExistsError, StaleLease, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
 from agentfsm.loop.keys import Keyring
 
@@ -24,6 +25,12 @@ class _StoredRun:
     records: list[SealedRecord] = field(default_factory=list[SealedRecord])
     lease: ReferenceType[Lease] | None = None
     keyring: Keyring | None = None
+    info: RunInfo | None = None
+
+    def current_info(self) -> RunInfo:
+        head = self.current_head()
+        info = RunInfo(head.run_id, head.status) if self.info is None else self.info
+        return replace(info, status=head.status, owner=head.owner)
 
     def current_head(self) -> Head:
         is_leased = self.lease is not None and self.lease() is not None
@@ -53,18 +60,22 @@ class MemoryStore:
         stored.lease, stored.keyring = ref(lease), keyring
         return lease
 
-    def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> Awaitable[None]:
+    def append(
+        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+    ) -> Awaitable[None]:
         """Append records after the last one; see ``Store.append``."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            self._append(lease, records, status)
+            self._append(lease, records, status, info)
         except StaleLease as error:
             done.set_exception(error)
         else:
             done.set_result(None)
         return done
 
-    def _append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> None:
+    def _append(
+        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+    ) -> None:
         stored = self._leased_run(lease)
         head = stored.head
         if records and records[0].seq != head.seq + 1:
@@ -74,6 +85,8 @@ class MemoryStore:
         stored.records.extend(records)
         last = records[-1] if records else SealedRecord(head.seq, "", head.hash)
         stored.head = replace(head, seq=last.seq, hash=last.hash, status=status)
+        if info is not None:
+            stored.info = info
         if status != "running":
             self._end_lease(stored)
 
@@ -83,10 +96,14 @@ class MemoryStore:
         if stored.head.epoch == lease.epoch:
             self._end_lease(stored)
 
-    async def redact(self, lease: Lease, seq: int, hidden: str) -> None:
+    async def redact(self, lease: Lease, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
         """Replace the hidden values of one record; see ``Store.redact``."""
         stored = self._leased_run(lease)
         stored.records[seq - 1] = stored.records[seq - 1]._replace(hidden=hidden)
+        if listed is not None and stored.info is not None:
+            stored.info = replace(
+                stored.info, prompt=listed.prompt, actor=listed.actor, session=listed.session, tags=listed.tags
+            )
 
     async def head(self, run_id: str) -> Head | None:
         """The head of a run, or None if there is no such run."""
@@ -102,6 +119,18 @@ class MemoryStore:
     async def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
         """A run's records, in order, after a sequence number; see ``Store.records``."""
         return self._stored_run(run_id).records[after:]
+
+    async def find_runs(self, query: RunQuery) -> RunPage:
+        """The runs that a query finds, the newest first; see ``Store.find_runs``."""
+        before = int(query.after or len(self._runs) + 1)
+        older = [stored for stored in reversed(self._runs.values()) if stored.number < before]
+        found = [(stored.number, info) for stored in older if query.matches(info := stored.current_info())]
+        page = found[: query.limit]
+        return RunPage(tuple(info for _, info in page), str(page[-1][0]) if len(found) > len(page) else "")
+
+    async def count_runs(self, query: RunQuery) -> int:
+        """How many runs a query finds on all its pages."""
+        return sum(query.matches(stored.current_info()) for stored in self._runs.values())
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""

@@ -19,6 +19,7 @@ from agentfsm.errors import AgentfsmError, JournalError, StoreError, UnknownRunE
 from agentfsm.journal.hash_chain import RecordSealer
 from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.records import SealedRecord, open_record
+from agentfsm.journal.run_info import first_info
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import encode
@@ -102,7 +103,9 @@ async def _delete(
         if status != "running":  # the append ended the lease
             lease = await store.acquire(run_id, owner_name(), keyring=keyring)
         for of, (_, places) in targets.items():
-            await store.redact(lease, of, _remove_hidden(records[of - 1].hidden, places))
+            hidden = _remove_hidden(records[of - 1].hidden, places)
+            listed = first_info(run_id, records[0]._replace(hidden=hidden)) if of == 1 else None
+            await store.redact(lease, of, hidden, listed)
     finally:
         with contextlib.suppress(StoreError):  # the lease is released whether or not the writes succeeded
             await store.release(lease)

@@ -14,6 +14,7 @@ from json.encoder import encode_basestring_ascii as _quote
 from typing import Literal, Protocol, Self, TypeVar
 
 from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = ["Head", "Lease", "Status", "Store", "consistent_read", "head_row", "off_loop", "seal_row"]
@@ -109,13 +110,16 @@ class Store(Protocol):
         """
         ...
 
-    def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> Awaitable[None]:
+    def append(
+        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+    ) -> Awaitable[None]:
         """Append records after the last one. They are queued, in order, when this is called.
 
         Args:
             lease: The owner's lease; it ends when the status is not ``running``.
             records: The records.
             status: The status of the run after them. A finished run stays finished.
+            info: What it is listed by from now on, written together with the records; None to leave that as it is.
 
         Raises:
             StaleLease: Another owner has acquired the run, or the records do not follow its last one.
@@ -128,13 +132,15 @@ class Store(Protocol):
         """Release a lease; the run stays as it is. Releasing a stale lease does nothing."""
         ...
 
-    async def redact(self, lease: Lease, seq: int, hidden: str) -> None:
+    async def redact(self, lease: Lease, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
         """Replace the hidden values of one record.
 
         Args:
             lease: The run's lease.
             seq: The record.
             hidden: The hidden values that remain, as ``SealedRecord.hidden``.
+            listed: Has the prompt, the actor, the session and the tags by which the run is listed from now on; None to
+                leave them as they are.
 
         Raises:
             StaleLease: The lease is not the run's current one.
@@ -163,6 +169,25 @@ class Store(Protocol):
 
         Raises:
             UnknownRunError: There is no such run.
+            StoreError: The store cannot be read.
+        """
+        ...
+
+    async def find_runs(self, query: RunQuery) -> RunPage:
+        """The runs that a query finds, the newest first, a page at a time.
+
+        The order is that in which they were created, and does not change. No run is twice on the pages of a query or
+        missing from them, whatever is written meanwhile.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        ...
+
+    async def count_runs(self, query: RunQuery) -> int:
+        """How many runs a query finds on all its pages.
+
+        Raises:
             StoreError: The store cannot be read.
         """
         ...

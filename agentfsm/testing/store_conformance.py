@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from agentfsm.errors import AgentfsmError, RunExistsError, StaleLease, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, WaitingFor
 from agentfsm.journal.store import Head, Store, seal_row
 from agentfsm.loop.keys import Keyring
 
@@ -269,6 +271,132 @@ async def preserves_append_order(make: OpenStore) -> None:
     await store.aclose()
 
 
+def _listed(number: int, **fields: Any) -> RunInfo:
+    """What a run is listed by, with a start for each number."""
+    return dataclasses.replace(RunInfo(f"run{number}", "running", started=100.0 + number, updated=200.0), **fields)
+
+
+async def _create(store: Store, infos: Sequence[RunInfo]) -> None:
+    for info in infos:
+        lease = await store.acquire(info.run_id, "me", new=True)
+        await store.append(lease, sealed_records(1), info.status, info)
+        if info.status == "running":
+            await store.release(lease)
+
+
+async def _found(store: Store, **query: Any) -> list[str]:
+    """The ids that a query finds on all its pages, which must be as many as are counted."""
+    ids: list[str] = []
+    after = ""
+    while True:
+        page = await store.find_runs(RunQuery(**query, after=after))
+        ids += [info.run_id for info in page.runs]
+        after = page.next
+        if not after:
+            break
+    _require(await store.count_runs(RunQuery(**query)) == len(ids))
+    return ids
+
+
+async def lists_a_run_as_it_was_described(make: OpenStore) -> None:
+    """What a run is listed by is returned as it was written last, also after the store was reopened."""
+    store = make()
+    _require(await store.find_runs(RunQuery()) == RunPage())
+    lease = await store.acquire("run0", "me", new=True)
+    _require((await store.find_runs(RunQuery())).runs == (RunInfo("run0", "running", owner="me"),))
+    first = _listed(0, prompt="What? ü \U0001f600", actor="ann", session="s", tags=("b", "a", "b"), model="m", tokens=3)
+    records = sealed_records(3)
+    await store.append(lease, records[:1], "running", first)
+    _require((await store.find_runs(RunQuery())).runs == (dataclasses.replace(first, owner="me"),))
+    await store.append(lease, records[1:2], "running")
+    _require((await store.find_runs(RunQuery())).runs == (dataclasses.replace(first, owner="me"),))
+    waiting = WaitingFor("approval", "pay", ("boss", "cfo"))
+    last = dataclasses.replace(
+        first, status="suspended", updated=300.5, cost_usd=0.25, tokens=70, waiting_for=waiting, expires=400.25
+    )
+    await store.append(lease, records[2:], "suspended", last)
+    _require((await store.find_runs(RunQuery())).runs == (last,))
+    await store.aclose()
+    again = make()
+    _require((await again.find_runs(RunQuery())).runs == (last,))
+    lease = await again.acquire("run0", "you")
+    await again.redact(lease, 1, "", _listed(0, prompt="[gone]", session="t", tags=("c",)))
+    _require(
+        (await again.find_runs(RunQuery())).runs
+        == (dataclasses.replace(last, owner="you", prompt="[gone]", actor="", session="t", tags=("c",)),)
+    )
+    _require(await _found(again, tag="a") == [])
+    _require(await _found(again, tag="c") == ["run0"])
+    await again.aclose()
+
+
+async def finds_runs_by_what_they_are_listed_by(make: OpenStore) -> None:
+    """Each condition of a query selects the runs for which it holds, and all of them must hold."""
+    store = make()
+    waits = {"status": "suspended", "waiting_for": WaitingFor("approval", "pay", ("boss", "the_cfo"))}
+    await _create(
+        store,
+        [
+            _listed(0, actor="ann", tags=("x",), prompt="Pay 50% of_it", status="finished", ending="completed"),
+            _listed(1, session="s1", tags=("x", "y"), model="m1", prompt="pay All", **waits),
+            _listed(2, actor="ann", session="s1", model="m2", parent="run1"),
+            _listed(3, actor="Ann", tags=("xy",), status="finished", ending="handed_off"),
+        ],
+    )
+    for query, numbers in (
+        ({}, "3210"),
+        ({"status": "finished"}, "30"),
+        ({"status": "running"}, "2"),
+        ({"ending": "completed"}, "0"),
+        ({"ending": ""}, "21"),
+        ({"actor": "ann"}, "20"),
+        ({"actor": ""}, "1"),
+        ({"session": "s1"}, "21"),
+        ({"tag": "x"}, "10"),
+        ({"tag": "z"}, ""),
+        ({"model": "m1"}, "1"),
+        ({"parent": ""}, "310"),
+        ({"parent": "run1"}, "2"),
+        ({"since": 101.0}, "321"),
+        ({"until": 101.0}, "0"),
+        ({"since": 101.0, "until": 103.0}, "21"),
+        ({"text": "PAY"}, "10"),
+        ({"text": "50%"}, "0"),
+        ({"text": "%"}, "0"),
+        ({"text": "f_i"}, "0"),
+        ({"text": "_"}, "0"),
+        ({"waiting_role": "boss"}, "1"),
+        ({"waiting_role": "the_cfo"}, "1"),
+        ({"waiting_role": "the-cfo"}, ""),
+        ({"waiting_role": "bos"}, ""),
+        ({"run_id": "run"}, "3210"),
+        ({"run_id": "run3"}, "3"),
+        ({"run_id": "RUN3"}, ""),
+        ({"run_id": "%"}, ""),
+        ({"tag": "x", "session": "s1", "text": "all"}, "1"),
+        ({"tag": "x", "actor": "nobody"}, ""),
+    ):
+        for limit in (1, 2, 50):
+            _require(await _found(store, **query, limit=limit) == [f"run{number}" for number in numbers])
+    await store.aclose()
+
+
+async def keeps_pages_apart_while_runs_are_created(make: OpenStore) -> None:
+    """A run that is created or changes between two pages of a query moves no other run from one to the other."""
+    store = make()
+    await _create(store, [_listed(number) for number in range(5)])
+    page = await store.find_runs(RunQuery(limit=2))
+    _require([info.run_id for info in page.runs] == ["run4", "run3"])
+    await _create(store, [_listed(5)])
+    lease = await store.acquire("run1", "me")
+    await store.append(lease, (), "finished", _listed(1, status="finished", updated=900.0))
+    page = await store.find_runs(RunQuery(limit=2, after=page.next))
+    _require([info.run_id for info in page.runs] == ["run2", "run1"])
+    page = await store.find_runs(RunQuery(limit=2, after=page.next))
+    _require(([info.run_id for info in page.runs], page.next) == (["run0"], ""))
+    await store.aclose()
+
+
 CHECKS: tuple[StoreCheck, ...] = (
     returns_what_was_appended,
     isolates_runs,
@@ -283,5 +411,8 @@ CHECKS: tuple[StoreCheck, ...] = (
     redacts_hidden_values,
     seals_what_it_keeps,
     preserves_append_order,
+    lists_a_run_as_it_was_described,
+    finds_runs_by_what_they_are_listed_by,
+    keeps_pages_apart_while_runs_are_created,
 )
 """Every check."""

@@ -38,6 +38,7 @@ from agentfsm.journal.fork import fork
 from agentfsm.journal.records import Record, SealedRecord, read_records
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
+from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.keys import Keyring
@@ -63,8 +64,10 @@ class AnnouncingStore(SqliteStore):
 
     world: CrashWorld
 
-    def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> asyncio.Future[None]:
-        done = asyncio.ensure_future(super().append(lease, records, status))
+    def append(
+        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+    ) -> asyncio.Future[None]:
+        done = asyncio.ensure_future(super().append(lease, records, status, info))
 
         def told(of: asyncio.Future[None]) -> None:
             if not of.cancelled() and of.exception() is None:

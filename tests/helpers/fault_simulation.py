@@ -44,6 +44,7 @@ from agentfsm.journal.fork import fork
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
+from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.keys import Keyring
@@ -113,10 +114,12 @@ class SlowStore(MemoryStore):
         self.draw, self.no_room, self.deadly = draw, no_room, deadly
         self.queue: list[tuple[Any, ...]] = []
 
-    def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> asyncio.Future[None]:
+    def append(
+        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+    ) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        self.queue.append((lease, tuple(records), status, done))
+        self.queue.append((lease, tuple(records), status, info, done))
         self._later(loop, self.draw.randrange(3))
         return done
 
@@ -127,11 +130,11 @@ class SlowStore(MemoryStore):
         if self.draw.random() < self.deadly:
             loop.stop()
             return
-        lease, rows, status, done = self.queue.pop(0)
+        lease, rows, status, info, done = self.queue.pop(0)
         try:
             if self.draw.random() < self.no_room:
                 raise StoreFullError("there is no room")
-            self._append(lease, rows, status)
+            self._append(lease, rows, status, info)
         except Exception as error:
             if not done.done():
                 done.set_exception(error)
@@ -141,9 +144,9 @@ class SlowStore(MemoryStore):
 
     def die(self) -> None:
         """Crash: a prefix of the pending appends becomes durable all the same."""
-        for lease, rows, status, _ in self.queue[: self.draw.randrange(len(self.queue) + 1)]:
+        for lease, rows, status, info, _ in self.queue[: self.draw.randrange(len(self.queue) + 1)]:
             with contextlib.suppress(StaleLease):  # an append before it had found no space
-                self._append(lease, rows, status)
+                self._append(lease, rows, status, info)
         self.queue = []
         for kept in self._runs.values():
             kept.lease = None

@@ -11,6 +11,7 @@ from agentfsm.journal.journal_writer import StoreJournal, open_journal
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.sqlite import sqlite_store
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
+from agentfsm.loop.state import RunState
 from agentfsm.loop.withholding import Withholder
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.journal_scenarios import add
@@ -24,9 +25,9 @@ class Failing(MemoryStore):
         self.errors = list(errors)
         self.released = 0
 
-    def append(self, lease, records, status):
+    def append(self, lease, records, status, info=None):
         if not self.errors:
-            return super().append(lease, records, status)
+            return super().append(lease, records, status, info)
         done = asyncio.get_running_loop().create_future()
         done.set_exception(self.errors.pop(0))
         return done
@@ -39,8 +40,8 @@ class Failing(MemoryStore):
 class Coroutines(MemoryStore):
     """A store of somebody's that gives a task where ours give a future."""
 
-    def append(self, lease, records, status):
-        done = super().append(lease, records, status)
+    def append(self, lease, records, status, info=None):
+        done = super().append(lease, records, status, info)
 
         async def later():
             await asyncio.sleep(0)
@@ -54,7 +55,7 @@ def note(kind="note", what=None):
 
 
 async def kept(store) -> StoreJournal:
-    return await open_journal(store, "r", None, Keyring(b"s"), Withholder(Keyring(b"s").current))
+    return await open_journal(store, RunState("r"), None, Keyring(b"s"), Withholder(Keyring(b"s").current))
 
 
 def test_the_first_of_several_errors_is_raised_and_the_lease_released():
@@ -116,8 +117,8 @@ def test_entries_are_appended_in_order_and_none_after_the_end(make):
 
 def test_a_cancelled_flush_loses_no_entry():
     class Slow(MemoryStore):
-        def append(self, lease, records, status):
-            done = super().append(lease, records, status)
+        def append(self, lease, records, status, info=None):
+            done = super().append(lease, records, status, info)
             if not records:
                 return done
             waiting = asyncio.get_running_loop().create_future()
@@ -150,9 +151,9 @@ def test_there_is_one_mac_for_each_record_and_each_append_and_none_without_a_sto
         sealed[purpose] += 1
         return seal(keys, purpose, message)
 
-    def count_append(db, key, records, status):
+    def count_append(db, key, records, status, info):
         appended.append(len(records))
-        append(db, key, records, status)
+        append(db, key, records, status, info)
 
     monkeypatch.setattr(SecretKeys, "seal", count_seal)
     monkeypatch.setattr(sqlite_store, "insert_records", count_append)

@@ -334,7 +334,7 @@ def test_a_store_of_an_earlier_release_has_its_own_schema_and_one_that_was_migra
     with SqliteStore(path) as store:
         finished_run(store, "new")
     db = sqlite3.connect(path)
-    assert db.execute("PRAGMA user_version").fetchone() == (2,)
+    assert db.execute("PRAGMA user_version").fetchone() == (3,)
     db.execute("ANALYZE")  # statistics of the user's are no change
     db.commit()
     db.close()

@@ -13,6 +13,7 @@ from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
+from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.failures import Action, Failure
@@ -28,8 +29,10 @@ class Cautious(MemoryStore):
         super().__init__()
         self.reached, self.free = asyncio.Event(), asyncio.Event()
 
-    def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> Awaitable[None]:
-        done = super().append(lease, records, status)
+    def append(
+        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+    ) -> Awaitable[None]:
+        done = super().append(lease, records, status, info)
         return done if status == "running" else self._later(done)
 
     async def _later(self, done: Awaitable[None]) -> None:

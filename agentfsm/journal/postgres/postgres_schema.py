@@ -11,8 +11,9 @@ from agentfsm.errors import StoreError, StoreFormatError, StoreFullError
 
 __all__ = ["SCHEMA_VERSION", "as_store_error", "create_schema", "read_version"]
 
-SCHEMA_VERSION = 1
-"""1: the first one. The first write creates it; ``agentfsm store migrate`` brings an older one up to date."""
+SCHEMA_VERSION = 2
+"""1: the first one; 2: with columns that list runs. The first write creates it or brings it up to date, and so does
+``agentfsm store migrate``."""
 
 _CREATE_LOCK = 0x6166736D
 """The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
@@ -55,6 +56,32 @@ _MIGRATIONS: tuple[LiteralString, ...] = (
         FOR EACH ROW EXECUTE FUNCTION agentfsm.refuse();
     CREATE TRIGGER journal_loses_nothing BEFORE DELETE OR TRUNCATE ON agentfsm.journal
         FOR EACH STATEMENT EXECUTE FUNCTION agentfsm.refuse();
+    """,
+    """
+    CREATE TABLE agentfsm.run_info (
+        id bigint PRIMARY KEY REFERENCES agentfsm.run (id),
+        started bigint,
+        updated bigint,
+        ending text NOT NULL,
+        prompt text NOT NULL,
+        actor text NOT NULL,
+        session text NOT NULL,
+        tags text[] NOT NULL,
+        model text NOT NULL,
+        cost_usd double precision,
+        tokens bigint,
+        waiting_kind text NOT NULL,
+        waiting_tool text NOT NULL,
+        waiting_roles text[] NOT NULL,
+        expires bigint,
+        parent text NOT NULL
+    );
+    CREATE INDEX run_info_by_ending ON agentfsm.run_info (ending, id) WHERE ending <> '';
+    CREATE INDEX run_info_by_actor ON agentfsm.run_info (actor, id) WHERE actor <> '';
+    CREATE INDEX run_info_by_session ON agentfsm.run_info (session, id) WHERE session <> '';
+    CREATE INDEX run_info_by_model ON agentfsm.run_info (model, id) WHERE model <> '';
+    CREATE INDEX run_info_by_parent ON agentfsm.run_info (parent, id) WHERE parent <> '';
+    CREATE INDEX run_info_by_tag ON agentfsm.run_info USING gin (tags);
     """,
 )
 """What leads from each version to the next; the first one from an empty schema."""

@@ -11,6 +11,7 @@ import asyncio
 import os
 import weakref
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, LiteralString, NamedTuple, Self
 
@@ -18,8 +19,16 @@ from psycopg.conninfo import conninfo_to_dict
 
 from agentfsm.errors import ConfigurationError, RunExistsError, StaleLease, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
+from agentfsm.journal.postgres.postgres_run_info import (
+    ListedRun,
+    count_run_infos,
+    select_run_infos,
+    update_texts,
+    write_run_info,
+)
 from agentfsm.journal.postgres.postgres_session import Connection, Liveness, PostgresSession, PostgresSettings
 from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
@@ -99,6 +108,7 @@ class _Job(NamedTuple):
     key: _LeaseKey
     records: tuple[SealedRecord, ...]
     status: Status | None
+    info: RunInfo | None = None
 
 
 class _PostgresLease(Lease):
@@ -195,14 +205,16 @@ class PostgresStore:
 
     # -- writing --------------------------------------------------------------------------------------
 
-    def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> Awaitable[None]:
+    def append(
+        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+    ) -> Awaitable[None]:
         """Append records after the last one; see ``Store.append``."""
         key = _lease_key(lease)
         if status != "running":
             self._drop_lease(lease)
-        return self._queue().submit(key, tuple(records), status)
+        return self._queue().submit(key, tuple(records), status, info)
 
-    async def redact(self, lease: Lease, seq: int, hidden: str) -> None:
+    async def redact(self, lease: Lease, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
         """Replace the hidden values of one record; see ``Store.redact``.
 
         The server keeps the old ones in its log and in free pages for a while: see the page on durable execution.
@@ -210,13 +222,16 @@ class PostgresStore:
         key = _lease_key(lease)
 
         async def update(db: Connection, again: bool) -> None:
-            done = await db.execute(
-                "UPDATE agentfsm.journal SET hidden = %s WHERE run = %s AND seq = %s AND EXISTS"
-                " (SELECT 1 FROM agentfsm.run WHERE id = %s AND epoch = %s AND owner IS NOT NULL)",
-                (hidden or None, key.number, seq, key.number, key.epoch),
-            )
-            if not done.rowcount:
-                raise await _stale_error(db, key)
+            async with db.transaction():
+                done = await db.execute(
+                    "UPDATE agentfsm.journal SET hidden = %s WHERE run = %s AND seq = %s AND EXISTS"
+                    " (SELECT 1 FROM agentfsm.run WHERE id = %s AND epoch = %s AND owner IS NOT NULL)",
+                    (hidden or None, key.number, seq, key.number, key.epoch),
+                )
+                if not done.rowcount:
+                    raise await _stale_error(db, key)
+                if listed is not None:
+                    await update_texts(db, key.number, listed)
 
         await self._queue().session.write(update)
 
@@ -280,6 +295,21 @@ class PostgresStore:
             raise UnknownRunError(f"there is no run {run_id!r} in {self._settings.server}")
         return found
 
+    async def find_runs(self, query: RunQuery) -> RunPage:
+        """The runs that a query finds, the newest first; see ``Store.find_runs``."""
+        session = self._queue().session
+        found = await session.read(lambda db: select_run_infos(db, query), list[ListedRun]())
+        page = found[: query.limit]
+        runs = tuple(each.info if self._is_held(each, session.key) else replace(each.info, owner=None) for each in page)
+        return RunPage(runs, str(page[-1].number) if len(found) > len(page) else "")
+
+    def _is_held(self, run: ListedRun, key: int) -> bool:
+        return run.info.run_id in self._leases if run.owner_key == key else run.is_alive
+
+    async def count_runs(self, query: RunQuery) -> int:
+        """How many runs a query finds on all its pages; see ``Store.count_runs``."""
+        return await self._queue().session.read(lambda db: count_run_infos(db, query), 0)
+
     # -- the end --------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
@@ -306,16 +336,23 @@ class _Queue:
         self._jobs: list[_Job] = []
         self._flusher: asyncio.Task[None] | None = None
 
-    def submit(self, key: _LeaseKey, records: tuple[SealedRecord, ...], status: Status | None) -> asyncio.Future[None]:
+    def submit(
+        self,
+        key: _LeaseKey,
+        records: tuple[SealedRecord, ...],
+        status: Status | None,
+        info: RunInfo | None = None,
+    ) -> asyncio.Future[None]:
         """Queue a job.
 
         Args:
             key: The content of the lease.
             records: The records to append.
             status: The status of the run after them; None to release the lease.
+            info: What the run is listed by from now on, or None.
         """
         future = self._loop.create_future()
-        self._jobs.append(_Job(future, key, records, status))
+        self._jobs.append(_Job(future, key, records, status, info))
         self._start()
         return future
 
@@ -462,11 +499,21 @@ async def _write_jobs(jobs: list[_Job], db: Connection, again: bool) -> dict[int
         if job.status is None:
             await _release(db, job.key)
     if heads := [await _new_head(db, job, job.status) for job in jobs if job.status is not None]:
-        written = await _append(db, heads)
+        written = await _append_listed(db, heads) if any(head.job.info for head in heads) else await _append(db, heads)
         for head in heads:
             if head.job.key.number not in written and not (again and await _is_written(db, head)):
                 errors[head.job.key.number] = await _stale_error(db, head.job.key)
     return errors
+
+
+async def _append_listed(db: Connection, heads: list[_NewHead]) -> set[int]:
+    """Write the records of runs together with what they are listed by; returns the numbers as ``_append`` does."""
+    async with db.transaction():
+        written = await _append(db, heads)
+        for head in heads:
+            if head.job.info is not None and head.job.key.number in written:
+                await write_run_info(db, head.job.key.number, head.job.info)
+    return written
 
 
 class _NewHead(NamedTuple):

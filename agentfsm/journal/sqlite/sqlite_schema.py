@@ -22,6 +22,7 @@ __all__ = [
     "changed_schema",
     "connect",
     "has_macs",
+    "has_run_info",
     "has_tables",
     "open_reader",
     "open_writer",
@@ -32,8 +33,8 @@ __all__ = [
 APPLICATION_ID = 0x6166736D
 """``afsm`` in ASCII: tells an agentfsm store from any other SQLite file."""
 
-SCHEMA_VERSION = 2
-"""1: without MACs, as 0.1.0 wrote it; 2: with them. The first write migrates a file."""
+SCHEMA_VERSION = 3
+"""1: without MACs, as 0.1.0 wrote it; 2: with them; 3: with columns that list runs. The first write migrates a file."""
 
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait for a lock on the file that another program holds."""
@@ -63,7 +64,42 @@ DROP TRIGGER IF EXISTS journal_keeps_what_it_has;
 PRAGMA user_version = 2;
 """
 
-_SCHEMA = f"""
+_MIGRATION_FROM_2 = """
+CREATE TABLE run_info (
+    id INTEGER PRIMARY KEY,  -- run.id
+    status TEXT NOT NULL DEFAULT 'running',
+    started INTEGER,
+    updated INTEGER,
+    ending TEXT NOT NULL DEFAULT '',
+    prompt TEXT NOT NULL DEFAULT '',
+    actor TEXT NOT NULL DEFAULT '',
+    session TEXT NOT NULL DEFAULT '',
+    tags TEXT NOT NULL DEFAULT '',
+    model TEXT NOT NULL DEFAULT '',
+    cost_usd REAL,
+    tokens INTEGER,
+    waiting_kind TEXT NOT NULL DEFAULT '',
+    waiting_tool TEXT NOT NULL DEFAULT '',
+    waiting_roles TEXT NOT NULL DEFAULT '',
+    expires INTEGER,
+    parent TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX run_info_by_status ON run_info (status);
+CREATE INDEX run_info_by_ending ON run_info (ending) WHERE ending <> '';
+CREATE INDEX run_info_by_actor ON run_info (actor) WHERE actor <> '';
+CREATE INDEX run_info_by_session ON run_info (session) WHERE session <> '';
+CREATE INDEX run_info_by_model ON run_info (model) WHERE model <> '';
+CREATE INDEX run_info_by_parent ON run_info (parent) WHERE parent <> '';
+CREATE TABLE run_tag (
+    tag TEXT NOT NULL,
+    id INTEGER NOT NULL,
+    PRIMARY KEY (tag, id)
+) WITHOUT ROWID;
+INSERT INTO run_info (id, status) SELECT id, status FROM run;
+PRAGMA user_version = 3;
+"""
+
+_SCHEMA_OF_2 = f"""
 CREATE TABLE run (
     id INTEGER PRIMARY KEY,
     run_id TEXT NOT NULL UNIQUE,
@@ -84,12 +120,12 @@ CREATE TABLE journal (
 {_UPDATE_TRIGGER}
 {_DELETE_TRIGGER}
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {SCHEMA_VERSION};
+PRAGMA user_version = 2;
 """
 
 _OUR_TRIGGERS = frozenset(sql.removesuffix(";") for sql in (_UPDATE_TRIGGER, _UPDATE_TRIGGER_OF_1, _DELETE_TRIGGER))
 
-_SCHEMA_OF_1 = _SCHEMA.replace(",\n    mac BLOB", "").replace(_UPDATE_TRIGGER, _UPDATE_TRIGGER_OF_1)
+_SCHEMA_OF_1 = _SCHEMA_OF_2.replace(",\n    mac BLOB", "").replace(_UPDATE_TRIGGER, _UPDATE_TRIGGER_OF_1)
 
 _SELECT_SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite!_stat%' ESCAPE '!'"
 """Without the statistics that ANALYZE keeps."""
@@ -104,7 +140,8 @@ def changed_schema(db: sqlite3.Connection) -> str:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     by_version: dict[int, list[tuple[str, ...]]] = {
         1: [(_SCHEMA_OF_1,)],
-        2: [(_SCHEMA,), (_SCHEMA_OF_1, _MIGRATION_FROM_1)],
+        2: [(_SCHEMA_OF_2,), (_SCHEMA_OF_1, _MIGRATION_FROM_1)],
+        3: [(_SCHEMA_OF_2, _MIGRATION_FROM_2), (_SCHEMA_OF_1, _MIGRATION_FROM_1, _MIGRATION_FROM_2)],
     }
     allowed = by_version.get(version)
     if allowed is None:
@@ -138,6 +175,8 @@ def wrong_types(db: sqlite3.Connection) -> list[tuple[int, int | None]]:
     """
     found: list[tuple[int, int | None]] = [(number, None) for number in _rows_with_wrong_types(db, "run")]
     found += [(key >> 32, key & 0xFFFFFFFF) for key in _rows_with_wrong_types(db, "journal")]
+    if has_run_info(db):
+        found += [(number, None) for number in _rows_with_wrong_types(db, "run_info")]
     return found
 
 
@@ -166,9 +205,11 @@ def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
         db.execute("PRAGMA secure_delete = ON")
         db.execute(f"PRAGMA wal_autocheckpoint = {WAL_AUTOCHECKPOINT_PAGES}")
         if not has_tables(db):
-            db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+            db.executescript(f"BEGIN; {_SCHEMA_OF_2} {_MIGRATION_FROM_2} COMMIT;")
         elif not has_macs(db):
-            db.executescript(f"BEGIN; {_MIGRATION_FROM_1} COMMIT;")
+            db.executescript(f"BEGIN; {_MIGRATION_FROM_1} {_MIGRATION_FROM_2} COMMIT;")
+        elif not has_run_info(db):
+            db.executescript(f"BEGIN; {_MIGRATION_FROM_2} COMMIT;")
 
     with contextlib.suppress(OSError):  # SQLite says what is wrong, and gives the files beside it the same mode
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -198,7 +239,7 @@ def open_reader(path: Path, *, empty: bool = False) -> sqlite3.Connection | None
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     try:
         db = _read_only(path)
-        if has_tables(db) or (empty and _application_id(db) == APPLICATION_ID):
+        if _has_journals(db) or (empty and _application_id(db) == APPLICATION_ID):
             return db
         db.close()
     except READ_ERRORS as error:
@@ -262,9 +303,19 @@ def has_tables(db: sqlite3.Connection) -> bool:
     return bool(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
 
 
+def _has_journals(db: sqlite3.Connection) -> bool:
+    """Whether the file has its runs or their records; one without both is like an empty one, whatever else it has."""
+    return bool(db.execute("SELECT count(*) FROM sqlite_schema WHERE name IN ('run', 'journal')").fetchone()[0])
+
+
 def has_macs(db: sqlite3.Connection) -> bool:
     """Whether the file has columns for MACs; a file of schema version 1 has none until it is written."""
     return bool(db.execute("PRAGMA user_version").fetchone()[0] != 1)
+
+
+def has_run_info(db: sqlite3.Connection) -> bool:
+    """Whether the file has the columns that list runs; a file of version 1 or 2 has none until it is written."""
+    return bool(db.execute("PRAGMA user_version").fetchone()[0] > 2)
 
 
 def _application_id(db: sqlite3.Connection) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 from weakref import WeakValueDictionary
@@ -18,7 +18,14 @@ import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import RunExistsError, StaleLease, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
+from agentfsm.journal.sqlite.sqlite_run_info import (
+    count_run_infos,
+    select_run_infos,
+    update_texts,
+    write_run_info,
+)
 from agentfsm.journal.sqlite.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import StoreFile
@@ -65,6 +72,7 @@ def acquire_lease(
     if new and run is None:
         db.execute("INSERT INTO run (run_id, hash) VALUES (?, ?)", (run_id, bytes.fromhex(GENESIS_HASH)))
         run = _select_row(db, run_id)
+        db.execute("INSERT INTO run_info (id) SELECT id FROM run WHERE run_id = ?", (run_id,))
     if run is None:
         raise UnknownRunError(f"there is no run {run_id!r}")
     if _is_changed(run, keyring) or _lost_mac(db, run, keyring):
@@ -146,8 +154,14 @@ _SELECT_RECORDS = (  # cast to text, because a flipped bit on the disk may chang
 _INSERT_RECORD = "INSERT INTO journal (key, body, hash, hidden, mac) VALUES (?, ?, ?, ?, ?)"
 
 
-def insert_records(db: sqlite3.Connection, key: LeaseKey, records: Sequence[SealedRecord], status: Status) -> None:
-    """Append records after a run's last one.
+def insert_records(
+    db: sqlite3.Connection,
+    key: LeaseKey,
+    records: Sequence[SealedRecord],
+    status: Status,
+    info: RunInfo | None = None,
+) -> None:
+    """Append records after a run's last one, and write what it is listed by.
 
     Raises:
         StaleLease: Another owner holds the run, or the records do not follow its last one.
@@ -174,10 +188,12 @@ def insert_records(db: sqlite3.Connection, key: LeaseKey, records: Sequence[Seal
             for r, digest in zip(records, hashes, strict=True)
         ],
     )
+    if info is not None:
+        write_run_info(db, number, info)
 
 
-def update_hidden(db: sqlite3.Connection, key: LeaseKey, seq: int, hidden: str) -> None:
-    """Replace the hidden values of one record.
+def update_hidden(db: sqlite3.Connection, key: LeaseKey, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
+    """Replace the hidden values of one record, and the texts by which its run is listed.
 
     Raises:
         StaleLease: Another owner holds the run.
@@ -189,6 +205,8 @@ def update_hidden(db: sqlite3.Connection, key: LeaseKey, seq: int, hidden: str) 
     if run is None:
         raise _stale_error(db, key)
     db.execute("UPDATE journal SET hidden = ? WHERE key = ?", (hidden, run[0] << 32 | seq))
+    if listed is not None:
+        update_texts(db, run[0], listed)
 
 
 def _stale_error(db: sqlite3.Connection, key: LeaseKey) -> StoreError:
@@ -296,17 +314,19 @@ class SqliteStore:
 
     # -- writing --------------------------------------------------------------------------------------
 
-    def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> Awaitable[None]:
+    def append(
+        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+    ) -> Awaitable[None]:
         """Append records after the last one; see ``Store.append``."""
         key, runs = _lease_key(lease), len(self._leases)
         if status != "running":
             self._drop_lease(lease)
-        return self._writer.submit(lambda db: insert_records(db, key, records, status), active_runs=runs)
+        return self._writer.submit(lambda db: insert_records(db, key, records, status, info), active_runs=runs)
 
-    async def redact(self, lease: Lease, seq: int, hidden: str) -> None:
+    async def redact(self, lease: Lease, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
         """Replace the hidden values of one record, and erase the old ones from the file and its log."""
         key = _lease_key(lease)
-        await self._writer.submit(lambda db: update_hidden(db, key, seq, hidden), truncate_wal=True)
+        await self._writer.submit(lambda db: update_hidden(db, key, seq, hidden, listed), truncate_wal=True)
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -343,6 +363,24 @@ class SqliteStore:
         if records is None:
             raise UnknownRunError(f"there is no run {run_id!r} in {self.path}")
         return records
+
+    async def find_runs(self, query: RunQuery) -> RunPage:
+        """The runs that a query finds, the newest first; see ``Store.find_runs``."""
+        found = await self._reader.read(lambda db: self._find(db, query), list[tuple[int, RunInfo]]())
+        page = found[: query.limit]
+        return RunPage(tuple(info for _, info in page), str(page[-1][0]) if len(found) > len(page) else "")
+
+    def _find(self, db: sqlite3.Connection, query: RunQuery) -> list[tuple[int, RunInfo]]:
+        found = select_run_infos(db, query, listed=sqlite_schema.has_run_info(db))
+        others = any(info.owner for _, info in found) and self._writer.owned_by_other_process()
+        return [
+            (number, info if info.owner is None or others or info.run_id in self._leases else replace(info, owner=None))
+            for number, info in found
+        ]
+
+    async def count_runs(self, query: RunQuery) -> int:
+        """How many runs a query finds on all its pages; see ``Store.count_runs``."""
+        return await self._reader.read(lambda db: count_run_infos(db, query, listed=sqlite_schema.has_run_info(db)), 0)
 
     def close(self) -> None:
         """Write what is queued, and close the file; other processes can then write it."""

@@ -1,0 +1,184 @@
+"""The columns of a PostgreSQL store by which runs are listed and searched."""
+
+from __future__ import annotations
+
+from typing import Any, LiteralString, NamedTuple
+
+from agentfsm.journal.postgres.postgres_session import Connection
+from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
+
+__all__ = ["ListedRun", "count_run_infos", "select_run_infos", "update_texts", "write_run_info"]
+
+_WRITE = """
+    INSERT INTO agentfsm.run_info (id, started, updated, ending, prompt, actor, session, tags, model, cost_usd, tokens,
+        waiting_kind, waiting_tool, waiting_roles, expires, parent)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s::text[], %s, %s, %s, %s, %s, %s::text[], %s, %s)
+    ON CONFLICT (id) DO UPDATE SET (started, updated, ending, prompt, actor, session, tags, model, cost_usd, tokens,
+        waiting_kind, waiting_tool, waiting_roles, expires, parent) = (EXCLUDED.started, EXCLUDED.updated,
+        EXCLUDED.ending, EXCLUDED.prompt, EXCLUDED.actor, EXCLUDED.session, EXCLUDED.tags, EXCLUDED.model,
+        EXCLUDED.cost_usd, EXCLUDED.tokens, EXCLUDED.waiting_kind, EXCLUDED.waiting_tool, EXCLUDED.waiting_roles,
+        EXCLUDED.expires, EXCLUDED.parent)
+"""
+
+_FROM: LiteralString = " FROM agentfsm.run AS run LEFT JOIN agentfsm.run_info AS info ON info.id = run.id"
+
+_SELECT: LiteralString = (
+    """
+    SELECT run.id, run.run_id, run.status, run.owner, run.owner_key, run.owner_key IN (SELECT key FROM agentfsm.alive),
+        info.started, info.updated, coalesce(info.ending, ''), coalesce(info.prompt, ''), coalesce(info.actor, ''),
+        coalesce(info.session, ''), coalesce(info.tags, '{}'), coalesce(info.model, ''), info.cost_usd, info.tokens,
+        coalesce(info.waiting_kind, ''), coalesce(info.waiting_tool, ''), coalesce(info.waiting_roles, '{}'),
+        info.expires, coalesce(info.parent, '')
+    """  # noqa: S608  # our own names
+    + _FROM
+)
+
+_TEXTS: dict[str, LiteralString] = {
+    "ending": "info.ending",
+    "actor": "info.actor",
+    "session": "info.session",
+    "model": "info.model",
+    "parent": "info.parent",
+}
+
+
+class ListedRun(NamedTuple):
+    """A run that a query found.
+
+    Attributes:
+        number: Its number.
+        info: The run; its owner is that of its row, whether or not that process lives.
+        owner_key: The process that owns it, or None.
+        is_alive: Whether that process lives.
+    """
+
+    number: int
+    info: RunInfo
+    owner_key: int | None
+    is_alive: bool
+
+
+async def write_run_info(db: Connection, number: int, info: RunInfo) -> None:
+    """Write what a run is listed by.
+
+    Args:
+        db: A connection.
+        number: The number of the run.
+        info: What it is listed by.
+    """
+    waiting = info.waiting_for or WaitingFor("")
+    texts = tuple(map(_storable, (info.ending, info.prompt, info.actor, info.session)))
+    values = (
+        number,
+        _milliseconds(info.started),
+        _milliseconds(info.updated),
+        *texts,
+        [_storable(tag) for tag in info.tags],
+        _storable(info.model),
+        info.cost_usd,
+        info.tokens,
+        waiting.kind,
+        _storable(waiting.tool),
+        [_storable(role) for role in waiting.roles],
+        _milliseconds(info.expires),
+        _storable(info.parent),
+    )
+    await db.execute(_WRITE, values)
+
+
+async def update_texts(db: Connection, number: int, info: RunInfo) -> None:
+    """Replace the prompt, the actor, the session and the tags by which a run is listed."""
+    texts = (_storable(info.prompt), _storable(info.actor), _storable(info.session))
+    await db.execute(
+        "UPDATE agentfsm.run_info SET prompt = %s, actor = %s, session = %s, tags = %s::text[] WHERE id = %s",
+        (*texts, [_storable(tag) for tag in info.tags], number),
+    )
+
+
+async def select_run_infos(db: Connection, query: RunQuery) -> list[ListedRun]:
+    """The runs that a query finds: one more than its page has, if there are as many."""
+    where, values = _conditions(query)
+    if query.after:
+        where, values = _and(where, "run.id < %s"), [*values, int(query.after)]
+    found = await db.execute(_SELECT + where + " ORDER BY run.id DESC LIMIT %s", (*values, query.limit + 1))
+    return [ListedRun(row[0], _info(row), row[4], bool(row[5])) for row in await found.fetchall()]
+
+
+async def count_run_infos(db: Connection, query: RunQuery) -> int:
+    """How many runs a query finds on all its pages."""
+    where, values = _conditions(query)
+    row = await (await db.execute("SELECT count(*)" + _FROM + where, values)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _and(where: LiteralString, part: LiteralString) -> LiteralString:
+    return where + (" AND " if where else " WHERE ") + part
+
+
+def _conditions(query: RunQuery) -> tuple[LiteralString, list[Any]]:
+    where: LiteralString = ""
+    values: list[Any] = []
+    if query.status is not None:
+        where, values = _and(where, "run.status = %s"), [*values, query.status]
+    for name, column in _TEXTS.items():
+        wanted: str | None = getattr(query, name)
+        if wanted:
+            where, values = _and(where, column + " = %s AND " + column + " <> ''"), [*values, _storable(wanted)]
+        elif wanted is not None:
+            where = _and(where, "coalesce(" + column + ", '') = ''")
+    if query.tag is not None:
+        where, values = _and(where, "info.tags @> ARRAY[%s]::text[]"), [*values, _storable(query.tag)]
+    if query.since is not None:
+        where, values = _and(where, "info.started >= %s"), [*values, query.since * 1000]
+    if query.until is not None:
+        where, values = _and(where, "info.started < %s"), [*values, query.until * 1000]
+    if query.text is not None:
+        where, values = _and(where, "info.prompt ILIKE %s"), [*values, f"%{_escaped(_storable(query.text))}%"]
+    if query.waiting_role is not None:
+        where = _and(where, "info.waiting_kind <> '' AND info.waiting_roles @> ARRAY[%s]::text[]")
+        values = [*values, _storable(query.waiting_role)]
+    if query.run_id is not None:
+        where, values = _and(where, "starts_with(run.run_id, %s)"), [*values, query.run_id]
+    return where, values
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+def _storable(text: str) -> str:
+    """The text without what PostgreSQL does not store in text: NUL."""
+    return text.replace("\0", "\ufffd")
+
+
+def _info(row: tuple[Any, ...]) -> RunInfo:
+    _, run_id, status, owner, _, _, started, updated, ending, prompt, actor, session, tags, model, cost, tokens = row[
+        :16
+    ]
+    kind, tool, roles, expires, parent = row[16:]
+    return RunInfo(
+        run_id=run_id,
+        status=status,
+        owner=owner,
+        started=_seconds(started),
+        updated=_seconds(updated),
+        ending=ending,
+        prompt=prompt,
+        actor=actor,
+        session=session,
+        tags=tuple(tags),
+        model=model,
+        cost_usd=cost,
+        tokens=tokens,
+        waiting_for=WaitingFor(kind, tool, tuple(roles)) if kind else None,
+        expires=_seconds(expires),
+        parent=parent,
+    )
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

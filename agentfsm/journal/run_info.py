@@ -1,0 +1,277 @@
+"""What a run is listed and searched by: a few columns beside its journal, and the questions that they answer.
+
+They are written in the same transaction as the records that they follow from, and only when a run is created, when its
+status changes, and at most once a second. They follow from the records alone (``rebuild_run_info``), they are not
+sealed, and nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from agentfsm.errors import ConfigurationError, JournalError
+from agentfsm.journal.records import SealedRecord, is_kind, open_record
+from agentfsm.loop.canonical_json import decode
+from agentfsm.loop.messages import Usage
+
+if TYPE_CHECKING:
+    from agentfsm.loop.state import PendingRequest, RunState
+
+__all__ = [
+    "LISTED_LETTERS",
+    "RunInfo",
+    "RunPage",
+    "RunQuery",
+    "WaitingFor",
+    "called_model",
+    "first_info",
+    "info_of",
+]
+
+LISTED_LETTERS = 200
+"""How much of a text is listed."""
+
+_PLACEHOLDER = re.compile(r"\[(?:secret|sealed) [0-9a-zA-Z_ -]+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFor:
+    """What a suspended run waits for.
+
+    Attributes:
+        kind: ``question``, ``approval``, ``limit`` or ``in_doubt``.
+        tool: The tool that it is about, or an empty string.
+        roles: The roles of which whoever answers must have one; empty if there is no such rule.
+    """
+
+    kind: str
+    tool: str = ""
+    roles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run as it is listed. Times, tokens and cost may be a second older than its newest record.
+
+    Attributes:
+        run_id: The run.
+        status: ``running``, ``suspended`` or ``finished``.
+        owner: The owner of its lease, or None: a run that is ``running`` without one was interrupted.
+        started: When its first record was written, in seconds since the epoch; None if it has none, or is not listed
+            yet: an earlier release wrote it, and ``rebuild_run_info`` fills in what follows here.
+        updated: When its newest record was written, in seconds since the epoch.
+        ending: How it ended, as in ``completed`` or ``handed_off``; empty until then.
+        prompt: The first letters of what was asked, on one line, without secrets; empty if it was redacted.
+        actor: The id of whoever requested it, or an empty string.
+        session: The conversation's id, or an empty string.
+        tags: Its tags.
+        model: The name of the first model that it called, or an empty string.
+        cost_usd: What its model calls cost, in USD; None if the price of none of them is known.
+        tokens: The tokens of its model calls; None if they are not known yet.
+        waiting_for: What it waits for, or None.
+        expires: When that request expires, in seconds since the epoch; None if it does not.
+        parent: For a sub-agent's run, the run that called it; else an empty string.
+    """
+
+    run_id: str
+    status: Literal["running", "suspended", "finished"]
+    owner: str | None = None
+    started: float | None = None
+    updated: float | None = None
+    ending: str = ""
+    prompt: str = ""
+    actor: str = ""
+    session: str = ""
+    tags: tuple[str, ...] = ()
+    model: str = ""
+    cost_usd: float | None = None
+    tokens: int | None = None
+    waiting_for: WaitingFor | None = None
+    expires: float | None = None
+    parent: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunQuery:
+    """Which runs to find; whatever is None is not asked for.
+
+    Attributes:
+        status: Those with this status.
+        ending: Those that ended so.
+        actor: Those that somebody with this id requested.
+        session: Those of this conversation.
+        tag: Those with this tag.
+        model: Those that first called the model with this name.
+        since: Those that started then or later, in seconds since the epoch.
+        until: Those that started before then.
+        text: Those whose listed prompt contains it; ASCII letters may be of either case.
+        waiting_role: Those that wait for somebody with this role.
+        run_id: Those whose id starts so.
+        parent: Those that this run called as sub-agents; an empty string for those that no run called.
+        limit: How many runs a page has at most.
+        after: The ``next`` of the page before; empty for the first page.
+
+    Raises:
+        ConfigurationError: The limit is less than 1, or ``after`` is not the ``next`` of a page.
+    """
+
+    status: Literal["running", "suspended", "finished"] | None = None
+    ending: str | None = None
+    actor: str | None = None
+    session: str | None = None
+    tag: str | None = None
+    model: str | None = None
+    since: float | None = None
+    until: float | None = None
+    text: str | None = None
+    waiting_role: str | None = None
+    run_id: str | None = None
+    parent: str | None = None
+    limit: int = 50
+    after: str = ""
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ConfigurationError(f"limit={self.limit}: a page has at least one run")
+        if self.after and not (self.after.isascii() and self.after.isdigit() and len(self.after) < 19):
+            raise ConfigurationError(f"after={self.after!r} is not the 'next' of a page")
+
+    def matches(self, info: RunInfo) -> bool:
+        """Whether a run is one of them, whatever page it is on. A store with its own index need not use this."""
+        waiting, started = info.waiting_for, info.started
+        return (
+            all(
+                wanted is None or wanted == found
+                for wanted, found in (
+                    (self.status, info.status),
+                    (self.ending, info.ending),
+                    (self.actor, info.actor),
+                    (self.session, info.session),
+                    (self.model, info.model),
+                    (self.parent, info.parent),
+                )
+            )
+            and (self.tag is None or self.tag in info.tags)
+            and (self.since is None or (started is not None and started >= self.since))
+            and (self.until is None or (started is not None and started < self.until))
+            and (self.text is None or _fold(self.text) in _fold(info.prompt))
+            and (self.waiting_role is None or (waiting is not None and self.waiting_role in waiting.roles))
+            and (self.run_id is None or info.run_id.startswith(self.run_id))
+        )
+
+
+_FOLDED = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+
+
+def _fold(text: str) -> str:
+    return text.translate(_FOLDED)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """Some of the runs that a query finds, the newest first.
+
+    Attributes:
+        runs: The runs.
+        next: For ``RunQuery.after``, to get the next page; empty if there is none.
+    """
+
+    runs: tuple[RunInfo, ...] = field(default=())
+    next: str = ""
+
+
+def first_info(run_id: str, first: SealedRecord) -> RunInfo:
+    """What a run's first record says about it. A value that was redacted is empty.
+
+    Args:
+        run_id: The run.
+        first: The record.
+
+    Raises:
+        JournalError: The record cannot be read.
+    """
+    body = open_record(first)
+    try:
+        parent: Mapping[str, Any] = body.get("parent", {})
+        tags: Sequence[Any] = body.get("tags") or ()
+        return RunInfo(
+            run_id,
+            "running",
+            started=body["ts"] / 1000,
+            updated=body["ts"] / 1000,
+            prompt=_text(_prompt_in(body)),
+            actor=_text(body.get("requester", {}).get("id")),
+            session=_text(body.get("session")),
+            tags=tuple(map(_text, tags)) if isinstance(tags, list) else (),
+            parent=str(parent["run"]) if "call" in parent else "",
+        )
+    except (LookupError, TypeError, AttributeError) as error:
+        raise JournalError(f"the first record of run {run_id!r} cannot be read") from error
+
+
+def _prompt_in(body: Mapping[str, Any]) -> Any:
+    """The last message of the user in a first record, or an empty string."""
+    try:
+        messages = cast("list[dict[str, Any]]", body.get("messages") or body["state"]["messages"])
+        return next((each["content"] for each in reversed(messages) if each["role"] == "user"), "")
+    except (LookupError, TypeError):  # it asks nothing, or its state was redacted
+        return ""
+
+
+def _text(value: Any) -> str:
+    """The first letters of a text, on one line, without secrets; empty if it is no text or was redacted."""
+    if not isinstance(value, str):
+        return ""
+    return " ".join(_PLACEHOLDER.sub("[secret]", value[: 20 * LISTED_LETTERS]).split())[:LISTED_LETTERS]
+
+
+def info_of(
+    base: RunInfo,
+    run: RunState,
+    status: Literal["running", "suspended", "finished"],
+    updated: float,
+    expires: float | None = None,
+) -> RunInfo:
+    """A run as it is listed now.
+
+    Args:
+        base: What its first record says about it.
+        run: Its state.
+        status: Its status.
+        updated: When its newest record was written, in seconds since the epoch.
+        expires: When the request that it waits for expires, in seconds since the epoch, or None.
+    """
+    waits = status == "suspended" and run.pending_request is not None
+    return replace(
+        base,
+        status=status,
+        updated=int(updated * 1000) / 1000,  # as in the record
+        ending=run.ended if status == "finished" else "",
+        cost_usd=_known_cost(run.usage),
+        tokens=run.usage.total_tokens,
+        waiting_for=_waiting_for(run.pending_request) if waits else None,
+        expires=expires if waits else None,
+    )
+
+
+def _known_cost(usage: Usage) -> float | None:
+    return None if usage.unpriced_tokens and not usage.cost_usd else usage.cost_usd
+
+
+def _waiting_for(request: PendingRequest | None) -> WaitingFor | None:
+    if request is None:
+        return None
+    return WaitingFor(request.kind, request.tool, () if request.quorum is None else tuple(request.quorum.roles))
+
+
+def called_model(records: Sequence[SealedRecord]) -> str:
+    """The name of the first model that the loop called, or an empty string."""
+    for record in records:
+        if is_kind(record, "effect.intent"):
+            body = decode(record.body)
+            if str(body.get("eid", "")).isdigit():  # that of a call of a tool has a point
+                return str(body.get("name", ""))
+    return ""

@@ -1,0 +1,268 @@
+"""What a run is listed by follows from its records, is written with them, and holds no secret."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    Actor,
+    Agent,
+    AgentGuardrails,
+    Allow,
+    Approval,
+    ConfigurationError,
+    Host,
+    MemoryStore,
+    Run,
+    SqliteStore,
+    Usage,
+    tool,
+)
+from agentfsm.journal.fork import fork
+from agentfsm.journal.journal_writer import LISTED_EVERY_S
+from agentfsm.journal.rebuild import compute_run_info, rebuild_run_info
+from agentfsm.journal.redact import redact
+from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
+from agentfsm.journal.sqlite.sqlite_orphans import find_orphans, find_schema_changes
+from agentfsm.journal.verification import GOOD, verify_stored_run
+from agentfsm.loop.keys import Keyring
+from agentfsm.loop.messages import Message, Reply
+from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.journal_scenarios import finished_run, waiting_run
+
+KEYRING = Keyring(b"of the tests")
+DATA = Path(__file__).parents[1] / "data"
+AnyStore = MemoryStore | SqliteStore
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "runs.db")
+
+
+@tool(requires_approval=Approval(n=1, roles=("boss", "cfo")))
+def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+def answer(text: str, **usage: Any) -> Reply:
+    return Reply(Message.assistant(text), usage=Usage(**usage))
+
+
+def agent(store: AnyStore, *script: Any, clock: FakeClock | None = None, **more: Any) -> Agent:
+    host = Host(store=store, secret=b"of the tests", clock=clock or FakeClock(), secrets=["hush-hush-4711"])
+    return Agent(ScriptedModel(script), tools=[pay], host=host, **more)
+
+
+def listed(store: AnyStore, run_id: str = "r") -> RunInfo:
+    (info,) = asyncio.run(store.find_runs(RunQuery(run_id=run_id))).runs
+    return info
+
+
+def computed(store: AnyStore, run_id: str = "r") -> RunInfo:
+    head = asyncio.run(store.head(run_id))
+    assert head is not None
+    return compute_run_info(run_id, asyncio.run(store.records(run_id)), head.status)
+
+
+def finish(run: Run[Any, Any]) -> Any:
+    async def wait() -> Any:
+        return await run
+
+    return asyncio.run(wait())
+
+
+def test_a_finished_run_is_listed_by_what_was_asked_by_whom_and_how_it_ended(store: AnyStore) -> None:
+    clock = FakeClock()
+    mine = agent(store, answer("Paid.", input_tokens=30, output_tokens=12, cost_usd=0.5), clock=clock)
+    prompt = f"Pay\n  him {'x' * 300}"
+    begun = clock.time()
+    finish(mine.run(prompt, run_id="r", session_id="chat", actor=Actor("ann", ("boss",)), tags=["b", "a"]))
+    expected = RunInfo(
+        "r", "finished", None, listed(store).started, listed(store).updated, "completed", f"Pay him {'x' * 192}", "ann",
+        "chat", ("b", "a"), "scripted", 0.5, 42,
+    )  # fmt: skip
+    assert listed(store) == expected == computed(store)
+    assert listed(store).started == pytest.approx(begun, abs=1)
+    store.close()
+
+
+def test_a_waiting_run_is_listed_with_what_it_waits_for_and_then_no_more(store: AnyStore) -> None:
+    clock = FakeClock()
+    mine = agent(store, call("pay", amount=3), clock=clock, guardrails=AgentGuardrails(validity_s=60))
+    finish(mine.run("Pay.", run_id="r"))
+    waiting = listed(store)
+    assert (waiting.status, waiting.ending) == ("suspended", "")
+    assert waiting.waiting_for == WaitingFor("approval", "pay", ("boss", "cfo"))
+    assert waiting.updated is not None
+    assert waiting.expires == pytest.approx(waiting.updated + 60, abs=0.01)
+    assert waiting == computed(store)
+    mine = agent(store, "done", clock=clock, guardrails=AgentGuardrails(validity_s=60))
+    finish(mine.resume("r", Allow(), by=Actor("bob", ("cfo",))))
+    over = listed(store)
+    assert (over.status, over.ending, over.waiting_for, over.expires) == ("finished", "completed", None, None)
+    assert over == computed(store)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("usages", "cost"),
+    [
+        ([{"input_tokens": 5, "unpriced_tokens": 5}], None),
+        ([{"input_tokens": 5}], 0.0),
+        ([{"input_tokens": 5, "cost_usd": 0.25, "unpriced_tokens": 1}], 0.25),
+    ],
+)
+def test_a_run_is_unpriced_if_no_price_is_known(store: AnyStore, usages: list[dict[str, Any]], cost: float) -> None:
+    finish(agent(store, *(answer("ok", **usage) for usage in usages)).run("Go.", run_id="r"))
+    assert listed(store).cost_usd == cost
+    assert listed(store) == computed(store)
+    store.close()
+
+
+def test_no_secret_is_listed(store: AnyStore) -> None:
+    finish(agent(store, "ok").run("Log in with hush-hush-4711 now.", run_id="r"))
+    assert listed(store).prompt == "Log in with [secret] now."
+    assert listed(store) == computed(store)
+    store.close()
+
+
+def test_a_redacted_prompt_is_not_listed_and_is_nowhere_in_the_file(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    run = agent(store, "ok").run("The canary 0815 sings.", run_id="r", session_id="canary 0816", tags=["canary 0817"])
+    finish(run)
+    assert listed(store).prompt == "The canary 0815 sings."
+    assert (listed(store).session, listed(store).tags) == ("canary 0816", ("canary 0817",))
+    asyncio.run(redact(store, "r", "1", KEYRING))
+    assert (listed(store).prompt, listed(store).session, listed(store).tags) == ("", "", ())
+    assert listed(store).ending == "completed"
+    assert b"canary 081" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert asyncio.run(verify_stored_run(store, "r", keyring=KEYRING)).code == GOOD
+    store.close()
+
+
+def test_a_fork_and_a_sub_agents_run_are_listed(store: AnyStore) -> None:
+    finished_run(store)
+    asyncio.run(fork(store, "sample", 6, "other", KEYRING))
+    assert listed(store, "other") == computed(store, "other")
+    assert listed(store, "other").prompt == "Do it all."
+    helper = Agent(ScriptedModel(["helped"]))
+    host = Host(store=store, secret=b"of the tests")
+    above = Agent(ScriptedModel([call("h", task="Help."), "ok"]), tools=[helper.as_tool("h", "Helps.")], host=host)
+    finish(above.run("Go.", run_id="top", tags=["t"]))
+    (below,) = asyncio.run(store.find_runs(RunQuery(parent="top"))).runs
+    assert (below.prompt, below.ending) == ("Help.", "completed")
+    assert asyncio.run(store.find_runs(RunQuery(parent=""))).runs[0].run_id == "top"
+    store.close()
+
+
+def test_a_run_that_goes_on_is_listed_at_most_once_a_second() -> None:
+    clock, written = FakeClock(), list[RunInfo]()
+
+    class Counting(MemoryStore):
+        def append(self, lease: Any, records: Sequence[Any], status: Any, info: RunInfo | None = None) -> Any:
+            written.extend([info] if info is not None else [])
+            return super().append(lease, records, status, info)
+
+    @tool
+    def work(s: float) -> str:
+        """Work for so many seconds."""
+        clock.advance(s)
+        return f"worked {s}"
+
+    host = Host(store=Counting(), secret=b"s", clock=clock)
+    quick = [call("work", s=0.01 * n) for n in range(1, 7)]
+    finish(Agent(ScriptedModel([*quick, "ok"]), tools=[work], host=host).run("Go.", run_id="quick"))
+    assert [info.status for info in written] == ["running", "finished"]
+    written.clear()
+    slow = [call("work", s=LISTED_EVERY_S + 0.01 * n) for n in range(3)]
+    finish(Agent(ScriptedModel([*slow, "ok"]), tools=[work], host=host).run("Go.", run_id="slow"))
+    assert [info.status for info in written] == ["running"] * 4 + ["finished"]
+
+
+def test_what_a_run_is_listed_by_can_be_rebuilt(store: AnyStore) -> None:
+    finished_run(store, "one")
+    waiting_run(store, "two")
+    before = [listed(store, name) for name in ("one", "two")]
+
+    async def spoil_and_rebuild(name: str) -> None:
+        lease = await store.acquire(name, "me", keyring=KEYRING)
+        head = await store.head(name)
+        assert head is not None
+        await store.append(lease, (), head.status, RunInfo(name, "running", prompt="wrong", tags=("wrong",)))
+        await store.release(lease)
+        assert (await store.find_runs(RunQuery(text="wrong"))).runs
+        await rebuild_run_info(store, name, KEYRING)
+
+    for name in ("one", "two"):
+        asyncio.run(spoil_and_rebuild(name))
+        assert asyncio.run(verify_stored_run(store, name, keyring=KEYRING)).code in (GOOD, 4)
+    assert [listed(store, name) for name in ("one", "two")] == before
+    assert asyncio.run(store.count_runs(RunQuery(tag="wrong"))) == 0
+    store.close()
+
+
+@pytest.mark.parametrize(("name", "version", "runs"), [("v0.1.0", 1, 16), ("schema2", 2, 2)])
+def test_a_file_of_an_earlier_release_is_listed_at_once_and_in_full_when_it_was_rebuilt(
+    tmp_path: Path, name: str, version: int, runs: int
+) -> None:
+    path = Path(shutil.copy(DATA / name / "runs.db", tmp_path / "runs.db"))
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (version,)
+    with SqliteStore(path) as store:
+        before = asyncio.run(store.find_runs(RunQuery(limit=100))).runs
+        statuses = {head.run_id: head.status for head in asyncio.run(store.heads())}
+        assert {info.run_id: info.status for info in before} == statuses
+        assert len(before) == runs == asyncio.run(store.count_runs(RunQuery()))
+        assert {info.started for info in before} == {None}
+        store.claim()  # migrates the file
+        assert asyncio.run(store.find_runs(RunQuery(limit=100))).runs == before
+        for info in before:
+            assert asyncio.run(rebuild_run_info(store, info.run_id)) == listed(store, info.run_id)
+            assert listed(store, info.run_id).started is not None
+        if name == "schema2":
+            assert [info.run_id for info in asyncio.run(store.find_runs(RunQuery(tag="demo", actor="ann"))).runs] == [
+                "finished"
+            ]
+    assert find_schema_changes(path) == find_orphans(path) == []
+
+
+def test_a_changed_type_in_a_listing_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with SqliteStore(path) as store:
+        finish(agent(store, "ok").run("Go.", run_id="r"))
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE run_info SET prompt = x'00'")
+    assert [report.reason for report in find_orphans(path)] == ["a value has another type than every release wrote"]
+
+
+@pytest.mark.parametrize("query", [{"limit": 0}, {"after": "r1"}, {"after": "-1"}, {"after": "9" * 19}])
+def test_a_query_that_makes_no_sense_is_refused(query: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        RunQuery(**query)
+
+
+def test_the_runs_of_a_store_without_a_file_are_none(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "none.db") as store:
+        assert asyncio.run(store.find_runs(RunQuery())).runs == ()
+        assert asyncio.run(store.count_runs(RunQuery())) == 0
+
+
+def test_an_interrupted_run_has_no_owner(tmp_path: Path) -> None:
+    async def main() -> None:
+        with SqliteStore(tmp_path / "runs.db") as store:
+            lease = await store.acquire("r", "me", new=True)
+            assert [info.owner for info in (await store.find_runs(RunQuery())).runs] == ["me"]
+            del lease
+            assert [info.owner for info in (await store.find_runs(RunQuery())).runs] == [None]
+
+    asyncio.run(main())
