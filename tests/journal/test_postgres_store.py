@@ -39,6 +39,7 @@ psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
 from agentfsm.journal.postgres.postgres_schema import SCHEMA_VERSION  # noqa: E402
+from agentfsm.journal.run_info import RunQuery  # noqa: E402
 
 LIVENESS = ("session", "lease")
 
@@ -303,6 +304,20 @@ def test_the_schema_of_a_newer_release_is_refused(url: str) -> None:
     for use in (read, write):
         with pytest.raises(StoreFormatError, match=f"version {SCHEMA_VERSION + 1}.*version {SCHEMA_VERSION}"):
             use(url)
+
+
+def test_the_first_schema_is_migrated_by_the_next_write_and_its_runs_are_listed(url: str) -> None:
+    write(url)
+    execute(url, "DROP TABLE agentfsm.run_info")
+    execute(url, "UPDATE agentfsm.version SET number = 1")
+
+    async def migrate_and_list() -> list[str]:
+        async with opened(url) as store:
+            await store.acquire("another", "me", new=True)
+            return [info.run_id for info in (await store.find_runs(RunQuery())).runs]
+
+    assert asyncio.run(migrate_and_list()) == ["another", "a"]
+    assert execute(url, "SELECT number FROM agentfsm.version") == [(SCHEMA_VERSION,)]
 
 
 def test_a_role_without_rights_is_told_which_it_needs(url: str) -> None:
