@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
     from agentfsm.journal.postgres import PostgresStore
     from agentfsm.journal.records import Record
+    from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, WaitingFor
     from agentfsm.journal.sqlite import SqliteStore
     from agentfsm.journal.store import Store
     from agentfsm.journal.store_url import open_store
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from agentfsm.machine.declaration import Counter, Exhausted, exhausted
     from agentfsm.machine.engine import Decision, Machine
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
+    from agentfsm.runs import Runs, StoredRun
     from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, Fill, GiveUp, ItDidNotRun, ItRan
     from agentfsm.runtime.argument_matcher import ArgumentMatcher
     from agentfsm.runtime.control_tools import ask_user, return_done, return_unable
@@ -208,13 +210,17 @@ __all__ = [
     "RunContext",
     "RunError",
     "RunExistsError",
+    "RunInfo",
     "RunOptions",
+    "RunPage",
+    "RunQuery",
     "RunResult",
     "RunResumed",
     "RunStarted",
     "RunState",
     "RunView",
     "RunWarning",
+    "Runs",
     "SkipCall",
     "SqliteStore",
     "StaleHumanReplyError",
@@ -230,6 +236,7 @@ __all__ = [
     "StoreFullError",
     "StoreLockedError",
     "StoreMovedError",
+    "StoredRun",
     "SubagentEvent",
     "SuspensionExpiredError",
     "SuspensionFormatError",
@@ -261,6 +268,7 @@ __all__ = [
     "UnknownRunError",
     "Usage",
     "UserInputRequested",
+    "WaitingFor",
     "allow",
     "ask",
     "ask_user",
@@ -302,6 +310,7 @@ if not TYPE_CHECKING:
             "agentfsm.journal.migration": "Migration",
             "agentfsm.journal.postgres": "PostgresStore",
             "agentfsm.journal.records": "Record",
+            "agentfsm.journal.run_info": "RunInfo RunPage RunQuery WaitingFor",
             "agentfsm.journal.sqlite": "SqliteStore",
             "agentfsm.journal.store": "Store",
             "agentfsm.journal.store_url": "open_store",
@@ -338,5 +347,6 @@ if not TYPE_CHECKING:
             "agentfsm.runtime.run_context": "RunContext",
             "agentfsm.runtime.state_context": "StateContext",
             "agentfsm.runtime.tools": "Tool ToolContext tool",
+            "agentfsm.runs": "Runs StoredRun",
         },
     )

@@ -36,7 +36,7 @@ LAYERS = {
 """What each layer may import beside itself: when it loads, inside functions, and for types. The layers that are not
 here put the others together for somebody, and may import all of them."""
 
-PUBLIC = {"agentfsm", "__main__", "cli", "testing"}
+PUBLIC = {"agentfsm", "__main__", "cli", "runs", "testing"}
 
 LAZY_IN_AGENT = {"journal", "models", "diagrams"}
 """What the agent puts together but loads only when it is used: a run in a store, a model by name, a diagram."""

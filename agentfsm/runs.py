@@ -1,0 +1,243 @@
+"""``Runs``: the stored runs of a store, to list, search, read, verify, draw, replay, export and fork."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+from agentfsm.diagrams import diagram
+from agentfsm.errors import ConfigurationError, UnknownRunError
+from agentfsm.journal.fork import fork
+from agentfsm.journal.load import StoredRequest, pending_request
+from agentfsm.journal.records import export_lines
+from agentfsm.journal.replay import Replay, replay
+from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
+from agentfsm.journal.store import Store, consistent_read, off_loop
+from agentfsm.journal.verification import VerificationReport, verify
+from agentfsm.loop.keys import Keyring
+from agentfsm.loop.presets import PRESETS
+from agentfsm.report.ledger import RunLedger, read_ledger
+from agentfsm.report.run_graph import graph_of_run, path_of_run
+
+__all__ = ["Runs", "StoredRun"]
+
+SHOWN_MATCHES = 5
+"""How many runs an error lists if a prefix is that of several."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A stored run.
+
+    Attributes:
+        info: What it is listed by: status, ending, times, cost, tags and more.
+        ledger: What its journal says: what was asked, each move with its guards, what people decided, the transcript,
+            failures and costs.
+        request: What it waits for: tool, exact arguments, digest, who may answer, until when; None if it waits for
+            nobody.
+    """
+
+    info: RunInfo
+    ledger: RunLedger
+    request: StoredRequest | None
+
+
+class Runs:
+    """The runs of a store. Nothing here needs an agent, and nothing blocks the event loop.
+
+    ::
+
+        runs = Runs(open_store("sqlite:///runs.db"))
+        page = await runs.list(RunQuery(tag="billing", status="suspended"))
+        run = await runs.get(page.runs[0].run_id)
+        print(run.request.tool, run.request.arguments)
+
+    To answer a run or to continue it, resume it with its agent: ``agent.resume(run_id, Allow())``.
+
+    Args:
+        store: The store.
+        secret: The secret of the host that writes it. Without it, ``verify`` cannot say who wrote a record, and
+            ``fork`` is refused.
+        old_secrets: Secrets that the host had before.
+
+    Raises:
+        ConfigurationError: A secret is too short.
+    """
+
+    def __init__(self, store: Store, *, secret: bytes | None = None, old_secrets: Sequence[bytes] = ()) -> None:
+        self._store = store
+        self._keyring = None if secret is None else Keyring(secret, old_secrets)
+
+    async def list(self, query: RunQuery | None = None) -> RunPage:
+        """The runs that a query finds, the newest first, a page at a time.
+
+        Args:
+            query: Which runs; by default all that no other run called, the newest 50.
+
+        Raises:
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        return await self._store.find_runs(RunQuery(parent="") if query is None else query)
+
+    async def iterate(self, query: RunQuery | None = None) -> AsyncIterator[RunInfo]:
+        """All runs that a query finds, the newest first; pages are read as they are needed.
+
+        Args:
+            query: Which runs, as for ``list``.
+
+        Raises:
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        query = RunQuery(parent="") if query is None else query
+        while True:
+            page = await self._store.find_runs(query)
+            for info in page.runs:
+                yield info
+            if not page.next:
+                return
+            query = replace(query, after=page.next)
+
+    async def count(self, query: RunQuery | None = None) -> int:
+        """How many runs a query finds.
+
+        Args:
+            query: Which runs, as for ``list``.
+
+        Raises:
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        return await self._store.count_runs(RunQuery(parent="") if query is None else query)
+
+    async def find_id(self, prefix: str) -> str:
+        """The id of the run whose id is, or begins with, a text.
+
+        Args:
+            prefix: The text.
+
+        Raises:
+            UnknownRunError: There is no such run, or there are several; the error lists them.
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        if await self._store.head(prefix) is not None:
+            return prefix
+        page = await self._store.find_runs(RunQuery(run_id=prefix, limit=SHOWN_MATCHES)) if prefix else RunPage()
+        match [info.run_id for info in page.runs]:
+            case [one]:
+                return one
+            case []:
+                raise UnknownRunError(f"there is no run {prefix!r}")
+            case several:
+                more = ", ..." if page.next else ""
+                raise UnknownRunError(f"several runs begin with {prefix!r}: {', '.join(several)}{more}")
+
+    async def get(self, run_id: str) -> StoredRun:
+        """A run with all that its journal says.
+
+        Args:
+            run_id: Its id, or the beginning of it.
+
+        Raises:
+            UnknownRunError: There is no such run, or there are several.
+            agentfsm.errors.JournalError: What it waits for cannot be read.
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        full_id = await self.find_id(run_id)
+        records, head = await consistent_read(self._store, full_id)
+        page = await self._store.find_runs(RunQuery(run_id=full_id, limit=SHOWN_MATCHES))
+        info = next((each for each in page.runs if each.run_id == full_id), None)
+        if head is None or info is None:
+            raise UnknownRunError(f"there is no run {full_id!r}")
+        ledger = await off_loop(lambda found: read_ledger(full_id, found), records)
+        return StoredRun(info, ledger, await pending_request(self._store, head))
+
+    async def verify(self, run_id: str) -> VerificationReport:
+        """Whether the journal of a run is intact and legal, and, with the secret, who wrote it.
+
+        Args:
+            run_id: Its id, or the beginning of it.
+
+        Raises:
+            UnknownRunError: There is no such run, or there are several.
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        full_id = await self.find_id(run_id)
+        records, head = await consistent_read(self._store, full_id)
+        return await off_loop(lambda found: verify(full_id, found, head, keyring=self._keyring), records)
+
+    async def replay(self, run_id: str, preset: str) -> Replay:
+        """How a run would have gone under a preset, on its recorded outcomes; no model and no tool is called.
+
+        Args:
+            run_id: Its id, or the beginning of it.
+            preset: The name of the preset.
+
+        Raises:
+            ConfigurationError: There is no such preset.
+            UnknownRunError: There is no such run, or there are several.
+            agentfsm.errors.JournalError: The journal cannot be read.
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        if preset not in PRESETS:
+            raise ConfigurationError(f"there is no preset {preset!r}; there are: {', '.join(PRESETS)}")
+        chosen = PRESETS[preset]
+        records, _ = await consistent_read(self._store, await self.find_id(run_id))
+        return await off_loop(
+            lambda found: replay(
+                found, chosen.graph, policy=chosen.policy, guardrails=chosen.guardrails, behavior=chosen.behavior
+            ),
+            records,
+        )
+
+    async def diagram(self, run_id: str, format: str = "svg") -> str:  # noqa: A002  # the conventional name for it
+        """The graph that a run's journal pins, with the run's path on it.
+
+        Args:
+            run_id: Its id, or the beginning of it.
+            format: ``svg``, ``dot``, ``mermaid``, ``markdown``, ``text`` or ``plantuml``.
+
+        Raises:
+            ConfigurationError: There is no such format, or it cannot show a path.
+            UnknownRunError: There is no such run, or there are several.
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        run = await self.get(run_id)
+        graph = graph_of_run(run.ledger.records)
+        return diagram(graph, format, overlay=path_of_run(run.ledger.records, graph))
+
+    async def export(self, run_id: str) -> str:
+        """The journal of a run as JSON lines, each record as it was hashed.
+
+        Args:
+            run_id: Its id, or the beginning of it.
+
+        Raises:
+            UnknownRunError: There is no such run, or there are several.
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        records, _ = await consistent_read(self._store, await self.find_id(run_id))
+        return "".join(export_lines(records))
+
+    async def fork(self, run_id: str, at: int, new_id: str | None = None) -> str:
+        """Start a new run from a run as it was after one of its records; ``agent.resume(new_id)`` continues it.
+
+        Args:
+            run_id: The run's id, or the beginning of it.
+            at: The sequence number of the last record that both have.
+            new_id: The id of the new run; by default a random one.
+
+        Returns:
+            The id of the new run.
+
+        Raises:
+            ConfigurationError: ``Runs`` was made without a secret.
+            UnknownRunError: There is no such run, there are several, or it has no such record.
+            agentfsm.errors.RunExistsError: A run with the new id exists.
+            agentfsm.errors.JournalError: The run had ended by then, or its journal cannot be trusted.
+            agentfsm.errors.StoreError: The store cannot be read or written.
+        """
+        if self._keyring is None:
+            raise ConfigurationError("the new run has to be sealed: give the secret, as in Runs(store, secret=...)")
+        fork_id = secrets.token_hex(8) if new_id is None else new_id
+        await fork(self._store, await self.find_id(run_id), at, fork_id, self._keyring)
+        return fork_id

@@ -1,0 +1,173 @@
+"""``Runs``: stored runs are listed, searched, read, verified, drawn, replayed, exported and forked without an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    Agent,
+    Allow,
+    ConfigurationError,
+    Host,
+    MemoryStore,
+    MissingExtraError,
+    RunQuery,
+    Runs,
+    SqliteStore,
+    TransientProviderError,
+    UnknownRunError,
+    tool,
+)
+from agentfsm.journal.records import read_lines
+from agentfsm.journal.verification import GOOD, OPEN, verify
+from agentfsm.testing import FakeClock, ScriptedModel, call
+
+SECRET = b"the secret of this shop"
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay."""
+    return "paid"
+
+
+def shop(store: Any, *script: Any) -> Agent:
+    return Agent(ScriptedModel(list(script)), tools=[pay], host=Host(store=store, secret=SECRET, clock=FakeClock()))
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
+    return MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "runs.db")
+
+
+def with_runs(store: Any, work: Callable[[Runs], Awaitable[Any]], **options: Any) -> Any:
+    """What some work returns on a store with three runs: one paid, one waits, one had a failure."""
+
+    async def scenario() -> Any:
+        await shop(store, "Tea is 4.50.").run("What is tea?", run_id="tea-1", tags=["info"], actor="ann")
+        await shop(store, call("pay", amount=5)).run("Pay 5.", run_id="pay-1", tags=["billing"], session_id="s")
+        await shop(store, TransientProviderError("busy"), "Done.").run("Go.", run_id="tea-2")
+        try:
+            return await work(Runs(store, **options))
+        finally:
+            await store.aclose()
+
+    return asyncio.run(scenario())
+
+
+def ids(page: Any) -> list[str]:
+    return [info.run_id for info in page.runs]
+
+
+def test_the_newest_run_is_listed_first_a_page_at_a_time(store: Any) -> None:
+    async def work(runs: Runs) -> None:
+        assert ids(await runs.list()) == ["tea-2", "pay-1", "tea-1"]
+        first = await runs.list(RunQuery(limit=2))
+        assert ids(first) == ["tea-2", "pay-1"]
+        assert ids(await runs.list(RunQuery(limit=2, after=first.next))) == ["tea-1"]
+        assert [info.run_id async for info in runs.iterate(RunQuery(limit=1))] == ["tea-2", "pay-1", "tea-1"]
+
+    with_runs(store, work)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        (RunQuery(tag="billing"), ["pay-1"]),
+        (RunQuery(actor="ann"), ["tea-1"]),
+        (RunQuery(session="s"), ["pay-1"]),
+        (RunQuery(status="suspended"), ["pay-1"]),
+        (RunQuery(ending="completed"), ["tea-2", "tea-1"]),
+        (RunQuery(text="TEA"), ["tea-1"]),
+        (RunQuery(run_id="tea"), ["tea-2", "tea-1"]),
+        (RunQuery(model="nobody"), []),
+    ],
+)
+def test_runs_are_searched(store: Any, query: RunQuery, found: list[str]) -> None:
+    async def work(runs: Runs) -> None:
+        assert ids(await runs.list(query)) == found
+        assert await runs.count(query) == len(found)
+
+    with_runs(store, work)
+
+
+def test_a_run_is_read_with_what_was_asked_decided_and_is_waited_for(store: Any) -> None:
+    async def work(runs: Runs) -> None:
+        run = await runs.get("pay")
+        assert (run.info.run_id, run.info.tags, run.info.status) == ("pay-1", ("billing",), "suspended")
+        assert run.request is not None
+        assert (run.request.tool, run.request.arguments) == ("pay", {"amount": 5})
+        assert run.ledger.asked == "Pay 5."
+        assert [move.guard for move in run.ledger.moves][-1] == "approval_required"
+        await shop(store, "Paid.").resume("pay-1", Allow(), to=run.request.digest, by="Bob")
+        done = await runs.get("pay-1")
+        assert (done.request, done.info.ending, done.ledger.answer) == (None, "completed", "Paid.")
+        assert [decision.by for decision in done.ledger.decisions] == ["Bob"]
+
+    with_runs(store, work)
+
+
+def test_an_id_may_be_shortened_unless_it_is_that_of_several(store: Any) -> None:
+    async def work(runs: Runs) -> None:
+        assert await runs.find_id("pay") == "pay-1"
+        with pytest.raises(UnknownRunError, match=r"several runs begin with 'tea': tea-2, tea-1"):
+            await runs.get("tea")
+        for unknown in ("coffee", ""):
+            with pytest.raises(UnknownRunError, match="there is no run"):
+                await runs.get(unknown)
+
+    with_runs(store, work)
+
+
+def test_a_run_is_verified_with_and_without_the_secret(store: Any) -> None:
+    async def work(runs: Runs) -> None:
+        assert (await runs.verify("tea-1")).code == GOOD
+        assert (await runs.verify("pay")).code == OPEN
+
+    with_runs(store, work, secret=SECRET)
+
+
+def test_an_exported_run_is_what_the_store_has(store: Any) -> None:
+    async def work(runs: Runs) -> None:
+        records = read_lines((await runs.export("tea-1")).splitlines())
+        assert records == await store.records("tea-1")
+        assert verify("tea-1", records).code == GOOD
+
+    with_runs(store, work)
+
+
+def test_a_run_is_drawn_and_replayed_under_another_preset(store: Any) -> None:
+    async def work(runs: Runs) -> None:
+        assert (await runs.diagram("tea-2")).startswith("<svg")
+        assert "transient_provider" in await runs.diagram("tea-2", "text")
+        assert (await runs.replay("tea-2", "standard")).divergences == ()
+        assert len((await runs.replay("tea-2", "strict")).divergences) == 1
+        with pytest.raises(ConfigurationError, match="there is no preset 'strikt'; there are: standard"):
+            await runs.replay("tea-2", "strikt")
+
+    with_runs(store, work)
+
+
+def test_a_run_is_forked_with_the_secret_only(store: Any) -> None:
+    async def work(runs: Runs) -> None:
+        assert await runs.fork("pay-1", 1, "again") == "again"
+        assert (await runs.get("again")).ledger.parent == "pay-1 at record 1"
+        with pytest.raises(ConfigurationError, match="give the secret"):
+            await Runs(store).fork("pay-1", 1)
+
+    with_runs(store, work, secret=SECRET)
+
+
+def test_without_its_packages_the_store_on_postgresql_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("agentfsm.journal.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    from agentfsm.journal.postgres import PostgresStore
+
+    with pytest.raises(MissingExtraError, match=r"agentfsm\[postgres\]"):
+        PostgresStore("postgresql://localhost/shop")
