@@ -6,10 +6,10 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import click
 
@@ -21,12 +21,14 @@ from agentfsm.cli.local_store import (
     require_keyring,
     store_option,
 )
+from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.errors import JournalError, StoreError
 from agentfsm.journal.adoption import adopt as adopt_run
 from agentfsm.journal.fork import fork as fork_run
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import Record, SealedRecord, export_lines, read_record
 from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.run_info import RunInfo, RunQuery
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.messages import Usage
 from agentfsm.loop.quorum import Actor
@@ -39,16 +41,87 @@ _RUNS_EXAMPLES = """\b
 Examples:
   agentfsm runs
   agentfsm runs --status suspended
-  agentfsm runs --store runs.db --json
+  agentfsm runs --tag billing --since 2026-10-01
+  agentfsm runs --text "invoice 7" --json --store runs.db
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """The options that say which runs are listed."""
+
+    status: Literal["running", "suspended", "finished"] | None
+    ending: str | None
+    actor: str | None
+    session: str | None
+    tag: str | None
+    model: str | None
+    role: str | None
+    text: str | None
+    since: datetime | None
+    until: datetime | None
+    limit: int
+    after: str
+
+    def query(self) -> RunQuery:
+        """What the store is asked."""
+        return RunQuery(
+            status=self.status,
+            ending=self.ending,
+            actor=self.actor,
+            session=self.session,
+            tag=self.tag,
+            model=self.model,
+            waiting_role=self.role,
+            text=self.text,
+            since=_seconds(self.since),
+            until=_seconds(self.until),
+            limit=self.limit,
+            after=self.after,
+        )
+
+
+def _seconds(at: datetime | None) -> float | None:
+    return None if at is None else (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+_TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"])
+_ENDINGS = ("completed", "handed_off", "partial", "cancelled", "aborted")
+
+
+def _search_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of ``_Search`` to a command, which gets them as ``search``."""
+    return collect_options(
+        _Search,
+        "search",
+        [
+            click.option("--status", type=click.Choice(["running", "suspended", "finished"]), help="With this status."),
+            click.option("--ending", type=click.Choice(_ENDINGS), help="That ended so."),
+            click.option("--actor", metavar="ID", help="That somebody with this id requested."),
+            click.option("--session", metavar="ID", help="Of this conversation."),
+            click.option("--tag", metavar="TAG", help="With this tag."),
+            click.option("--model", metavar="NAME", help="That first called this model."),
+            click.option("--role", metavar="ROLE", help="That wait for somebody with this role."),
+            click.option("--text", metavar="TEXT", help="Whose prompt contains this."),
+            click.option("--since", type=_TIME, metavar="TIME", help="That started then or later, in UTC."),
+            click.option("--until", type=_TIME, metavar="TIME", help="That started before then, in UTC."),
+            click.option(
+                "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many at most."
+            ),
+            click.option("--after", metavar="MARK", default="", help="Continue a list that was cut off."),
+        ],
+    )(command)
+
+
 @click.command(epilog=_RUNS_EXAMPLES)
-@click.option("--status", type=click.Choice(["running", "suspended", "finished"]), help="Only runs with this status.")
+@_search_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @store_option
-def runs(status: Any, as_json: bool, path: Path | None) -> None:
-    """List the runs of a store: id, status, number of records, the process that owns it, and what it waits for.
+def runs(search: _Search, as_json: bool, path: Path | None) -> None:
+    """List the runs of a store, the newest first.
+
+    Each line has the run's id, its status, when it started (UTC), how long it took, what it cost, what was asked, and
+    how it ended or what it waits for. agentfsm show has the rest.
 
     A request that has expired is marked: no reply is accepted any more, and agentfsm resume RUN --dismiss REASON ends
     the run.
@@ -56,20 +129,44 @@ def runs(status: Any, as_json: bool, path: Path | None) -> None:
     A run that is "running" without an owner was interrupted: agentfsm resume continues it.
     """
     store = open_existing_store(path)
-    heads = await_result(store.heads(status))
-    for head in heads:
-        request = _pending_request(store, head)
+    page = await_result(store.find_runs(search.query()))
+    for info in page.runs:
+        head = await_result(store.head(info.run_id))
+        request = "" if head is None else _pending_request(store, head)
         if as_json:
-            click.echo(json.dumps(_head_json(head, request), default=str))
+            data = {} if head is None else _head_json(head, request)
+            click.echo(json.dumps(asdict(info) | data, default=str))
         else:
-            interrupted = "  interrupted" if head.status == "running" else ""
-            owner = f"  owned by {head.owner}" if head.owner else interrupted
-            expired = "  expired" if isinstance(request, StoredRequest) and request.has_expired(time.time()) else ""
-            question = f"{expired}{_deadlines(request)}  {shorten(request, 200)}" if request else ""
-            line = f"{head.run_id}  {head.status:<9}  {_count_records(head.seq)}{owner}"
-            click.echo(single_line(line) + question)
-    if not heads:
-        click.echo(f"agentfsm: there is no {f'{status} ' if status else ''}run in {store.path}", err=True)
+            click.echo(_run_line(info, request))
+    if not page.runs:
+        which = "" if search.status is None else f"{search.status} "
+        click.echo(f"agentfsm: there is no such {which}run in {store.path}", err=True)
+    elif page.next:
+        click.echo(f"agentfsm: there are more: --after {page.next}", err=True)
+
+
+def _run_line(info: RunInfo, request: StoredRequest | str) -> str:
+    """A run on one line."""
+    started = "-" if info.started is None else f"{datetime.fromtimestamp(info.started, UTC):%Y-%m-%d %H:%M:%S}"
+    took = "" if info.started is None or info.updated is None else _duration(info.updated - info.started)
+    cost = "" if info.tokens is None else "unpriced" if info.cost_usd is None else f"{info.cost_usd:.4f} USD"
+    doing = info.ending.replace("_", " ")
+    if info.status == "running":
+        doing = f"owned by {info.owner}" if info.owner else "interrupted"
+    elif request:
+        expired = "expired  " if isinstance(request, StoredRequest) and request.has_expired(time.time()) else ""
+        doing = f"{expired}{_deadlines(request).strip()}  {shorten(request, 200)}".strip()
+    prompt = f'"{shorten(info.prompt, 60)}"' if info.prompt else ""
+    parts = (f"{info.status:<9}", started, took, cost, prompt, doing)
+    return "  ".join([single_line(info.run_id), *(single_line(part) for part in parts if part)])
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def _pending_request(store: Store, head: Head) -> StoredRequest | str:

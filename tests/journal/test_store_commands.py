@@ -76,9 +76,40 @@ def forge(path, text, values=()):
 
 def test_runs(path):
     lines = command("runs", "--store", path).splitlines()
-    assert [line.split()[:2] for line in lines] == [["whole", "finished"], ["waits", "suspended"]]
+    assert [line.split()[:2] for line in lines] == [["waits", "suspended"], ["whole", "finished"]]  # the newest first
     only = command("runs", "--store", path, "--status", "suspended", "--json")
     assert json.loads(only)["run_id"] == "waits"
+
+
+def test_runs_are_searched_and_a_list_that_is_cut_off_goes_on(tmp_path):
+    path = tmp_path / "runs.db"
+    with SqliteStore(path) as store:
+        agent = Agent(ScriptedModel(["4.50", "12", "done"]), host=Host(store=store, clock=FakeClock(1_760_000_000)))
+        agent.run_sync("What is tea?", run_id="tea", tags=["shop"], actor="ann", session_id="s1")
+        agent.run_sync("What is a cup?", run_id="cup", tags=["shop"], actor="bob")
+        agent.run_sync("Go.", run_id="go")
+
+    def found(*options, code=0):
+        printed = command("runs", "--store", path, *options, code=code)
+        return [line.split()[0] for line in printed.splitlines() if not line.startswith("agentfsm:")]
+
+    assert found() == ["go", "cup", "tea"]
+    assert found("--tag", "shop") == ["cup", "tea"]
+    assert found("--actor", "ann") == found("--session", "s1") == found("--text", "TEA") == ["tea"]
+    assert found("--ending", "completed", "--status", "finished") == ["go", "cup", "tea"]
+    assert found("--ending", "partial") == found("--model", "x") == found("--role", "x") == []
+    assert found("--since", "2025-10-09") == ["go", "cup", "tea"]  # 1,760,000,000 s since the epoch is that day
+    assert found("--since", "2025-10-10") == found("--until", "2025-10-09") == []
+    first = command("runs", "--store", path, "--limit", "2").splitlines()
+    assert [line.split()[0] for line in first[:2]] == ["go", "cup"]
+    assert found("--limit", "2", "--after", first[2].split("--after ")[1]) == ["tea"]
+    assert command("runs", "--store", path, "--tag", "shop", "--limit", "1").splitlines()[0] == (
+        'cup  finished   2025-10-09 08:53:20  0.0 s  0.0000 USD  "What is a cup?"  completed'
+    )
+    listed = json.loads(command("runs", "--store", path, "--actor", "ann", "--json"))
+    assert (listed["prompt"], listed["tags"], listed["ending"], listed["seq"] > 5) == (
+        "What is tea?", ["shop"], "completed", True,
+    )  # fmt: skip
 
 
 def test_a_request_that_has_expired_is_marked_and_the_command_that_is_proposed_ends_its_run(tmp_path):
@@ -92,12 +123,12 @@ def test_a_request_that_has_expired_is_marked_and_the_command_that_is_proposed_e
             host = Host(store=store, clock=FakeClock())  # of long ago
             agent = Agent(ScriptedModel([call("pay")]), tools=[pay], host=host, guardrails=limits)
             asyncio.run(await_run(agent.run("Pay.", run_id=run_id)))
-    late, waiting = command("runs", "--store", path).splitlines()
+    waiting, late = command("runs", "--store", path).splitlines()
     assert "suspended" in late
     assert "expired" in late
     assert "expired" not in waiting
     as_json = [json.loads(line) for line in command("runs", "--store", path, "--json").splitlines()]
-    assert [(each["expired"], each["expires_at"] is None) for each in as_json] == [(True, False), (False, True)]
+    assert [(each["expired"], each["expires_at"] is None) for each in as_json] == [(False, True), (True, False)]
     options = ["-m", "ollama:x", "-t", str(tmp_path / "tools.py"), "--store", str(path)]
     shown = command("resume", *options, code=3)
     (ends,) = [line for line in shown.splitlines() if "has expired" in line]
@@ -105,7 +136,7 @@ def test_a_request_that_has_expired_is_marked_and_the_command_that_is_proposed_e
     assert "agentfsm" in allows
     assert "expired without a reply" in command("resume", "late", "allow", *options, code=2)
     assert "expired without a reply" in command(*shlex.split(ends.partition(": agentfsm ")[2]), code=1)
-    (late, _) = command("runs", "--store", path).splitlines()
+    (_, late) = command("runs", "--store", path).splitlines()
     assert late.split()[:2] == ["late", "finished"]
 
 
