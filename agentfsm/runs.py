@@ -1,4 +1,4 @@
-"""``Runs``: the stored runs of a store, to list, search, read, verify, draw, replay, export and fork."""
+"""``Runs``: the runs of a store, to list, search, read, verify, draw, replay, export, fork and redact."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from agentfsm.errors import ConfigurationError, UnknownRunError
 from agentfsm.journal.fork import fork
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import export_lines
+from agentfsm.journal.redact import Occurrence, RunFilter, TextRedaction, find_text, redact_text
 from agentfsm.journal.replay import Replay, replay
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.store import Store, consistent_read, off_loop
@@ -58,7 +59,7 @@ class Runs:
     Args:
         store: The store.
         secret: The secret of the host that writes it. Without it, ``verify`` cannot say who wrote a record, and
-            ``fork`` is refused.
+            ``fork`` and ``redact_text`` are refused.
         old_secrets: Secrets that the host had before.
 
     Raises:
@@ -236,8 +237,43 @@ class Runs:
             agentfsm.errors.JournalError: The run had ended by then, or its journal cannot be trusted.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
-        if self._keyring is None:
-            raise ConfigurationError("the new run has to be sealed: give the secret, as in Runs(store, secret=...)")
+        keyring = self._require_keyring()
         fork_id = secrets.token_hex(8) if new_id is None else new_id
-        await fork(self._store, await self.find_id(run_id), at, fork_id, self._keyring)
+        await fork(self._store, await self.find_id(run_id), at, fork_id, keyring)
         return fork_id
+
+    async def find_text(self, text: str, runs: RunFilter | None = None) -> Sequence[Occurrence]:
+        """Every place in the journals in which a text stands, in any case and encoding, as ``redact_text`` finds it.
+
+        Args:
+            text: The text, such as a person's mail address.
+            runs: Which runs are searched; all by default.
+
+        Raises:
+            agentfsm.errors.JournalError: The text is too short.
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        return await find_text(self._store, text, self._keyring, runs)
+
+    async def redact_text(self, text: str, *, runs: RunFilter | None = None, by: str = "") -> TextRedaction:
+        """Delete every value in which a text stands, for good. The runs verify afterwards.
+
+        Args:
+            text: The text.
+            runs: Which runs are searched; all by default.
+            by: Who requested it, for the journals.
+
+        Returns:
+            What was deleted, and what remains and why.
+
+        Raises:
+            ConfigurationError: ``Runs`` was made without a secret.
+            agentfsm.errors.JournalError: The text is too short.
+            agentfsm.errors.StoreError: The store cannot be read or written.
+        """
+        return await redact_text(self._store, text, self._require_keyring(), runs=runs, by=by)
+
+    def _require_keyring(self) -> Keyring:
+        if self._keyring is None:
+            raise ConfigurationError("what is written has to be sealed: give the secret, as in Runs(store, secret=...)")
+        return self._keyring

@@ -163,6 +163,20 @@ def test_a_run_is_forked_with_the_secret_only(store: Any) -> None:
     with_runs(store, work, secret=SECRET)
 
 
+def test_a_text_is_found_and_deleted_wherever_it_stands(store: Any) -> None:
+    async def work(runs: Runs) -> None:
+        assert {each.run_id for each in await runs.find_text("what is TEA")} == {"tea-1"}
+        done = await runs.redact_text("What is tea?", by="the officer")
+        assert ({each.run_id for each in done.deleted}, done.remaining) == ({"tea-1"}, ())
+        assert await runs.find_text("what is tea") == []
+        assert (await runs.get("tea-1")).ledger.redactions
+        assert (await runs.verify("tea-1")).code == GOOD
+        with pytest.raises(ConfigurationError, match="give the secret"):
+            await Runs(store).redact_text("What is tea?")
+
+    with_runs(store, work, secret=SECRET)
+
+
 def test_without_its_packages_the_store_on_postgresql_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("agentfsm.journal.postgres")]:
         monkeypatch.delitem(sys.modules, name)
