@@ -196,10 +196,6 @@ def _head_json(head: Head, request: StoredRequest | str) -> dict[str, Any]:
     return data | ({"error": request} if request else {})
 
 
-def _count_records(number: int) -> str:
-    return f"{number} record{'s' * (number != 1)}"
-
-
 _SHOW_EXAMPLES = """\b
 Examples:
   agentfsm show 3f9c0a1b2c3d4e5f

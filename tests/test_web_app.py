@@ -1,0 +1,96 @@
+"""``examples/web_app.py``: a real server that is killed with approvals open, and answered afterwards over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.child_process import child_environment
+
+pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+pytest.importorskip("starlette", reason="starlette is not installed")
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@contextmanager
+def server(folder: Path, *, kill: bool = False) -> Iterator[httpx.Client]:
+    """The app of the example in a process of its own, which is ended, or killed, at the end of the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "uvicorn", "web_app:app", "--port", str(port), "--log-level", "info"]
+    env = child_environment() | {
+        "PYTHONPATH": os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent)]),
+        "DESK_STORE": "sqlite:///desk.db",
+        "DESK_SECRET": "the secret of the desk",
+    }
+    with subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "Uvicorn running on" in line:
+                break
+        rest = threading.Thread(target=process.stderr.read, daemon=True)
+        rest.start()
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
+                yield client
+        finally:
+            process.send_signal(signal.SIGKILL if kill else signal.SIGINT)
+            process.wait(30)
+
+
+def waiting(client: httpx.Client, count: int) -> list[dict[str, Any]]:
+    """What waits, once so many runs do."""
+    while len(found := client.get("/waiting").json()) != count:
+        pass
+    return found
+
+
+def test_approvals_that_are_open_when_the_server_is_killed_are_answered_afterwards(tmp_path: Path) -> None:
+    with server(tmp_path, kill=True) as client:
+        for order in "ABCD":
+            assert client.post("/runs", json={"prompt": f"Refund order {order}."}).status_code == 202
+        before = waiting(client, 4)
+    with server(tmp_path) as client:
+        assert waiting(client, 4) == before
+        assert [each["arguments"]["order"] for each in before] == ["D", "C", "B", "A"]
+
+        def reply(run: dict[str, Any], decision: str, digest: str | None = None) -> int:
+            body = {"decision": decision, "digest": digest or run["digest"]}
+            return client.post(f"/runs/{run['run_id']}/reply", json=body).status_code
+
+        assert reply(before[0], "allow", before[1]["digest"]) == 409  # it is the answer to another request
+        with ThreadPoolExecutor(2) as pool:
+            assert sorted(pool.map(lambda _: reply(before[0], "allow"), range(2))) == [200, 409]
+        decisions = zip(before[1:], ("allow", "deny", "allow"), strict=True)
+        assert [reply(run, decision) for run, decision in decisions] == [200, 200, 200]
+        assert waiting(client, 0) == []
+        assert reply({"run_id": "nobody", "digest": "0" * 64}, "allow") == 404
+
+
+def test_a_page_follows_the_events_of_all_runs(tmp_path: Path) -> None:
+    with server(tmp_path) as client, client.stream("GET", "/events") as stream:
+        assert "EventSource" in client.get("/").text
+        client.post("/runs", json={"prompt": "Refund order A."})
+        seen = []
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                seen.append(json.loads(line.removeprefix("data: ")))
+            if seen and seen[-1]["type"] == "UserInputRequested":
+                break
+    assert seen[0]["type"] == "RunStarted"
+    assert (seen[-1]["tool"], seen[-1]["arguments"]) == ("refund", {"order": "A"})
