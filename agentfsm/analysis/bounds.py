@@ -15,6 +15,7 @@ from agentfsm.analysis.counter_acceleration import (
     AcceleratedGraph,
     CounterShift,
     PathSummary,
+    flatten_rows,
     max_summary,
     shift_values,
 )
@@ -258,7 +259,7 @@ class _BoundsComputation:
                 successor.with_waits = max_summary(successor.with_waits, graph.join(first, lead))
                 if reached.cost_after_wait is not None:
                     composed = graph.compose_shifts(step.shift, shift)
-                    before = PathSummary(node, composed, reached.cost_after_wait, (step.row, *reached.rows))
+                    before = PathSummary(node, composed, reached.cost_after_wait, (step.row, reached.rows))
                     for rest in self._continuations(node):
                         successor = self._successor(successors, before, rest)
                         tail = graph.join(before, rest)
@@ -304,8 +305,8 @@ def _longest(
         yield from _rows(edge.label.without_wait)
 
 
-def _rows(summary: PathSummary | None) -> tuple[int, ...]:
-    return () if summary is None else summary.rows
+def _rows(summary: PathSummary | None) -> Iterator[int]:
+    return iter(()) if summary is None else flatten_rows(summary.rows)
 
 
 def _cost(summary: PathSummary | None) -> Cost | None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product as combinations
+from typing import TypeAlias
 
+from agentfsm.analysis.analysis_limits import Meter
 from agentfsm.analysis.assumptions import Comparison, GuardAssumption, Variable, parse_condition
-from agentfsm.analysis.layered_graph import Cost, UnboundedError, add_costs, elementwise_max
+from agentfsm.analysis.layered_graph import Cost, UnboundedError, add_costs, elementwise_max, max_path_costs
 from agentfsm.analysis.state_space import CompiledRow, Configuration, StateSpace
 
 __all__ = [
@@ -23,15 +25,14 @@ __all__ = [
     "AcceleratedGraph",
     "CostedMove",
     "CounterShift",
+    "NestedRows",
     "PathSummary",
     "ReachedNode",
+    "flatten_rows",
     "max_summary",
     "shift_values",
 ]
 
-
-ROWS_PER_CONFIGURATION = 20
-"""A path of so many rows takes as much memory as a configuration."""
 
 FOLDING_THRESHOLD = 4
 """A counter with a larger limit is *folded* (kept out of the nodes), unless its values are labels."""
@@ -39,6 +40,11 @@ FOLDING_THRESHOLD = 4
 CounterShift = tuple[int, ...]
 """The change of each large counter: ``n`` adds n, ``-1 - n`` sets it to n."""
 
+_Reached = tuple[Configuration, CounterShift]
+"""A node, and what a path to it does to the large counters."""
+
+NestedRows: TypeAlias = "tuple[int | NestedRows, ...]"
+"""The rows of a path, in parts that paths share: thus two are joined without a copy of either."""
 
 _Cases = tuple[list[int], list[int]]
 """Values at which ranges of values start, in order, and a number for each range."""
@@ -68,7 +74,7 @@ class PathSummary:
     node: Configuration | None
     shift: CounterShift
     cost: Cost
-    rows: tuple[int, ...]
+    rows: NestedRows = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ class ReachedNode:
         cost_after_wait: If a path reaches it straight from a waiting state, the most that the last move costs.
     """
 
-    rows: tuple[int, ...]
+    rows: NestedRows = field(repr=False, compare=False)
     cost: Cost
     cost_after_wait: Cost | None
 
@@ -243,17 +249,37 @@ class AcceleratedGraph:
 
         Raises:
             UnboundedError: A path from the node reaches neither.
-        AnalysisLimitError: The meter's limit is reached.
+            AnalysisLimitError: The meter's limit is reached.
         """
         if node not in self._summaries:
-            self._summarize(node, frozenset())
+            self._summarize(node)
         return self._summaries[node]
 
-    def _summarize(self, node: Configuration, above: frozenset[Configuration]) -> None:
-        if node in self._summaries:
-            return
-        if node in above:
-            raise UnboundedError
+    def _summarize(self, start: Configuration) -> None:
+        """Summarise the paths from a node, those from later nodes first.
+
+        With a stack of its own: a path through small counters can be longer than Python's recursion may get deep.
+        """
+        ahead = {start: iter(self._inner_nodes(start))}  # the nodes of the path that is followed, in order
+        path = [start]
+        while path:
+            node = path[-1]
+            after = next((each for each in ahead[node] if each not in self._summaries), None)
+            if after is None:
+                self._summaries[node] = self._summaries_of(node)
+                del ahead[path.pop()]
+            elif after in ahead:
+                raise UnboundedError
+            else:
+                ahead[after] = iter(self._inner_nodes(after))
+                path.append(after)
+
+    def _inner_nodes(self, node: Configuration) -> list[Configuration]:
+        """The next nodes at which a segment does not end."""
+        return [m.node for m in self.moves(node) if not self.is_end(m.node) and not self.is_hub(m.node)]
+
+    def _summaries_of(self, node: Configuration) -> tuple[PathSummary, ...]:
+        """The segments from a node, from those of the next nodes."""
         segments: list[PathSummary] = []
         for step in self.moves(node):
             if self.is_end(step.node):
@@ -261,27 +287,27 @@ class AcceleratedGraph:
             elif self.is_hub(step.node):
                 segments.append(PathSummary(step.node, step.shift, step.cost, (step.row,)))
             else:
-                self._summarize(step.node, above | {node})
                 first = PathSummary(step.node, step.shift, step.cost, (step.row,))
                 rest = self._summaries[step.node]
                 self.space.meter.work(len(rest))
                 segments += [self.join(first, each) for each in rest]
-        best = self._summaries[node] = _best_summaries(segments)
-        self.space.meter.count(sum(1 + len(each.rows) // ROWS_PER_CONFIGURATION for each in best))
+        best = _best_summaries(segments)
+        self.space.meter.count(len(best))
+        return best
 
     def join(self, first: PathSummary, second: PathSummary) -> PathSummary:
         """Two segments, one after the other, as one."""
         shift = self.no_shift if second.node is None else self.compose_shifts(first.shift, second.shift)
-        return PathSummary(second.node, shift, add_costs(first.cost, second.cost), (*first.rows, *second.rows))
+        return PathSummary(second.node, shift, add_costs(first.cost, second.cost), (first.rows, second.rows))
 
-    def reachable_from(self, node: Configuration) -> Mapping[tuple[Configuration, CounterShift], ReachedNode]:
+    def reachable_from(self, node: Configuration) -> Mapping[_Reached, ReachedNode]:
         """All nodes reachable from a node when waits are passed through, up to and including the next hubs.
 
         Sets ``unbounded`` if the number of model or tool calls grows without a bound on the way.
         """
         start = (node, self.no_shift)
         reached = {start: ReachedNode((), (0, 0, 0), None)}
-        edges: list[tuple[tuple[Configuration, CounterShift], tuple[Configuration, CounterShift], Cost]] = []
+        edges: list[tuple[_Reached, _Reached, Cost]] = []
         todo = deque([start])
         while todo:
             here = todo.popleft()
@@ -294,38 +320,18 @@ class AcceleratedGraph:
                 edges.append((here, then, step.cost))
                 old = reached.get(then)
                 if old is None:
-                    old = ReachedNode((*reached[here].rows, step.row), (0, 0, 0), None)
-                    self.space.meter.count(1 + len(old.rows) // ROWS_PER_CONFIGURATION)
+                    old = ReachedNode((reached[here].rows, step.row), (0, 0, 0), None)
+                    self.space.meter.count()
                     todo.append(then)
                 if waits:
                     before = old.cost_after_wait
                     old = replace(old, cost_after_wait=elementwise_max(before, step.cost) if before else step.cost)
                 reached[then] = old
-        return self._max_costs(start, reached, edges)
-
-    def _max_costs(
-        self,
-        start: tuple[Configuration, CounterShift],
-        nodes: dict[tuple[Configuration, CounterShift], ReachedNode],
-        edges: list[tuple[tuple[Configuration, CounterShift], tuple[Configuration, CounterShift], Cost]],
-    ) -> dict[tuple[Configuration, CounterShift], ReachedNode]:
-        """The nodes with the maximum costs of any path to each: the Bellman-Ford algorithm for longest paths."""
-        most: dict[tuple[Configuration, CounterShift], Cost] = {start: (0, 0, 0)}
-        for _ in range(len(nodes) + 1):
-            changed = False
-            self.space.meter.work(1 + len(edges))
-            for here, then, cost in edges:
-                if here not in most:
-                    continue
-                new = (0, *add_costs(most[here], cost)[1:])  # moves are not bounded across waits
-                old = most.get(then)
-                if old is None or new[1] > old[1] or new[2] > old[2]:
-                    most[then] = new if old is None else elementwise_max(old, new)
-                    changed = True
-            if not changed:
-                return {key: replace(node, cost=most[key]) for key, node in nodes.items()}
-        self.unbounded = True
-        return nodes
+        try:
+            return _with_max_calls(reached, edges, self.space.meter)
+        except UnboundedError:
+            self.unbounded = True
+            return reached
 
 
 def shift_values(values: Configuration, shift: CounterShift, limits: Configuration) -> Configuration:
@@ -344,6 +350,22 @@ def _is_foldable(counter: Variable) -> bool:
     )
 
 
+def _with_max_calls(
+    nodes: Mapping[_Reached, ReachedNode], edges: Iterable[tuple[_Reached, _Reached, Cost]], meter: Meter
+) -> dict[_Reached, ReachedNode]:
+    """Nodes with the maximum number of model and tool calls on any path to each from the first.
+
+    Raises:
+        UnboundedError: It grows without a bound.
+        AnalysisLimitError: The meter's limit is reached.
+    """
+    back: dict[_Reached, list[tuple[_Reached | None, Cost]]] = {key: [] for key in nodes}
+    for here, then, cost in edges:
+        back[then].append((here, (0, *cost[1:])))  # moves are not bounded across waits
+    most = max_path_costs(back, meter)  # backwards, each path can go on to the first node
+    return {key: replace(node, cost=most[key]) for key, node in nodes.items()}
+
+
 def _best_summaries(summaries: list[PathSummary]) -> tuple[PathSummary, ...]:
     """Of segments with the same end and shift, the maximum of each cost and the rows of a longest."""
     best: dict[tuple[Configuration | None, CounterShift], PathSummary] = {}
@@ -351,6 +373,17 @@ def _best_summaries(summaries: list[PathSummary]) -> tuple[PathSummary, ...]:
         key = (each.node, each.shift)
         best[key] = max_summary(best.get(key), each)
     return tuple(best.values())
+
+
+def flatten_rows(rows: NestedRows) -> Iterator[int]:
+    """The rows of a path, one by one."""
+    todo: list[int | NestedRows] = [rows]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, int):
+            yield part
+        else:
+            todo += reversed(part)
 
 
 def max_summary(a: PathSummary | None, b: PathSummary) -> PathSummary:

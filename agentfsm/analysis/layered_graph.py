@@ -15,7 +15,16 @@ from typing import Generic, TypeVar
 
 from agentfsm.analysis.analysis_limits import Meter
 
-__all__ = ["Cost", "LayeredEdge", "LayeredGraph", "LongestPaths", "UnboundedError", "add_costs", "elementwise_max"]
+__all__ = [
+    "Cost",
+    "LayeredEdge",
+    "LayeredGraph",
+    "LongestPaths",
+    "UnboundedError",
+    "add_costs",
+    "elementwise_max",
+    "max_path_costs",
+]
 
 N = TypeVar("N", bound=Hashable)
 E = TypeVar("E")
@@ -299,7 +308,7 @@ class LongestPaths(Generic[N, E]):
                     edges.append((edge.node, cost))
                 else:
                     edges.append((None, add_costs(cost, self._values[after][edge.node])))
-        return _max_path_costs(edges_of, self._meter)
+        return max_path_costs(edges_of, self._meter)
 
     def _alike(self, layer: int, candidates: _Candidates[N, E], growth: Mapping[N, Cost]) -> int:
         """How many earlier layers of a range certainly grow as this layer and those within reach of it did.
@@ -363,7 +372,7 @@ def _grown(cost: Cost, growth: Cost, times: int) -> Cost:
     return (cost[0] + growth[0] * times, cost[1] + growth[1] * times, cost[2] + growth[2] * times)
 
 
-def _max_path_costs(edges_of: Mapping[N, Sequence[tuple[N | None, Cost]]], meter: Meter) -> dict[N, Cost]:
+def max_path_costs(edges_of: Mapping[N, Sequence[tuple[N | None, Cost]]], meter: Meter) -> dict[N, Cost]:
     """The maximum of each cost over all paths from each node.
 
     Tarjan's algorithm finds the strongly connected components, sinks first. All nodes of a component have the

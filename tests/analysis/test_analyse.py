@@ -11,6 +11,7 @@ import pytest
 
 from agentfsm.analysis import (
     Analysis,
+    AnalysisLimits,
     Assumptions,
     GuardAssumption,
     Update,
@@ -68,7 +69,7 @@ def test_the_bounds_of_the_default_limits_match_a_count_by_hand() -> None:
     assert found.exact
 
 
-@pytest.mark.parametrize(("iterations", "calls", "retries"), [(1, 1, 0), (1, 1, 1), (2, 3, 0), (3, 2, 2)])
+@pytest.mark.parametrize(("iterations", "calls", "retries"), [(1, 1, 0), (1, 1, 1), (2, 3, 0), (3, 2, 2), (2, 40, 19)])
 def test_bounds_follow_the_guardrails(iterations: int, calls: int, retries: int) -> None:
     limits = AgentGuardrails(
         max_iterations=iterations, max_steps=iterations, max_tool_retries=retries, max_calls_per_reply=calls
@@ -78,6 +79,15 @@ def test_bounds_follow_the_guardrails(iterations: int, calls: int, retries: int)
     assert found.bounds.tool_calls == iterations * calls * rounds
     # 3 moves to the calls, 2 for each call, 1 to recover and back to pre_step; the end is the runaway
     assert found.bounds.moves == iterations * (3 + rounds * (2 * calls + 1)) + 1
+    assert found.exact
+
+
+def test_bounds_under_limits_that_are_too_large_for_an_analysis_are_left_open() -> None:
+    few = AnalysisLimits(max_configurations=50_000)
+    found = analyse(LOOP, guardrails=AgentGuardrails(max_calls_per_reply=200, max_tool_retries=99), limits=few)
+    assert found.bounds.limit == "explored 50,000 configurations, which is the limit"
+    assert found.bounds.moves is None
+    assert [v.holds for v in found.verdicts] == [True] * 4
 
 
 def test_rows_disabled_by_the_limits_are_listed_with_the_reason() -> None:

@@ -28,6 +28,7 @@ from agentfsm import (
 )
 from agentfsm.agent.config import proof_traits
 from agentfsm.analysis import AgentTraits, Analysis, Assumptions, GuardAssumption, analyse
+from agentfsm.analysis.bounds import Bounds
 from agentfsm.analysis.run_monitor import ProofModel, follow_rows
 from agentfsm.errors import GraphError, ModelMismatchError
 from agentfsm.loop.state import CallState
@@ -247,6 +248,29 @@ def test_each_bound_that_is_printed_is_compared_with_a_real_run(
         return
     with pytest.raises(ModelMismatchError, match=why):
         agent.run_sync("go")
+
+
+def test_a_run_whose_limits_allow_very_long_paths_is_compared_with_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply may lead to 100 calls, each run ten times: more moves than Python may recurse."""
+    found: list[Bounds] = []
+    compute = ProofModel.bounds
+
+    def bounds(model: ProofModel, limits: AgentGuardrails) -> Bounds:
+        found.append(compute(model, limits))
+        return found[-1]
+
+    monkeypatch.setattr(ProofModel, "bounds", bounds)
+
+    @tool
+    async def look(n: int) -> int:
+        """Look."""
+        return n
+
+    limits = AgentGuardrails(max_iterations=2, max_steps=2, max_calls_per_reply=100, max_tool_retries=9)
+    script = [[call("look", n=n) for n in range(100)], "done"]
+    agent = Agent(ScriptedModel(script), tools=[look], guardrails=limits, host=Host(monitor="raise"))
+    assert agent.run_sync("go").ok
+    assert found[-1].moves == 2 * (3 + 10 * (2 * 100 + 1)) + 1
 
 
 def test_the_printed_bound_on_model_calls_counts_those_of_a_state_of_your_own() -> None:

@@ -255,10 +255,7 @@ class World:
 
     def host(self, **more: Any) -> Host:
         secrets = [SecretStr(canary(place)) for place in ("host: a declared secret", "host: a short declared secret")]
-        # No monitor: the limits of these runs are too large for it.
-        return Host(
-            clock=FakeClock(), secret=HOST_SECRET, secrets=secrets, monitor="off", **more
-        )  # limits are large here
+        return Host(clock=FakeClock(), secret=HOST_SECRET, secrets=secrets, **more)
 
     def agent(self, host: Host, script: Any, **more: Any) -> Agent:
         def watch(event: Event) -> None:
@@ -432,7 +429,7 @@ async def results(world: World, host: Host) -> None:
     result = await world.finish(ending.run("go", run_id="ending"))
     assert result.output.value.get_secret_value() == canary(what)
     password = canary("history: a secret argument of an earlier run")
-    first = world.agent(Host(clock=FakeClock(), monitor="off"), [call("open_door", password=password)])
+    first = world.agent(Host(clock=FakeClock()), [call("open_door", password=password)])
     earlier = await world.finish(first.run("open it"))
     later = world.agent(host, [f"it was {password}"])
     await world.finish(later.run("go on", message_history=earlier.messages, run_id="history"))
