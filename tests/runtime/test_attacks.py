@@ -64,6 +64,7 @@ from agentfsm.loop.read_only import user_code
 from agentfsm.machine.declaration import Counter
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_requests, check_transcript
+from tests.helpers.read_now import read_now
 from tests.helpers.typed_user_code import POLICIES, hook_that_asks_both
 
 PAID: list[int] = []
@@ -124,7 +125,7 @@ class World:
         for before, after in zip(result.decisions, result.decisions[1:], strict=False):
             assert before.target == after.source
         assert {d.transition.id for d in result.decisions} <= {row.id for row in result.graph}
-        report = asyncio.run(verify_stored_run(self.store, "r", {}))
+        report = read_now(verify_stored_run(self.store, "r", {}))
         assert report.code in (GOOD, OPEN), report
         return result
 
