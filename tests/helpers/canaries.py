@@ -394,7 +394,7 @@ async def begin(world: World) -> None:
             [call("report", text=text) for text in texts[:6]],
             *(f"it is {text}" for text in texts[:1]),
         ]
-        limits = AgentGuardrails(max_calls_per_reply=200, max_tool_retries=99)
+        limits = AgentGuardrails(max_calls_per_reply=200, max_tool_retries=9)
         talk = world.agent(host, script, instructions=f"Use {texts[0]}.", memory=Recalling(), guardrails=limits)
         await world.finish(talk.run(" ".join(texts), run_id="texts", message_history=[Message.user(texts[5])]))
         await world.finish(world.agent(host, [call("enter", **ENTER)]).run("go", run_id="enter"))
