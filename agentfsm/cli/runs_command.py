@@ -140,7 +140,7 @@ def runs(search: _Search, as_json: bool, path: Path | None) -> None:
             click.echo(_run_line(info, request))
     if not page.runs:
         which = "" if search.status is None else f"{search.status} "
-        click.echo(f"agentfsm: there is no such {which}run in {store.path}", err=True)
+        click.echo(f"agentfsm: there is no {which}run in {store.path}", err=True)
     elif page.next:
         click.echo(f"agentfsm: there are more: --after {page.next}", err=True)
 
@@ -158,7 +158,8 @@ def _run_line(info: RunInfo, request: StoredRequest | str) -> str:
         doing = f"{expired}{_deadlines(request).strip()}  {shorten(request, 200)}".strip()
     prompt = f'"{shorten(info.prompt, 60)}"' if info.prompt else ""
     parts = (f"{info.status:<9}", started, took, cost, prompt, doing)
-    return "  ".join([single_line(info.run_id), *(single_line(part) for part in parts if part)])
+    run_id = str(info.run_id)  # in a changed file it may have any type
+    return "  ".join([single_line(run_id), *(single_line(part) for part in parts if part)])
 
 
 def _duration(seconds: float) -> str:

@@ -283,9 +283,9 @@ def test_runs_lists_a_run_with_an_unreadable_request(path: Path) -> None:
     result = run_command("runs", "--store", path)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["first", "whole", "waits"]
-    assert "cannot be read" in lines[2]
-    assert "error" in json.loads(run_command("runs", "--json", "--store", path).stdout.splitlines()[2])
+    assert [line.split()[0] for line in lines] == ["waits", "whole", "first"]
+    assert "cannot be read" in lines[0]
+    assert "error" in json.loads(run_command("runs", "--json", "--store", path).stdout.splitlines()[0])
 
 
 @pytest.mark.parametrize(
