@@ -329,8 +329,7 @@ def test_ctrl_c_at_an_approval_leaves_the_run_waiting_and_says_how_to_answer(tmp
         options = ("-m", "some-model", "--base-url", server.url, "-t", "tools.py")
         with TerminalProcess(["run", "Tidy up.", *options], tmp_path) as terminal:
             terminal.expect("[a]llow, [d]eny or [e]dit?")
-            terminal.type("\x03", end="")
-            terminal.expect("suspended")
+            terminal.interrupt("suspended")
             terminal.expect("resume with: agentfsm resume")
             assert terminal.wait() == 130
         (listed,) = run_without_terminal(["runs"], tmp_path).stdout.splitlines()
