@@ -21,7 +21,6 @@ from agentfsm.errors import ConfigurationError, StoreError, StoreFormatError
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.keys import SECRET_VARIABLE
 from agentfsm.loop.presets import PRESETS
-from agentfsm.models.settings import EFFORTS
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -297,6 +296,8 @@ def _build_host(path: Path | None, *, persist: bool, required: bool) -> Host:
 
 def agent_options(command: CommandFunction) -> CommandFunction:
     """Add the options of ``AgentCliOptions`` to a command, which gets them as ``agent_opts``."""
+    from agentfsm.models.settings import EFFORTS  # not for the commands that call no model
+
     path = click.Path(dir_okay=False)
     return collect_options(
         AgentCliOptions,

@@ -228,9 +228,9 @@ def imported_modules(tmp_path: Path, *words: str, **environment: str) -> set[str
 COMMAND_MODULES = {f"agentfsm.cli.{entry.module}" for entry in COMMANDS.values()} - {"agentfsm.cli.app"}
 
 
-def test_verify_imports_fewer_than_70_modules_and_no_other_command(tmp_path: Path) -> None:
+def test_verify_imports_fewer_than_60_modules_and_no_other_command(tmp_path: Path) -> None:
     modules = imported_modules(tmp_path, "verify", "--help")
-    assert len(modules) < 70
+    assert len(modules) < 60
     assert modules & COMMAND_MODULES == {"agentfsm.cli.verify_command"}
     assert "agentfsm.agent" not in modules
 

@@ -51,12 +51,12 @@ def test_starting_interpreters_shows_nothing_that_forking_hides(step, counted):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("seed", "count"), [(4, 50), *(pytest.param(seed, 1000, marks=pytest.mark.soak) for seed in range(4))]
+    ("seed", "count"), [(3, 50), *(pytest.param(seed, 1000, marks=pytest.mark.soak) for seed in range(4))]
 )
 def test_a_run_that_is_killed_again_and_again_comes_to_the_same_end(seed, count, counted):
     told = run_helper("crash_injection", "histories", str(seed), str(count))
     assert told["kills"] >= count
-    assert told["most"] >= (5 if count >= 1000 else 3)  # kills in one history
+    assert told["most"] == 5
     assert told["outside"] >= count / 2
     assert told["backwards"] > 0  # the clock was set back, and order stayed
     counted(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, LiteralString, NamedTuple, Self
 
+from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
 from agentfsm.errors import ConfigurationError, RunExistsError, StaleLease, StoreError, UnknownRunError
@@ -141,7 +142,7 @@ class PostgresStore:
     ) -> None:
         try:
             conninfo_to_dict(url)
-        except Exception:
+        except ProgrammingError:
             raise ConfigurationError(
                 "that is not the URL of a PostgreSQL database, such as postgresql://user:password@host/database"
             ) from None
