@@ -97,13 +97,14 @@ if TYPE_CHECKING:
     from agentfsm.loop.failures import Action, Failure, FailureKind
     from agentfsm.loop.guardrails import AgentGuardrails, Behavior
     from agentfsm.loop.guards import came_back
+    from agentfsm.loop.human_input import ReachedLimit
     from agentfsm.loop.messages import FinishReason, Image, Message, Reply, Role, ToolCall, ToolResult, Usage
     from agentfsm.loop.model import Model, ModelRequest, ToolSpec
     from agentfsm.loop.outcomes import StateResult
     from agentfsm.loop.presets import Preset
     from agentfsm.loop.quorum import Actor, Approval
     from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy
-    from agentfsm.loop.state import ReachedLimit, RunState, RunView
+    from agentfsm.loop.state import RunState, RunView
     from agentfsm.loop.suspension import SuspensionRecord
     from agentfsm.loop.transition_table import LOOP, with_votes
     from agentfsm.machine.declaration import Counter, Exhausted, exhausted
@@ -330,7 +331,8 @@ if not TYPE_CHECKING:
             "agentfsm.loop.recovery_policy": "DefaultPolicy Recovery RecoveryPolicy",
             "agentfsm.loop.presets": "Preset",
             "agentfsm.loop.quorum": "Actor Approval",
-            "agentfsm.loop.state": "ReachedLimit RunState RunView",
+            "agentfsm.loop.human_input": "ReachedLimit",
+            "agentfsm.loop.state": "RunState RunView",
             "agentfsm.loop.suspension": "SuspensionRecord",
             "agentfsm.loop.transition_table": "LOOP with_votes",
             "agentfsm.machine.declaration": "Counter Exhausted exhausted",

@@ -27,9 +27,11 @@ from agentfsm.errors import (
     SuspensionUsedError,
 )
 from agentfsm.loop.extension import check_extension
+from agentfsm.loop.human_input import HumanReply, PendingRequest
 from agentfsm.loop.messages import ToolCall
 from agentfsm.loop.model import Model
-from agentfsm.loop.state import FORMER_BEHAVIOR, HumanReply, PendingRequest, RunState
+from agentfsm.loop.state import RunState
+from agentfsm.loop.state_json import FORMER_BEHAVIOR
 from agentfsm.loop.suspension import IN_STORE, SuspensionRecord, check_human_reply, open_record
 from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import HumanInput, shown_arguments, to_human_reply

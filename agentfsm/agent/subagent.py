@@ -30,8 +30,9 @@ from agentfsm.loop.events import (
 from agentfsm.loop.extension import EXTENDING_REPLIES, GUARDRAIL_OF_UNIT
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.human_input import HumanReply, PendingRequest, ReachedLimit, SuspendedSubRun
 from agentfsm.loop.messages import ToolResult, Usage
-from agentfsm.loop.state import CallState, HumanReply, PendingRequest, ReachedLimit, RunState, SuspendedSubRun
+from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import State

@@ -17,7 +17,7 @@ from rich.text import Text
 from agentfsm.cli.console import parse_json_object, sanitize
 from agentfsm.errors import HumanReplyError
 from agentfsm.loop.extension import GUARDRAIL_OF_UNIT
-from agentfsm.loop.state import ReachedLimit
+from agentfsm.loop.human_input import ReachedLimit
 from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, GiveUp, HumanInput, ItDidNotRun, ItRan
 
 __all__ = ["REPLY_FORMATS", "HumanRequest", "TerminalPrompter", "parse_extension", "parse_reply"]

@@ -20,7 +20,8 @@ from agentfsm.loop.canonical_json import decode, encode
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.outcomes import ToolsRan
 from agentfsm.loop.reducer import on_outcome
-from agentfsm.loop.state import RunState, dump_state
+from agentfsm.loop.state import RunState
+from agentfsm.loop.state_json import dump_state
 
 __all__ = ["fork"]
 

@@ -23,10 +23,11 @@ from agentfsm.journal.run_info import RunInfo, called_model, first_info, info_of
 from agentfsm.journal.store import Lease, Status, Store
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.failures import Failure
+from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.keys import Keyring, SecretKeys
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.outcomes import Outcome
-from agentfsm.loop.state import PendingRequest, RunDetails, RunState
+from agentfsm.loop.state import RunDetails, RunState
 from agentfsm.loop.withholding import Withholder
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.recorder import JournalEntry, Recorder, ResumePoint, RunHeader

@@ -16,9 +16,10 @@ from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import decode
+from agentfsm.loop.human_input import ReachedLimit
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Quorum
-from agentfsm.loop.state import ReachedLimit, RunState
+from agentfsm.loop.state import RunState
 from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.recorder import ResumePoint

@@ -25,8 +25,9 @@ from agentfsm.journal.hash_chain import commitment
 from agentfsm.loop import outcomes as o
 from agentfsm.loop.canonical_json import MAX_INT, encode
 from agentfsm.loop.failures import Failure
+from agentfsm.loop.human_input import HumanReply, PendingRequest
 from agentfsm.loop.messages import Message, Reply, ToolResult
-from agentfsm.loop.state import KEPT_FIELDS, TEXT_FIELDS, HumanReply, PendingRequest
+from agentfsm.loop.state_json import KEPT_FIELDS, TEXT_FIELDS
 from agentfsm.loop.withholding import Withholder
 
 __all__ = [

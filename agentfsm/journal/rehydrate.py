@@ -18,18 +18,12 @@ from agentfsm.journal.records import (
     was_redacted,
 )
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.loop.outcomes import Cancelled, Outcome
 from agentfsm.loop.reducer import on_outcome, on_transition
-from agentfsm.loop.state import (
-    CallState,
-    PendingRequest,
-    RunState,
-    StateCall,
-    load_state,
-    request_digest,
-    state_call_number,
-)
+from agentfsm.loop.state import CallState, RunState, StateCall, request_digest, state_call_number
+from agentfsm.loop.state_json import load_state
 from agentfsm.loop.stored_table import StoredTable, read_table
 from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.engine import Decision, spend_counters

@@ -19,6 +19,7 @@ from agentfsm.journal.rehydrate import RehydratedRun
 from agentfsm.journal.verification import ENDING_EVENTS
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.outcomes import (
     CALL_MODEL,
     CHECK_BUDGETS,
@@ -36,7 +37,7 @@ from agentfsm.loop.outcomes import (
 from agentfsm.loop.recovery_policy import DefaultPolicy, RecoveryPolicy, decide_recovery
 from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.reply_reader import read_reply
-from agentfsm.loop.state import CallState, PendingRequest, RunState
+from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.declaration import StateSpec
 from agentfsm.machine.engine import Decision, Machine

@@ -18,7 +18,8 @@ from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.messages import Usage
 
 if TYPE_CHECKING:
-    from agentfsm.loop.state import PendingRequest, RunState
+    from agentfsm.loop.human_input import PendingRequest
+    from agentfsm.loop.state import RunState
 
 __all__ = [
     "LISTED_LETTERS",

@@ -22,10 +22,10 @@ from agentfsm.loop.event_json import (
     usage_json,
 )
 from agentfsm.loop.failures import Action, Failure, FailureKind
+from agentfsm.loop.human_input import ReachedLimit
 from agentfsm.loop.messages import FinishReason, Message, ToolCall, ToolResult, Usage
 from agentfsm.loop.quorum import Quorum
 from agentfsm.loop.read_only import FrozenDict
-from agentfsm.loop.state import ReachedLimit
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision
 

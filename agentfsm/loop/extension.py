@@ -15,7 +15,8 @@ from agentfsm.errors import HumanReplyError
 from agentfsm.loop.detectors import CONTINUES, ITERATIONS
 from agentfsm.loop.failures import LIMIT_KINDS, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
-from agentfsm.loop.state import HumanReply, ReachedLimit, RunState
+from agentfsm.loop.human_input import HumanReply, ReachedLimit
+from agentfsm.loop.state import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

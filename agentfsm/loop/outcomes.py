@@ -15,9 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from agentfsm.loop.failures import Action, Failure
+from agentfsm.loop.human_input import HumanReply, PendingRequest, SuspendedSubRun
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.loop.read_only import freeze_field, read_only
-from agentfsm.loop.state import HumanReply, PendingRequest, StateCall, SuspendedSubRun
+from agentfsm.loop.state import StateCall
 from agentfsm.machine.declaration import EffectSpec
 
 __all__ = [

@@ -15,6 +15,7 @@ from agentfsm.loop import outcomes as o
 from agentfsm.loop.detectors import output_malformed
 from agentfsm.loop.extension import EXTENDING_REPLIES, extend_limit, reached_limit
 from agentfsm.loop.failures import LIMIT_KINDS, OUTPUT_KINDS, PROVIDER_KINDS, TOOL_KINDS, Action, Failure, FailureKind
+from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import NO_USAGE, Message, Role, ToolCall, ToolResult
 from agentfsm.loop.outcomes import (
     CALL_MODEL,
@@ -25,7 +26,7 @@ from agentfsm.loop.outcomes import (
     RUN_CALLS,
 )
 from agentfsm.loop.quorum import APPROVING_REPLIES
-from agentfsm.loop.state import CallState, PendingRequest, RunState, StateCall, request_digest, state_call_number
+from agentfsm.loop.state import CallState, RunState, StateCall, request_digest, state_call_number
 from agentfsm.loop.tool_batch import (
     append_tool_results,
     charge,

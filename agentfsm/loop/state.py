@@ -1,98 +1,42 @@
-"""``RunState``: the whole state of a run, and its JSON format.
+"""``RunState``: the whole state of a run, and ``RunView``, what user code sees of it.
 
-Guards read it and the reducer changes it. It survives a round trip through JSON, so a run can be suspended and resumed
-in another process. Effects never change it: they return an outcome, which ``reducer.on_outcome`` applies.
+Guards read it and the reducer changes it. Effects never change it: they return an outcome, which
+``reducer.on_outcome`` applies. ``state_json`` has its JSON format.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from operator import attrgetter, itemgetter
 from typing import Any, NoReturn, Self, TypeVar, dataclass_transform
-
-from pydantic import TypeAdapter
-from pydantic_core import to_jsonable_python
 
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.human_input import HumanReply, PendingRequest, SuspendedSubRun
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Transcript, Usage
 from agentfsm.loop.quorum import Actor, Quorum
-from agentfsm.loop.read_only import FrozenDict, FrozenList, freeze, freeze_field, read_only, refuse_change, user_code
+from agentfsm.loop.read_only import FrozenDict, FrozenList, freeze_field, read_only, refuse_change, user_code
 from agentfsm.loop.withholding import Withholder, contains_placeholder
 from agentfsm.machine.graph import State
 
 __all__ = [
-    "FORMER_BEHAVIOR",
-    "KEPT_FIELDS",
     "MAX_LESSONS",
     "NO_DETAILS",
-    "TEXT_FIELDS",
-    "AnsweredQuestion",
     "CallState",
-    "HumanReply",
-    "PendingRequest",
-    "ReachedLimit",
     "RunDetails",
     "RunState",
     "RunView",
     "StateCall",
-    "SuspendedSubRun",
-    "dump_state",
-    "load_state",
     "request_digest",
     "state_call_number",
     "withhold_secrets_of",
 ]
 
-
-TEXT_FIELDS = frozenset(
-    {
-        "answer",
-        "arguments",
-        "blockers",
-        "cancelled",
-        "choices",
-        "content",
-        "context",
-        "data",
-        "denied",
-        "ending_value",
-        "error_key",
-        "explanation",
-        "extra",
-        "feedback",
-        "form",
-        "instruction",
-        "malformed",
-        "metadata",
-        "notes",
-        "partial_data",
-        "pending_instruction",
-        "question",
-        "reason",
-        "recent_calls",
-        "recent_results",
-        "refusal",
-        "settings",
-        "signature",
-        "so_far",
-        "tags",
-        "text",
-        "value",
-        "withheld",
-    }
-)
-"""The fields in the JSON of a run's state that hold texts or data of the user's; others are names, ids and counts."""
-
-KEPT_FIELDS = frozenset({"by", "record"})
-"""The fields with texts in which nothing is withheld: who answered, and signed records, which withhold their own."""
 
 MAX_LESSONS = 5
 """How many kinds of failure ``lessons_learned`` keeps; the oldest is dropped."""
@@ -164,144 +108,6 @@ def state_call_number(effect_id: str) -> int | None:
     """The number of a call that the effect of a user-defined state made; None for the id of any other effect."""
     state, _, number = effect_id.rpartition(":")
     return int(number) if ":" in state else None
-
-
-@read_only
-@dataclass(frozen=True, slots=True)
-class ReachedLimit:
-    """A limit that a run has reached, and what a person's reply grants by default.
-
-    Attributes:
-        unit: ``model_calls``, ``seconds``, ``tokens`` or ``usd``: the argument of ``Extend`` that names another amount.
-        spent: How much is used up.
-        limit: How much the run might use.
-        default: What a reply that names no amount grants.
-    """
-
-    unit: str
-    spent: float
-    limit: float
-    default: float
-
-    @property
-    def unit_name(self) -> str:
-        """The unit as text, such as ``model calls``."""
-        return "USD" if self.unit == "usd" else self.unit.replace("_", " ")
-
-    def __str__(self) -> str:
-        used = f"{self.spent:.10g} of {self.limit:.10g} {self.unit_name} are used up"
-        return f"{used}, and a reply grants {self.default:.10g} by default"
-
-
-@read_only
-@dataclass(frozen=True, slots=True)
-class PendingRequest:
-    """What a suspended run waits for.
-
-    Attributes:
-        kind: ``question``, ``form``, ``approval``, ``limit`` or ``in_doubt``.
-        question: The question for the person.
-        context: Background for the question, or an empty string.
-        choices: Answers to choose from, or empty.
-        call_id: The call that it is about, or None.
-        tool: The tool of that call, or an empty string.
-        arguments: The arguments of that call, for an approval.
-        failure_kind: The kind of failure that led to it, or None if a tool asked.
-        asker: If a sub-agent asks, its tool name; for nested sub-agents their path (``researcher/reader``). Else
-            an empty string.
-        tool_digest: The digest of that tool (``Tool.digest``), to which the reply is bound; empty in what version
-            0.1.0 wrote.
-        quorum: For an approval with a rule about who may answer, the rule and the votes so far; else None.
-        limit: For a limit, how much of it is used up; None for any other request.
-        form: For a form, the JSON schema of the object to fill in; empty for any other request.
-    """
-
-    kind: str
-    question: str
-    context: str = ""
-    choices: tuple[str, ...] = ()
-    call_id: str | None = None
-    tool: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
-    failure_kind: FailureKind | None = None
-    asker: str = ""
-    tool_digest: str = ""
-    quorum: Quorum | None = None
-    limit: ReachedLimit | None = None
-    form: Mapping[str, Any] = field(default_factory=FrozenDict)
-
-    def __post_init__(self) -> None:
-        freeze_field(self, "arguments")
-        freeze_field(self, "form")
-
-
-@read_only
-@dataclass(frozen=True, slots=True)
-class AnsweredQuestion:
-    """A question that a tool has asked, and a person's answer."""
-
-    question: str
-    answer: str
-
-
-@read_only
-@dataclass(frozen=True, slots=True)
-class SuspendedSubRun:
-    """What works on a call and waits for a person: a sub-agent's run, or a tool that has asked. The call waits with it.
-
-    Attributes:
-        run_id: The sub-agent's run; empty for a tool.
-        waiting: The request to the person, as the parent run makes it.
-        suspension: The id of its suspension; empty for a tool.
-        record: The signed suspension record of that run as JSON text; empty if a store has the run.
-        usage: Usage of its model calls since the call began or was resumed.
-        spent: Total usage of its model calls.
-        model_calls: How many model calls it made since the call began or was resumed.
-        total_model_calls: How many model calls it has made.
-        answers: For a tool, its questions so far with the answers to them.
-    """
-
-    run_id: str
-    waiting: PendingRequest
-    suspension: str
-    record: str = ""
-    usage: Usage = field(default_factory=Usage)
-    spent: Usage = field(default_factory=Usage)
-    model_calls: int = 0
-    total_model_calls: int = 0
-    answers: tuple[AnsweredQuestion, ...] = ()
-
-
-@read_only
-@dataclass(frozen=True, slots=True)
-class HumanReply:
-    """A person's answer, as the run records it.
-
-    Attributes:
-        kind: ``text``, ``extend``, ``fill``, ``allow``, ``deny``, ``edit``, ``ran``, ``did_not_run`` or ``give_up``.
-        text: The answer, the reason, or the result of a call that ran.
-        arguments: For ``edit``, the new arguments; for ``fill``, the fields of the form.
-        unit: For ``extend``, what is extended, as in ``ReachedLimit``; empty if the reply names no amount.
-        amount: For ``extend``, how much is granted; 0 if the reply names no amount.
-        by: Who answered, if the caller names them.
-        actor: Who answered, if the caller gives an ``Actor`` or the host vouches for one; else None.
-    """
-
-    kind: str
-    text: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
-    by: str = ""
-    actor: Actor | None = None
-    unit: str = ""
-    amount: float = 0.0
-
-    def __post_init__(self) -> None:
-        freeze_field(self, "arguments")
-
-    @property
-    def answered_by(self) -> Actor | None:
-        """Who answered; a name alone is an actor without roles, for which nobody vouches."""
-        return self.actor or (Actor(self.by) if self.by.strip() else None)
 
 
 @read_only
@@ -743,46 +549,6 @@ def _restore_view(values: tuple[Any, ...]) -> RunView:
     return RunView(**dict(zip(_FIELD_ORDER, values, strict=True)))
 
 
-_STORED_NAMES = {
-    "behavior": "rules",
-    "deferred_messages": "behind",
-    "final_turn": "grace",
-    "human_reply": "person",
-    "partial_answer": "so_far",
-    "pending_request": "waiting",
-    "state_results": "notes",
-}
-"""Fields that suspension records and journals store under an earlier name."""
-
-_FIELD_NAMES = {stored: name for name, stored in _STORED_NAMES.items()}
-
-FORMER_BEHAVIOR = {"breaker_counts": "calls"}
-"""How runs behaved before their journals said so: switches that were added since."""
-
-_FORMER_COUNTERS = ("steps", "iterations", "continues")
-"""Counters that version 0.1.0 stored as fields of their own."""
-
-
-@cache
-def _state_adapter() -> TypeAdapter[RunState]:
-    return TypeAdapter(RunState)
-
-
-def dump_state(run: RunState) -> dict[str, Any]:
-    """A run's state as JSON data. Lone surrogates become ``?``; NaN and the infinities become null."""
-    try:
-        data: dict[str, Any] = _state_adapter().dump_python(run, mode="json")
-        canonical_json(data).encode()
-    except ValueError:  # NaN, an infinity or a lone surrogate: JSON cannot represent them
-        loose = json.dumps(_state_adapter().dump_python(run), ensure_ascii=False, default=_to_jsonable)
-        data = json.loads(loose.encode("utf-8", "replace"), parse_constant=lambda _: None)
-    return {_STORED_NAMES.get(name, name): value for name, value in data.items()}
-
-
-def _to_jsonable(value: Any) -> Any:
-    return to_jsonable_python(value, fallback=repr)
-
-
 def withhold_secrets_of(run: RunState, withholder: Withholder) -> None:
     """Withhold what a run knows to be secret: arguments of its calls, and what became known by them.
 
@@ -800,23 +566,3 @@ def withhold_secrets_of(run: RunState, withholder: Withholder) -> None:
     for signature, result in zip(run.recent_calls, run.recent_results, strict=False):
         if withholder.has_secrets(signature.rpartition(":")[0]):
             withholder.add(result)  # a digest, from which a short secret could be guessed
-
-
-def load_state(data: dict[str, Any]) -> RunState:
-    """The run that ``dump_state`` serialized.
-
-    Raises:
-        pydantic.ValidationError: The data is not the state of a run.
-    """
-    fields = {_FIELD_NAMES.get(name, name): value for name, value in data.items() if name not in _FORMER_COUNTERS}
-    if former := {name: data[name] for name in _FORMER_COUNTERS if name in data}:
-        fields["counters"] = {**fields.get("counters", {}), **former}
-    if "reply_judged" not in fields:  # earlier releases went by the state's name
-        fields["reply_judged"] = fields.get("reply") is not None and fields.get("state") != State.POST_LLM
-    fields.setdefault("turns", fields.get("model_calls", 0))  # earlier releases counted only these
-    if "behavior" in fields:
-        fields["behavior"] = {**FORMER_BEHAVIOR, **fields["behavior"]}
-    run = _state_adapter().validate_python(fields)
-    run.answer, run.ending_value = freeze(run.answer), freeze(run.ending_value)
-    run.state_results = {name: freeze(value) for name, value in run.state_results.items()}
-    return run

@@ -23,18 +23,11 @@ from agentfsm.errors import (
 )
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.human_input import HumanReply, ReachedLimit
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.read_only import freeze
-from agentfsm.loop.state import (
-    KEPT_FIELDS,
-    TEXT_FIELDS,
-    HumanReply,
-    ReachedLimit,
-    RunState,
-    dump_state,
-    load_state,
-    withhold_secrets_of,
-)
+from agentfsm.loop.state import RunState, withhold_secrets_of
+from agentfsm.loop.state_json import KEPT_FIELDS, TEXT_FIELDS, dump_state, load_state
 from agentfsm.loop.withholding import SecretOpener, Withholder
 
 __all__ = [

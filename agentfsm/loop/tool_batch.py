@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from agentfsm.loop import prompts
+from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import FinishReason, Message, Role, ToolCall, ToolResult, Usage
-from agentfsm.loop.state import CallState, PendingRequest, RunState
+from agentfsm.loop.state import CallState, RunState
 
 __all__ = [
     "append_tool_results",

@@ -16,10 +16,11 @@ from agentfsm.errors import HumanReplyError, ReadOnlyError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.extension import GUARDRAIL_OF_UNIT
 from agentfsm.loop.failures import describe_exception
+from agentfsm.loop.human_input import HumanReply, PendingRequest
 from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.loop.quorum import Approval, Quorum
 from agentfsm.loop.read_only import contains_objects, freeze, user_code
-from agentfsm.loop.state import CallState, HumanReply, PendingRequest
+from agentfsm.loop.state import CallState
 from agentfsm.machine.graph import State
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, Hook, HookContext, HookDecision, SkipCall

@@ -14,11 +14,12 @@ from pydantic import TypeAdapter
 from agentfsm.loop.events import Ending, Event, RunWarning, SubagentEvent
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.human_input import SuspendedSubRun
 from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.loop.model import Model, ToolSpec
 from agentfsm.loop.outcomes import Charge
 from agentfsm.loop.recovery_policy import RecoveryPolicy
-from agentfsm.loop.state import RunState, RunView, SuspendedSubRun
+from agentfsm.loop.state import RunState, RunView
 from agentfsm.loop.withholding import Withholder
 from agentfsm.machine.declaration import Transition
 from agentfsm.machine.engine import Machine

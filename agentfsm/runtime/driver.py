@@ -32,6 +32,7 @@ from agentfsm.errors import (
 from agentfsm.loop.events import Ending, ModelReplied, RunResumed, RunStarted, Transitioned
 from agentfsm.loop.failures import Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.outcomes import (
     CHECK_BUDGETS,
     RUN_CALLS,
@@ -46,7 +47,7 @@ from agentfsm.loop.outcomes import (
     count_tool_calls,
 )
 from agentfsm.loop.reducer import on_outcome, on_transition
-from agentfsm.loop.state import HumanReply, RunState
+from agentfsm.loop.state import RunState
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph

@@ -19,10 +19,11 @@ from agentfsm.loop.events import (
     UserInputRequested,
 )
 from agentfsm.loop.failures import Failure
+from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import Message, Usage
 from agentfsm.loop.prompts import without_memory
 from agentfsm.loop.read_only import thaw
-from agentfsm.loop.state import PendingRequest, RunState
+from agentfsm.loop.state import RunState
 from agentfsm.loop.suspension import IN_STORE, sign_record
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph

@@ -29,12 +29,13 @@ from agentfsm.loop.detectors import cost_limit, iteration_limit, time_limit, tok
 from agentfsm.loop.events import ToolFinished, ToolStarted
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guards import approval_decided, approval_required, doubt_settled, in_doubt
+from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.loop.model import CallBudget, Model, ModelRequest
 from agentfsm.loop.outcomes import CallBlocked, Charge, Outcome, StateResult
 from agentfsm.loop.read_only import MAX_NESTING, user_code
 from agentfsm.loop.recovery_policy import decide_recovery
-from agentfsm.loop.state import CallState, PendingRequest, RunState, RunView, StateCall, request_digest
+from agentfsm.loop.state import CallState, RunState, RunView, StateCall, request_digest
 from agentfsm.loop.tool_batch import charge
 from agentfsm.machine.declaration import StateSpec
 from agentfsm.runtime.context import Context, Effect

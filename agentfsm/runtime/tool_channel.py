@@ -6,7 +6,8 @@ import asyncio
 
 from agentfsm.errors import ToolError
 from agentfsm.loop.events import ToolProgress
-from agentfsm.loop.state import AnsweredQuestion, CallState, PendingRequest, SuspendedSubRun
+from agentfsm.loop.human_input import AnsweredQuestion, PendingRequest, SuspendedSubRun
+from agentfsm.loop.state import CallState
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.tools import Tool
 

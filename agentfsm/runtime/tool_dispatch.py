@@ -15,9 +15,10 @@ from agentfsm.loop import prompts
 from agentfsm.loop.detectors import cost_limit, time_limit, token_limit
 from agentfsm.loop.events import ToolFinished, ToolStarted
 from agentfsm.loop.failures import Failure, FailureKind
+from agentfsm.loop.human_input import PendingRequest, SuspendedSubRun
 from agentfsm.loop.messages import ToolCall, ToolResult, Usage
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
-from agentfsm.loop.state import CallState, PendingRequest, RunState, SuspendedSubRun
+from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.transition_table import counts_votes
 from agentfsm.loop.withholding import lacks_values
 from agentfsm.machine.graph import Graph

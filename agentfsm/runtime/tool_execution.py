@@ -17,9 +17,9 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 from agentfsm.errors import JournalError, StoreError, ToolError
 from agentfsm.loop import prompts
 from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind, describe_exception
+from agentfsm.loop.human_input import SuspendedSubRun
 from agentfsm.loop.messages import Image, ToolCall, ToolResult
 from agentfsm.loop.read_only import MAX_NESTING, FrozenDict
-from agentfsm.loop.state import SuspendedSubRun
 from agentfsm.loop.withholding import MASK
 from agentfsm.runtime.timeout import CutOffError, TimeLimitError, Timeout, reraise_cancellation
 from agentfsm.runtime.tools import Delegation, Tool, ToolContext, problems

@@ -18,11 +18,12 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticSeriali
 from agentfsm.errors import ToolDefinitionError, ToolError
 from agentfsm.loop.events import Event
 from agentfsm.loop.failures import describe_exception
+from agentfsm.loop.human_input import HumanReply, SuspendedSubRun
 from agentfsm.loop.messages import ToolResult, Usage
 from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.quorum import Approval
 from agentfsm.loop.read_only import thaw
-from agentfsm.loop.state import CallState, HumanReply, RunState, SuspendedSubRun
+from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.withholding import SecretPaths, marks_secrets, secret_values
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.run_context import Deps, RunContext

@@ -10,7 +10,7 @@ pytest.importorskip("jsonschema", reason="the extra 'mcp' is not installed")
 
 from agentfsm import HumanReplyError
 from agentfsm.integrations.mcp.forms import Form, read_reply
-from agentfsm.loop.state import HumanReply
+from agentfsm.loop.human_input import HumanReply
 
 
 def form(**properties: Any) -> Form:

@@ -10,7 +10,7 @@ from agentfsm.journal.redact import redact
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.keys import Keyring
-from agentfsm.loop.state import dump_state
+from agentfsm.loop.state_json import dump_state
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import sample_agent
 

@@ -41,7 +41,7 @@ from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, verify
 from agentfsm.loop.keys import Keyring
-from agentfsm.loop.state import dump_state
+from agentfsm.loop.state_json import dump_state
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests import test_properties as drawn
 from tests.helpers.journal_scenarios import (

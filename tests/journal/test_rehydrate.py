@@ -16,7 +16,7 @@ from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.canonical_json import decode, encode
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.state import dump_state
+from agentfsm.loop.state_json import dump_state
 from agentfsm.runtime.run import Run
 from tests import test_properties as drawn
 

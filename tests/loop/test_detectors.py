@@ -11,8 +11,9 @@ from agentfsm.loop import detectors as d
 from agentfsm.loop import guards
 from agentfsm.loop.failures import Action, FailureKind
 from agentfsm.loop.guardrails import Behavior
+from agentfsm.loop.human_input import HumanReply, PendingRequest
 from agentfsm.loop.messages import ToolCall, Usage
-from agentfsm.loop.state import CallState, HumanReply, PendingRequest, RunState
+from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.declaration import Exhausted
 from tests.helpers.scenarios import failed_result, make_call, make_failure, make_reply, make_run, pending_calls

@@ -15,9 +15,9 @@ import agentfsm
 from agentfsm import Actor, Approval, Failure, FailureKind, FinishReason, Image, Message, ToolCall, ToolResult, Usage
 from agentfsm.loop import events as e
 from agentfsm.loop.failures import Action
+from agentfsm.loop.human_input import ReachedLimit
 from agentfsm.loop.messages import Role
 from agentfsm.loop.quorum import Quorum
-from agentfsm.loop.state import ReachedLimit
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.engine import Decision

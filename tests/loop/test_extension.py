@@ -34,7 +34,7 @@ from agentfsm.journal.load import pending_request
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, verify
-from agentfsm.loop.state import dump_state
+from agentfsm.loop.state_json import dump_state
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 

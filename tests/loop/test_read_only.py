@@ -18,11 +18,11 @@ from pydantic_core import to_json
 from agentfsm.errors import AgentfsmError, ReadOnlyError
 from agentfsm.loop.canonical_json import canonical_json, encode
 from agentfsm.loop.failures import Failure
+from agentfsm.loop.human_input import HumanReply, PendingRequest
 from agentfsm.loop.messages import Message, Reply, Role, ToolCall, ToolResult
 from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.outcomes import ReplyParsed, StateResult
 from agentfsm.loop.read_only import code_name, freeze, refuse_change, thaw, user_code
-from agentfsm.loop.state import HumanReply, PendingRequest
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3),

@@ -13,7 +13,8 @@ from agentfsm.journal.replay import replay
 from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.outcomes import RecoveryDecided
 from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy, decide_recovery
-from agentfsm.loop.state import CallState, RunState, dump_state
+from agentfsm.loop.state import CallState, RunState
+from agentfsm.loop.state_json import dump_state
 from agentfsm.testing import FakeClock, call
 from tests.helpers.scenarios import (
     echo,

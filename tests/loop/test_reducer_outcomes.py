@@ -9,9 +9,10 @@ import pytest
 from agentfsm.loop import outcomes as o
 from agentfsm.loop import prompts
 from agentfsm.loop.failures import Action, FailureKind
+from agentfsm.loop.human_input import HumanReply, PendingRequest, ReachedLimit
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, Usage
 from agentfsm.loop.reducer import on_outcome
-from agentfsm.loop.state import CallState, HumanReply, PendingRequest, ReachedLimit, RunState
+from agentfsm.loop.state import CallState, RunState
 from tests.helpers.scenarios import (
     failed_result,
     make_call,

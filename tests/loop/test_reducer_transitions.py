@@ -8,9 +8,10 @@ import pytest
 
 from agentfsm.loop import outcomes as o
 from agentfsm.loop.failures import Action, FailureKind
+from agentfsm.loop.human_input import HumanReply, PendingRequest
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.reducer import on_outcome, on_transition
-from agentfsm.loop.state import HumanReply, PendingRequest, RunState
+from agentfsm.loop.state import RunState
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import StateSpec, Transition

@@ -12,10 +12,11 @@ import pytest
 
 from agentfsm.errors import ReadOnlyError
 from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import Message, Role, Usage
 from agentfsm.loop.outcomes import ModelCallSucceeded, ToolsRan
 from agentfsm.loop.reducer import on_outcome
-from agentfsm.loop.state import CallState, PendingRequest, RunState, RunView
+from agentfsm.loop.state import CallState, RunState, RunView
 from tests.helpers.scenarios import make_call, make_failure, make_reply, make_run, ok_result, pending_calls
 
 CALL = make_call(where="here", deep={"list": [1]})

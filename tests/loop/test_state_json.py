@@ -15,8 +15,10 @@ from pydantic import ValidationError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.human_input import HumanReply, PendingRequest
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, ToolResult, Usage
-from agentfsm.loop.state import CallState, HumanReply, PendingRequest, RunState, dump_state, load_state
+from agentfsm.loop.state import CallState, RunState
+from agentfsm.loop.state_json import dump_state, load_state
 from tests.helpers.scenarios import make_failure, make_run
 
 SURROGATES = st.sampled_from(["\ud800", "a\udfffb", "\udc80\ud800", "🙂\ud83d"])

@@ -21,9 +21,10 @@ from agentfsm.errors import (
     SuspensionTamperedError,
 )
 from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.human_input import HumanReply, PendingRequest
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.messages import Message
-from agentfsm.loop.state import HumanReply, PendingRequest, RunState
+from agentfsm.loop.state import RunState
 from agentfsm.loop.suspension import RECORD_VERSION, SuspensionRecord, check_human_reply, open_record, sign_record
 from tests.helpers.scenarios import make_run
 

@@ -9,9 +9,10 @@ import pytest
 from agentfsm.loop import outcomes as o
 from agentfsm.loop import prompts
 from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import Message, Role, ToolResult
 from agentfsm.loop.reducer import on_outcome
-from agentfsm.loop.state import CallState, PendingRequest
+from agentfsm.loop.state import CallState
 from tests.helpers.scenarios import (
     denied_result,
     failed_result,

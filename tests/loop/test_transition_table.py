@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.state import CallState, PendingRequest, RunState
+from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph

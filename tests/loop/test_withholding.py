@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from agentfsm.errors import MissingExtraError
 from agentfsm.loop import withholding
 from agentfsm.loop.keys import Keyring
-from agentfsm.loop.state import TEXT_FIELDS, RunState, dump_state
+from agentfsm.loop.state import RunState
+from agentfsm.loop.state_json import TEXT_FIELDS, dump_state
 from agentfsm.loop.withholding import SecretOpener, Withholder, contains_placeholder, environment_secrets, secret_values
 
 RING = Keyring(b"the host's secret")

@@ -27,7 +27,7 @@ from agentfsm import (
     TransientProviderError,
     tool,
 )
-from agentfsm.loop.state import dump_state, load_state
+from agentfsm.loop.state_json import dump_state, load_state
 from agentfsm.testing import FakeClock, call
 from tests.helpers.scenarios import (
     check_result,

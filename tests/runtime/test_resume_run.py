@@ -45,7 +45,8 @@ from agentfsm.errors import (
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.events import Event, RecoveryStarted, RunResumed
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.state import RunState, dump_state, load_state
+from agentfsm.loop.state import RunState
+from agentfsm.loop.state_json import dump_state, load_state
 from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.permissions import PermissionRule
 from agentfsm.runtime.run import Run, live_state

@@ -17,7 +17,7 @@ from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.failures import Action, Failure
-from agentfsm.loop.state import dump_state
+from agentfsm.loop.state_json import dump_state
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.scenarios import check_result, run_async, run_script, tool_texts
 

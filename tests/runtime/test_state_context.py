@@ -52,7 +52,7 @@ from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.guards import approval_decided, approval_required, doubt_settled, expired, in_doubt
 from agentfsm.loop.keys import Keyring
-from agentfsm.loop.state import dump_state
+from agentfsm.loop.state_json import dump_state
 from agentfsm.models import FallbackModel
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel
 from tests.helpers.child_process import child_environment

@@ -62,8 +62,9 @@ from agentfsm.journal.replay import replay
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.store import Lease
 from agentfsm.journal.verification import GOOD, OPEN, verify
+from agentfsm.loop.human_input import HumanReply, PendingRequest
 from agentfsm.loop.keys import Keyring
-from agentfsm.loop.state import HumanReply, PendingRequest, dump_state
+from agentfsm.loop.state_json import dump_state
 from agentfsm.loop.tool_batch import charge
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.runtime.tools import BudgetShare, CallingRun

@@ -1367,7 +1367,7 @@ def test_a_last_turn_that_another_limit_put_off_is_still_granted() -> None:
 
 def test_detectors_read_a_run_and_change_nothing_of_it() -> None:
     from agentfsm import LOOP
-    from agentfsm.loop.state import dump_state
+    from agentfsm.loop.state_json import dump_state
 
     for script in (["talk", call("broken"), DONE], [SAME], [truncated(*SAME), DONE], [refused()]):
         _, result = play(funnel(scripted_model(*script)))

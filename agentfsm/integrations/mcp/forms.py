@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentfsm.errors import HumanReplyError
 from agentfsm.loop.canonical_json import canonical_json
+from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.read_only import thaw
-from agentfsm.loop.state import HumanReply
 from agentfsm.runtime.schema_check import SchemaCheck, schema_problem
 
 __all__ = ["Answer", "Form", "read_reply"]

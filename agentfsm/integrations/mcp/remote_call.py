@@ -22,8 +22,9 @@ from pydantic import BaseModel, Field
 from agentfsm.errors import HumanReplyError, ToolError
 from agentfsm.integrations.mcp.forms import Answer, Form, read_reply
 from agentfsm.integrations.mcp.session import RefusedError
+from agentfsm.loop.human_input import HumanReply, PendingRequest, SuspendedSubRun
 from agentfsm.loop.messages import ToolCall, ToolResult, Usage
-from agentfsm.loop.state import CallState, HumanReply, PendingRequest, SuspendedSubRun
+from agentfsm.loop.state import CallState
 from agentfsm.runtime.tools import CallingRun, Tool
 
 if TYPE_CHECKING:
