@@ -5,19 +5,12 @@ from agentfsm.analysis.analysis_limits import AnalysisLimits
 from agentfsm.analysis.approval_property import ApprovalProperty, needs_approvals
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption, Update, Variable, iff
 from agentfsm.analysis.bounds import Bounds
-from agentfsm.analysis.graph_diff import (
-    DecisionChange,
-    DeclarationChange,
-    GraphDiff,
-    MovedRow,
-    Renamed,
-    diff,
-    format_reviewed,
-    graph_from_table,
-    reviewed_table,
-)
+from agentfsm.analysis.compared_table import DeclarationChange
+from agentfsm.analysis.decision_diff import DecisionChange, MovedRow
+from agentfsm.analysis.graph_diff import GraphDiff, Renamed, diff
 from agentfsm.analysis.loop_assumptions import AgentTraits, exported_model, graph_assumptions
 from agentfsm.analysis.model_checker import Property, SafetyProperty, must_pass, never_after
+from agentfsm.analysis.reviewed_table import format_reviewed, graph_from_table, reviewed_table
 
 __all__ = [
     "AgentTraits",

@@ -11,32 +11,33 @@ under the new names.
 from __future__ import annotations
 
 import html
-import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from agentfsm.analysis.code_comparison import DigestOnly, code_digest, code_key, same_code
-from agentfsm.analysis.exclusive_guards import Required, required_values
+from agentfsm.analysis.compared_table import (
+    DeclarationChange,
+    compared_table,
+    counter_changes,
+    declaration_changes,
+    renamed_guards,
+    renamed_states,
+    rows_by_id,
+    same_effect,
+    same_guard,
+    with_guards,
+    with_states,
+)
+from agentfsm.analysis.decision_diff import DecisionChange, MovedRow, decision_changes, moved_rows, ranked_decisions
 from agentfsm.errors import ConfigurationError
-from agentfsm.loop.stored_table import read_table
-from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine.declaration import Counter, Exhausted
-from agentfsm.machine.graph import Graph, Guard, StateSpec, Transition
+from agentfsm.machine.graph import Graph
 
 __all__ = [
-    "DecisionChange",
-    "DeclarationChange",
     "GraphDiff",
-    "MovedRow",
     "Renamed",
     "diff",
-    "format_reviewed",
-    "graph_from_table",
-    "reviewed_table",
 ]
 
 
@@ -66,72 +67,6 @@ class Renamed:
 
     def __str__(self) -> str:
         return f"{self.what} {self.old} is now {self.new}"
-
-
-@dataclass(frozen=True, slots=True)
-class DeclarationChange:
-    """Something that is declared differently about a state, a row or a counter.
-
-    Attributes:
-        name: The state, the id of the row, or the counter.
-        what: What is declared: ``waits``, ``spends``, ``ends``, ``limit``...
-        old: The old value as text; empty for none.
-        new: The new value as text.
-    """
-
-    name: str
-    what: str
-    old: str
-    new: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.what} {self.new or 'nothing'}, was {self.old or 'nothing'}"
-
-
-@dataclass(frozen=True, slots=True)
-class MovedRow:
-    """A row whose place in its state has changed.
-
-    Attributes:
-        row: Its id.
-        old: Its old place, from 1.
-        new: Its new place.
-    """
-
-    row: str
-    old: int
-    new: int
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionChange:
-    """A combination of guard results for which the two tables take different rows.
-
-    Attributes:
-        state: The state.
-        where: The guards that hold.
-        unless: The guards that do not hold.
-        old: The row that the old table takes, as ``guard -> target``; empty if it takes none.
-        new: The row that the new table takes.
-        cases: How many rows of the state's truth table this covers, of those that can occur.
-        of: How many rows of the truth table can occur.
-        leads_elsewhere: Whether the run goes to another state, or ends in another way.
-    """
-
-    state: str
-    where: tuple[str, ...]
-    unless: tuple[str, ...]
-    old: str
-    new: str
-    cases: int
-    of: int
-    leads_elsewhere: bool = True
-
-    def __str__(self) -> str:
-        where = f"where {' and '.join(self.where)} hold" if self.where else "where no guard holds"
-        if len(self.where) == 1:
-            where += "s"
-        return f"{self.state}, {where}: was {self.old or 'nothing'}, is {self.new or 'nothing'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,16 +231,16 @@ def diff(old: Graph, new: Graph) -> GraphDiff:
         old: The old graph.
         new: The new graph.
     """
-    before, after = _table(old), _table(new)
-    states = _renamed_states(before, after)
-    before = _with_states(before, states)
-    guards = _renamed_guards(before, after)
-    before = _with_guards(before, guards)
+    before, after = compared_table(old), compared_table(new)
+    states = renamed_states(before, after)
+    before = with_states(before, states)
+    guards = renamed_guards(before, after)
+    before = with_guards(before, guards)
     common = [name for name in before.states if name in after.states]
-    rows_before, rows_after = _rows_by_id(before), _rows_by_id(after)
+    rows_before, rows_after = rows_by_id(before), rows_by_id(after)
     kept = [i for i in rows_before if i in rows_after]
-    codes = {i: _same_guard(rows_before[i], rows_after[i]) for i in kept}
-    effects = {n: _same_effect(before.states[n].effect, after.states[n].effect) for n in common}
+    codes = {i: same_guard(rows_before[i], rows_after[i]) for i in kept}
+    effects = {n: same_effect(before.states[n].effect, after.states[n].effect) for n in common}
     compared = {**codes, **effects}
     return GraphDiff(
         initial=None if before.initial == after.initial else (before.initial, after.initial),
@@ -314,8 +249,8 @@ def diff(old: Graph, new: Graph) -> GraphDiff:
         ),
         states_added=tuple(n for n in after.states if n not in before.states),
         states_removed=tuple(n for n in before.states if n not in after.states),
-        states_changed=tuple(c for n in common for c in _changes(n, before.states[n], after.states[n])),
-        counters_changed=tuple(_counter_changes(before.counters, after.counters)),
+        states_changed=tuple(c for n in common for c in declaration_changes(n, before.states[n], after.states[n])),
+        counters_changed=tuple(counter_changes(before.counters, after.counters)),
         added=tuple(str(row) for i, row in rows_after.items() if i not in rows_before),
         removed=tuple(str(row) for i, row in rows_before.items() if i not in rows_after),
         retargeted=tuple(
@@ -323,434 +258,14 @@ def diff(old: Graph, new: Graph) -> GraphDiff:
             for i in kept
             if rows_before[i].target != rows_after[i].target
         ),
-        rows_changed=tuple(c for i in kept for c in _changes(i, rows_before[i].declared, rows_after[i].declared)),
+        rows_changed=tuple(
+            c for i in kept for c in declaration_changes(i, rows_before[i].declared, rows_after[i].declared)
+        ),
         guards_changed=tuple(i for i, same in codes.items() if same is False),
         effects_changed=tuple(n for n, same in effects.items() if same is False),
-        moved=tuple(moved for n in common for moved in _moved_rows(before.rows[n], after.rows[n])),
-        decisions=_ranked(d for n in common for d in _decisions(n, before, after)),
+        moved=tuple(moved for n in common for moved in moved_rows(before.rows[n], after.rows[n])),
+        decisions=ranked_decisions(d for n in common for d in decision_changes(n, before, after)),
         not_compared=tuple(name for name, same in compared.items() if same is None),
         before=old,
         after=new,
     )
-
-
-# -- tables under other names -------------------------------------------------------------------------
-
-
-class _Row(NamedTuple):
-    """A row, whose guard may go by another name than that of its function."""
-
-    source: str
-    name: str
-    target: str
-    declared: Transition
-
-    @property
-    def id(self) -> str:
-        return f"{self.source}.{self.name}"
-
-    @property
-    def guard(self) -> Guard | None:
-        return self.declared.guard
-
-    @property
-    def ends(self) -> str:
-        return self.declared.ends
-
-    def __str__(self) -> str:
-        return f"{self.id} -> {self.target}"
-
-
-class _Table(NamedTuple):
-    states: Mapping[str, StateSpec]
-    rows: Mapping[str, Sequence[_Row]]
-    initial: str
-    counters: Mapping[str, object]
-
-
-def _table(graph: Graph) -> _Table:
-    return _Table(
-        {str(s.name): s for s in graph.states},
-        {
-            str(s.name): [_Row(str(t.source), t.name, str(t.target), t) for t in graph.rows(s.name)]
-            for s in graph.states
-        },
-        str(graph.initial),
-        {c.name: c.limit for c in graph.counters},
-    )
-
-
-def _rows_by_id(table: _Table) -> dict[str, _Row]:
-    return {row.id: row for rows in table.rows.values() for row in rows}
-
-
-def _with_states(table: _Table, names: Mapping[str, str]) -> _Table:
-    def new(name: str) -> str:
-        return names.get(name, name)
-
-    return table._replace(
-        states={new(name): spec for name, spec in table.states.items()},
-        rows={
-            new(name): [row._replace(source=new(row.source), target=new(row.target)) for row in rows]
-            for name, rows in table.rows.items()
-        },
-        initial=new(table.initial),
-    )
-
-
-def _with_guards(table: _Table, names: Mapping[str, str]) -> _Table:
-    rows = {n: [row._replace(name=names.get(row.name, row.name)) for row in rows] for n, rows in table.rows.items()}
-    return table._replace(rows=rows)
-
-
-def _renamed_states(old: _Table, new: _Table) -> dict[str, str]:
-    """States that have a new name, and the same declaration, the same effect and the same rows in and out."""
-    gone = [name for name in old.states if name not in new.states]
-    come = [name for name in new.states if name not in old.states]
-    names: dict[str, str] = {}
-    for name in gone:
-        alike = [n for n in come if n not in names.values() and _similar_states(old, name, new, n)]
-        if alike:
-            names[name] = alike[0]
-    while names:  # with all these names in place, what was similar must be equal
-        renamed = _with_states(old, names)
-        wrong = [name for name, other in names.items() if not _equal_states(renamed, new, other)]
-        if not wrong:
-            break
-        names = {name: other for name, other in names.items() if name not in wrong}
-    return names
-
-
-def _similar_states(old: _Table, name: str, new: _Table, other: str) -> bool:
-    """Whether two states may be one, before it is known which names are new."""
-    if not _same_declaration(old.states[name], new.states[other]):
-        return False
-    pairs = zip(old.rows[name], new.rows[other], strict=False)
-    return len(old.rows[name]) == len(new.rows[other]) and all(
-        (a.target == b.target or a.target not in new.states) and _same_row(a, b) for a, b in pairs
-    )
-
-
-def _equal_states(old: _Table, new: _Table, name: str) -> bool:
-    """Whether the rows of a state lead to the same states in both tables, and rows of one other state lead to it."""
-    targets = [[row.target for row in table.rows[name]] for table in (old, new)]
-    sources = [{r.source for rows in table.rows.values() for r in rows if r.target == name} for table in (old, new)]
-    return targets[0] == targets[1] and (not sources[0] or bool(sources[0] & sources[1]))
-
-
-def _same_row(a: _Row, b: _Row) -> bool:
-    return (a.name == b.name or _same_guard(a, b) is True) and not list(_changes("", a.declared, b.declared))
-
-
-def _same_declaration(a: StateSpec, b: StateSpec) -> bool:
-    return not list(_changes("", a, b)) and _same_effect(a.effect, b.effect) is not False
-
-
-def _renamed_guards(old: _Table, new: _Table) -> dict[str, str]:
-    """Guards that have a new name and the same code; of several that do the same, those with the same rows first."""
-    gone, come = _rows_by_guard(old, new), _rows_by_guard(new, old)
-    if not (gone and come):
-        return {}
-    sources = any(isinstance(rows[0].guard, DigestOnly) for rows in (*gone.values(), *come.values()))
-    keys = {name: code_key(rows[0].guard, sources=sources) for name, rows in {**gone, **come}.items()}
-    names: dict[str, str] = {}
-    for same_place in (True, False):
-        for name, rows in gone.items():
-            alike = [
-                other
-                for other, others in come.items()
-                if keys[name] == keys[other] != ""
-                and other not in names.values()
-                and (not same_place or _places(rows) == _places(others))
-            ]
-            if name not in names and (len(alike) == 1 or (alike and same_place)):
-                names[name] = alike[0]
-    return names
-
-
-def _rows_by_guard(table: _Table, other: _Table) -> dict[str, list[_Row]]:
-    """The rows of each guard whose name the other table does not have."""
-    known = {row.name for rows in other.rows.values() for row in rows}
-    found: dict[str, list[_Row]] = {}
-    for rows in table.rows.values():
-        for row in rows:
-            if row.guard is not None and row.name not in known:
-                found.setdefault(row.name, []).append(row)
-    return found
-
-
-def _places(rows: Sequence[_Row]) -> list[tuple[str, str]]:
-    return sorted((row.source, row.target) for row in rows)
-
-
-# -- what is declared ---------------------------------------------------------------------------------
-
-_COMPARED_OTHERWISE = frozenset({"name", "note", "lane", "effect", "source", "guard", "target"})
-"""Fields that are compared by other means, or that only a picture shows."""
-
-
-def _changes(name: str, old: StateSpec | Transition, new: StateSpec | Transition) -> Iterator[DeclarationChange]:
-    """What two states or rows declare differently."""
-    for each in fields(old):
-        if each.name not in _COMPARED_OTHERWISE and not (each.name == "outcomes" and _is_unknown(old, new)):
-            values = _text(getattr(old, each.name)), _text(getattr(new, each.name))
-            if values[0] != values[1]:
-                yield DeclarationChange(name, each.name, *values)
-
-
-def _is_unknown(*declared: StateSpec | Transition) -> bool:
-    """Whether of the effect of one of these states only the name is known: a table does not say its outcomes either."""
-    effects = [getattr(each, "effect", None) for each in declared]
-    return any(isinstance(effect, DigestOnly) and not effect.digest for effect in effects)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return " and ".join(sorted(map(str, cast("tuple[object, ...]", value))))
-    return str(value)
-
-
-def _counter_changes(old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[DeclarationChange]:
-    for name in {**old, **new}:
-        limits = str(old.get(name, "")), str(new.get(name, ""))
-        if limits[0] != limits[1]:
-            yield DeclarationChange(name, "limit", *limits)
-
-
-def _same_guard(old: _Row, new: _Row) -> bool | None:
-    if old.guard is None or new.guard is None:
-        return old.guard is new.guard
-    if isinstance(old.guard, Exhausted) and isinstance(new.guard, Exhausted):  # a counter's limit is compared with it
-        a, b = old.guard, new.guard
-        return (a.counter.name, a.past) == (b.counter.name, b.past) and same_code(_described(a), _described(b))
-    return same_code(old.guard, new.guard)
-
-
-def _described(guard: Exhausted) -> object:
-    return getattr(guard, "__wrapped__", None)
-
-
-def _same_effect(old: object, new: object) -> bool | None:
-    if old is None or new is None or not (callable(old) and callable(new)):
-        return old == new
-    return same_code(old, new)
-
-
-# -- what is decided ----------------------------------------------------------------------------------
-
-
-def _moved_rows(old: Sequence[_Row], new: Sequence[_Row]) -> Iterator[MovedRow]:
-    """The smallest set of rows that must have moved so that the others kept their order."""
-    before, after = [t.id for t in old], [t.id for t in new]
-    common = [i for i in before if i in after]
-    unmoved = _longest_common([i for i in after if i in before], common)
-    for i in common:
-        if i not in unmoved:
-            yield MovedRow(i, before.index(i) + 1, after.index(i) + 1)
-
-
-def _longest_common(a: list[str], b: list[str]) -> set[str]:
-    """A longest common subsequence of two orders of the same ids."""
-    lengths = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
-    for i in range(len(a) - 1, -1, -1):
-        for j in range(len(b) - 1, -1, -1):
-            both = lengths[i + 1][j + 1] + 1 if a[i] == b[j] else 0
-            lengths[i][j] = max(both, lengths[i + 1][j], lengths[i][j + 1])
-    common: set[str] = set()
-    i = j = 0
-    while i < len(a) and j < len(b):
-        if a[i] == b[j]:
-            common.add(a[i])
-            i, j = i + 1, j + 1
-        elif lengths[i + 1][j] >= lengths[i][j + 1]:
-            i += 1
-        else:
-            j += 1
-    return common
-
-
-def _decisions(state: str, old: _Table, new: _Table) -> Iterator[DecisionChange]:
-    """Each pair of different rows that the two tables take for the same guard results.
-
-    A table takes a row if the row's guard holds and none before it does. So two rows can be taken for the same
-    results unless one needs a guard to hold that must not hold for the other, or that the other excludes.
-    """
-    before, after = old.rows[state], new.rows[state]
-    if [_decided(row) for row in before] == [_decided(row) for row in after]:
-        return
-    exclusive = _exclusive_names(before, after)
-    order = frozenset(exclusive)
-    every = _count(order, exclusive)
-    for first, holds, fails in _first_match_cases(before):
-        for second, holds_too, fails_too in _first_match_cases(after):
-            true, false = holds | holds_too, fails | fails_too
-            if true & false or _decided(first) == _decided(second) or any(exclusive[n] & true for n in true):
-                continue
-            excluded = frozenset[str]().union(*(exclusive[n] for n in true))
-            yield DecisionChange(
-                state,
-                tuple(n for n in exclusive if n in true),
-                tuple(n for n in exclusive if n in false),
-                _row_text(first, second),
-                _row_text(second, first),
-                _count(order - true - false - excluded, exclusive),
-                every,
-                _destination(first) != _destination(second),
-            )
-
-
-def _first_match_cases(rows: Sequence[_Row]) -> Iterator[tuple[_Row | None, frozenset[str], frozenset[str]]]:
-    """Each row that can be taken, with the guards that then hold and those that do not; None for no row."""
-    earlier: list[str] = []
-    for row in rows:
-        yield row, frozenset(() if row.guard is None else (row.name,)), frozenset(earlier)
-        if row.guard is None:
-            return
-        earlier.append(row.name)
-    yield None, frozenset(), frozenset(earlier)
-
-
-def _exclusive_names(before: Sequence[_Row], after: Sequence[_Row]) -> dict[str, frozenset[str]]:
-    """Each guard of a state, in order, with those that can never hold together with it."""
-    rows: dict[str, list[_Row]] = {}
-    for row in (*before, *after):
-        if row.guard is not None:
-            rows.setdefault(row.name, []).append(row)
-    for name, each in rows.items():  # of a guard that one table knows by name only, the other one says what it is
-        rows[name] = [row for row in each if not isinstance(row.guard, DigestOnly)] or each
-    required = {name: [known for row in each if (known := required_values(row.guard))] for name, each in rows.items()}
-    return {
-        name: frozenset(
-            other
-            for other, theirs in rows.items()
-            if other != name
-            and (
-                _values_differ(required[name], required[other])
-                or all(_one_needs_what_is_empty(a, b) for a in mine for b in theirs)
-            )
-        )
-        for name, mine in rows.items()
-    }
-
-
-def _values_differ(mine: Sequence[Required], theirs: Sequence[Required]) -> bool:
-    """Whether two guards need the same value to be equal to different constants, whichever of their versions runs."""
-    return bool(mine and theirs) and all(_disjoint(a, b) for a in mine for b in theirs)
-
-
-def _one_needs_what_is_empty(a: _Row, b: _Row) -> bool:
-    """Whether one of two rows spends a counter, and the other one holds only where that counter is empty."""
-    return any(
-        isinstance(empty.guard, Exhausted) and empty.guard.counter.name in spending.declared.spends
-        for spending, empty in ((a, b), (b, a))
-    )
-
-
-def _disjoint(a: Required, b: Required) -> bool:
-    return any(path in b and a[path].isdisjoint(b[path]) for path in a)
-
-
-def _count(names: frozenset[str], exclusive: Mapping[str, Collection[str]]) -> int:
-    """How many combinations of results of some guards can occur."""
-
-    @cache
-    def count(left: frozenset[str]) -> int:
-        linked = next((name for name in sorted(left) if left & frozenset(exclusive[name])), None)
-        if linked is None:
-            return 1 << len(left)
-        return count(left - {linked}) + count(left - {linked} - frozenset(exclusive[linked]))
-
-    return count(names)
-
-
-def _ranked(decisions: Iterator[DecisionChange]) -> tuple[DecisionChange, ...]:
-    """The changes that lead elsewhere first."""
-    return tuple(sorted(decisions, key=lambda each: not each.leads_elsewhere))
-
-
-def _decided(row: _Row | None) -> tuple[str, str, str] | None:
-    return None if row is None else (row.name, row.target, row.ends)
-
-
-def _destination(row: _Row | None) -> tuple[str, str] | None:
-    return None if row is None else (row.target, row.ends)
-
-
-def _row_text(row: _Row | None, other: _Row | None) -> str:
-    """A row as text, with its ending where only that tells it from another one."""
-    if row is None:
-        return ""
-    ends = f" ({row.ends})" if other is not None and row.target == other.target and row.ends != other.ends else ""
-    return f"{row.name} -> {row.target}{ends}"
-
-
-# -- tables as data -----------------------------------------------------------------------------------
-
-
-def reviewed_table(graph: Graph) -> dict[str, Any]:
-    """A graph as JSON-compatible data to keep in a file: its table, and digests of the code of guards and effects.
-
-    ``graph_from_table`` reads it, and ``diff`` then compares the code as well. The digests come from the source, so
-    they are the same in every version of Python; code without source has none.
-
-    Args:
-        graph: The graph.
-    """
-    guards = {row.id: code_digest(row.guard) for row in graph if row.guard is not None}
-    effects = {s.name: code_digest(s.effect) for s in graph.states if callable(s.effect)}
-    outcomes = {s.name: list(s.outcomes) for s in graph.states if s.outcomes}
-    return {"name": graph.name, **graph.table, "code": {"guards": guards, "effects": effects, "outcomes": outcomes}}
-
-
-def format_reviewed(graph: Graph) -> str:
-    """``reviewed_table`` as JSON text with a line for each state and row, so that a change of it is easy to read.
-
-    Args:
-        graph: The graph.
-    """
-    parts: list[str] = []
-    for key, value in reviewed_table(graph).items():
-        if isinstance(value, str):
-            parts.append(f"{json.dumps(key)}: {json.dumps(value)}")
-        elif isinstance(value, list):
-            lines = ",\n".join(f"  {json.dumps(item)}" for item in cast("list[object]", value))
-            parts.append(f"{json.dumps(key)}: [\n{lines}\n ]" if lines else f"{json.dumps(key)}: []")
-        else:
-            parts.append(f"{json.dumps(key)}: " + json.dumps(value, indent=2).replace("\n", "\n "))
-    return "{\n " + ",\n ".join(parts) + "\n}\n"
-
-
-def graph_from_table(table: Mapping[str, Any], name: str = "") -> Graph:
-    """The graph of a table as data (``graph.table``, or the one in a run's journal), with guards by name only.
-
-    Args:
-        table: What ``graph.table`` or ``reviewed_table`` returned.
-        name: The name of the graph; by default the table's own.
-
-    Raises:
-        ConfigurationError: The data is not a table.
-        GraphError: The table breaks a rule of graphs.
-    """
-    try:
-        stored = read_table(table)
-        code = table.get("code", {"guards": {}, "effects": {}, "outcomes": {}})
-        guards = dict(code["guards"])
-        states = tuple(_named_effect(spec, code) for spec in stored.states.values())
-        rows = tuple(_named_guard(row, guards) for row in stored.rows.values())
-        counters = tuple(Counter(str(name), limit) for name, limit in table.get("counters", ())) or LOOP.counters
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"this is not the table of a graph: {type(error).__name__}: {error}") from error
-    return Graph(states, rows, name or str(table.get("name", "graph")), counters, stored=True)
-
-
-def _named_guard(row: Transition, digests: Mapping[str, str]) -> Transition:
-    return row if row.guard is None else replace(row, guard=DigestOnly(row.name, str(digests.get(row.id, ""))))
-
-
-def _named_effect(spec: StateSpec, code: Mapping[str, Any]) -> StateSpec:
-    if spec.effect_name != "custom":
-        return spec
-    digest = str(code["effects"].get(spec.name, ""))
-    return replace(spec, effect=DigestOnly(spec.name, digest), outcomes=tuple(code["outcomes"].get(spec.name, ())))
