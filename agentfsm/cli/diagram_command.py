@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from agentfsm.cli.local_store import await_result, default_store_path, open_existing_store, store_option
+from agentfsm.cli.local_store import await_result, open_existing_store, store_option
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.reviewed_file import show_change
 from agentfsm.cli.run_report import RunReport
@@ -21,6 +21,7 @@ from agentfsm.diagrams.style import Theme
 from agentfsm.diagrams.view import LayoutName
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.records import Record, read_records
+from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
 from agentfsm.report.run_graph import graph_of_run, path_of_run
@@ -62,20 +63,20 @@ def write_run_diagram(report: RunReport, path: Path) -> Path:
     return write(report.result.graph, path, overlay=overlay)
 
 
-def load_records(run_id: str, store: Path | None, description: str) -> list[Record]:
+def load_records(run_id: str, store: StoreLocation, description: str) -> list[Record]:
     """The records of a run.
 
     Args:
         run_id: The run.
-        store: The store file; None for the default one.
+        store: The store.
         description: What it is if there is no such run, for the error.
 
     Raises:
         ConfigurationError: There is no such run.
         agentfsm.errors.JournalError: A record cannot be read.
     """
-    if not (store or default_store_path()).exists():
-        raise ConfigurationError(f"{run_id!r} is {description}: there is no store at {store or default_store_path()}")
+    if store.file is not None and not store.file.exists():
+        raise ConfigurationError(f"{run_id!r} is {description}: there is no store at {store.name}")
     rows = await_result(open_existing_store(store).records(run_id))
     if not rows:
         raise ConfigurationError(f"{run_id!r} is {description}")
@@ -101,7 +102,7 @@ class _OverlayOptions:
 
     run_id: str | None
     coverage: Path | None
-    path: Path | None
+    location: StoreLocation
 
 
 def _overlay_options(command: CommandFunction) -> CommandFunction:
@@ -195,7 +196,7 @@ def _load_picture(
 ) -> _Picture:
     """The graph that is named, else the run's, else the default loop; and what is drawn over it."""
     if overlay_opts.run_id is not None:
-        records = load_records(overlay_opts.run_id, overlay_opts.path, "not a run of the store")
+        records = load_records(overlay_opts.run_id, overlay_opts.location, "not a run of the store")
         graph = named_graph or graph_of_run(records)
         return _Picture(graph, path_of_run(records, graph), theme, layout)
     graph = named_graph or PRESETS["standard"].graph

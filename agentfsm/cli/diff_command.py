@@ -16,6 +16,7 @@ from agentfsm.cli.reviewed_file import write_reviewed
 from agentfsm.cli.user_code import load_graph
 from agentfsm.diagrams import DiffOverlay, write
 from agentfsm.errors import ConfigurationError
+from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
 from agentfsm.report.run_graph import graph_of_run
@@ -59,7 +60,7 @@ def diff(
     as_json: bool,
     markdown: bool,
     output: Path | None,
-    path: Path | None,
+    location: StoreLocation,
 ) -> None:
     """Compare the graph NEW with the graph OLD.
 
@@ -75,11 +76,11 @@ def diff(
         raise click.UsageError("give --json or --markdown, not both")
     if update and not old.endswith(".json"):
         raise click.UsageError(f"--update writes a JSON file, and {old!r} is none: name it NAME.json")
-    after = _load_any_graph(new, path)
+    after = _load_any_graph(new, location)
     if update and not Path(old).exists():
         write_reviewed(Path(old), format_reviewed(after))
         return
-    before = _load_any_graph(old, path)
+    before = _load_any_graph(old, location)
     difference = diff_graphs(before, after)
     shown = difference.markdown().rstrip("\n") if markdown else str(difference)
     click.echo(json.dumps(difference.to_dict(), indent=1) if as_json else shown)
@@ -93,7 +94,7 @@ def diff(
     ctx.exit(0 if difference.same or (difference.behaves_alike and not exact) else 1)
 
 
-def _load_any_graph(name: str, store: Path | None) -> Graph:
+def _load_any_graph(name: str, store: StoreLocation) -> Graph:
     """The graph that an argument of the command line names."""
     if name in PRESETS:
         return PRESETS[name].graph
@@ -113,6 +114,6 @@ def _graph_from_json(path: Path) -> Graph:
         raise ConfigurationError(f"{path} does not hold the table of a graph: {error}") from error
 
 
-def _graph_from_run(run_id: str, store: Path | None) -> Graph:
+def _graph_from_run(run_id: str, store: StoreLocation) -> Graph:
     expected = "not a graph (MODULE:GRAPH), a JSON file, a preset or a run of the store"
     return replace(graph_of_run(load_records(run_id, store, expected)), name=f"run {run_id}")

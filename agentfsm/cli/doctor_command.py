@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,10 +20,12 @@ import click
 import httpx
 
 from agentfsm.cli.console import open_console, single_line
-from agentfsm.cli.local_store import await_result, default_store_path, key_file, store_option, store_secrets
+from agentfsm.cli.local_store import await_result, key_file, open_existing_store, store_option, store_secrets
 from agentfsm.errors import AgentfsmError, ConfigurationError
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.sqlite.store_file import StoreFile
+from agentfsm.journal.store import Head
+from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.keys import SECRET_VARIABLE
 from agentfsm.models.providers import PROVIDERS, Provider, resolve_endpoint
 
@@ -73,7 +75,7 @@ Examples:
 @click.option("--offline", is_flag=True, help="Do not connect to the providers.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @store_option
-def doctor(offline: bool, as_json: bool, path: Path | None) -> None:
+def doctor(offline: bool, as_json: bool, location: StoreLocation) -> None:
     """Check the installation, the store and the providers, and say what to do about each problem.
 
     Checked are Python, the installed packages and extras, SQLite, Graphviz, the store with its lock and its secret, and
@@ -87,8 +89,8 @@ def doctor(offline: bool, as_json: bool, path: Path | None) -> None:
         *_check_packages(),
         *_check_sqlite(),
         *_check_graphviz(),
-        *_check_store(path or default_store_path()),
-        *_check_secret(path or default_store_path()),
+        *(_check_server(location) if location.file is None else _check_store(location.file)),
+        *_check_secret(location),
         *_check_providers(offline=offline),
     ]
     if as_json:
@@ -218,12 +220,7 @@ def _check_store(path: Path) -> Iterator[Finding]:
     except (AgentfsmError, OSError) as error:
         yield Finding("store", "problem", str(error), "restore a backup, or name another file with --store")
         return
-    waiting = sum(run.status == "suspended" for run in runs)
-    interrupted = sum(run.status == "running" and run.owner is None for run in runs)
-    yield Finding("store", "ok", f"{path}: {len(runs)} runs, {waiting} waiting for a person")
-    if interrupted:
-        advice = "agentfsm resume continues them, if no process that runs them is alive"
-        yield Finding("store", "note", f"{interrupted} interrupted runs", advice)
+    yield from _describe_runs(str(path), runs)
     if StoreFile(path).lock.held_by_other():
         yield Finding("store lock", "note", "another process writes to the store", "other processes can only read it")
     elif not os.access(path, os.W_OK):
@@ -233,17 +230,36 @@ def _check_store(path: Path) -> Iterator[Finding]:
         yield Finding("store mode", "warning", f"other users may read or change {path}", advice)
 
 
-def _check_secret(path: Path) -> Iterator[Finding]:
-    file = key_file(path)
+def _describe_runs(store: str, runs: Sequence[Head]) -> Iterator[Finding]:
+    waiting = sum(run.status == "suspended" for run in runs)
+    interrupted = sum(run.status == "running" and run.owner is None for run in runs)
+    yield Finding("store", "ok", f"{store}: {len(runs)} runs, {waiting} waiting for a person")
+    if interrupted:
+        advice = "agentfsm resume continues them, if no process that runs them is alive"
+        yield Finding("store", "note", f"{interrupted} interrupted runs", advice)
+
+
+def _check_server(location: StoreLocation) -> Iterator[Finding]:
     try:
-        found = store_secrets(path)
+        runs = await_result(open_existing_store(location).heads())
+    except AgentfsmError as error:
+        advice = "see that the server runs and the URL is right, or name another store with --store"
+        yield Finding("store", "problem", str(error), advice)
+        return
+    yield from _describe_runs(location.name, runs)
+
+
+def _check_secret(location: StoreLocation) -> Iterator[Finding]:
+    file = key_file(location)
+    try:
+        found = store_secrets(location)
     except ConfigurationError as error:
         yield Finding("secret", "problem", str(error), f"restore {file} from where you keep it")
         return
     if not found:
-        if path.exists():
+        if location.file is None or location.file.exists():
             advice = f"set {SECRET_VARIABLE} to that of the process that writes it; without it nothing can be resumed"
-            yield Finding("secret", "warning", f"there is none for {path}", advice)
+            yield Finding("secret", "warning", f"there is none for {location.name}", advice)
         else:
             yield Finding("secret", "note", "the first stored run creates a key file beside the store")
         return

@@ -1,4 +1,8 @@
-"""The store file that the commands use: its default path, ``--store``, opening it, and completion of run ids."""
+"""The store that the commands use: ``--store``, its default, opening it, its secret, and completion of run ids.
+
+Beside a SQLite file lie its secret and the log of its checkpoints. A store on a server has these two in the user's data
+folder.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +19,35 @@ import click
 from click.shell_completion import CompletionItem
 
 from agentfsm.errors import AgentfsmError, ConfigurationError
-from agentfsm.journal.sqlite import SqliteStore
-from agentfsm.journal.store import Head
-from agentfsm.journal.store_url import sqlite_path
+from agentfsm.journal.run_info import RunQuery
+from agentfsm.journal.store import Store
+from agentfsm.journal.store_url import StoreLocation, locate_store, open_store
 from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 
 __all__ = [
+    "STORE_HELP",
     "await_result",
     "checkpoint_log",
     "command_runner",
     "complete_run_id",
-    "default_store_path",
+    "default_store",
     "key_file",
     "open_existing_store",
     "open_store_for_writing",
+    "parse_store",
     "require_keyring",
-    "store_file",
     "store_keyring",
     "store_option",
     "store_secrets",
     "write_private",
 ]
 
+STORE_HELP = (
+    "The store: a file, or a URL such as sqlite:///runs.db or postgresql://HOST/DATABASE; default: agentfsm.db in your "
+    "data folder."
+)
+COMPLETED_RUNS = 200
+"""How many runs completion offers at most, the newest."""
 
 T = TypeVar("T")
 
@@ -55,102 +66,119 @@ def await_result(work: Coroutine[Any, Any, T]) -> T:
     return command_runner().run(work)
 
 
-def default_store_path() -> Path:
-    """``agentfsm.db`` in the user's data folder, unless ``AGENTFSM_STORE`` names another file.
-
-    Raises:
-        ConfigurationError: ``AGENTFSM_STORE`` is the URL of a store that is no file.
-    """
-    if override := os.environ.get("AGENTFSM_STORE"):
-        return sqlite_path(override)
+def data_folder() -> Path:
+    """The folder of agentfsm in the user's data folder."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Application Support"
     else:
         base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return base / "agentfsm" / "agentfsm.db"
+    return base / "agentfsm"
 
 
-def store_file(value: str | Path) -> Path:
-    """The file of a store that the command line names by its path or URL.
+def default_store() -> StoreLocation:
+    """``agentfsm.db`` in the user's data folder, unless ``AGENTFSM_STORE`` names another store.
 
     Raises:
-        click.BadParameter: It is the URL of a store that is no file, or a folder.
+        ConfigurationError: ``AGENTFSM_STORE`` is no URL of a store.
     """
+    return locate_store(os.environ.get("AGENTFSM_STORE") or data_folder() / "agentfsm.db")
+
+
+def parse_store(value: str | StoreLocation) -> StoreLocation:
+    """The store that the command line names by its path or URL.
+
+    Raises:
+        click.BadParameter: There is no such kind of store, or it is a folder.
+    """
+    if isinstance(value, StoreLocation):
+        return value
     try:
-        path = sqlite_path(value)
+        location = locate_store(value)
     except ConfigurationError as error:
         raise click.BadParameter(str(error)) from error
-    if path.is_dir():
-        raise click.BadParameter(f"{str(path)!r} is a folder")
-    return path
+    if location.file is not None and location.file.is_dir():
+        raise click.BadParameter(f"{str(location.file)!r} is a folder")
+    return location
 
 
 def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--store STORE``, which the command gets as ``path``."""
+    """Add ``--store STORE``, which the command gets as ``location``."""
     return click.option(
         "--store",
-        "path",
+        "location",
         metavar="STORE",
-        type=store_file,
+        type=parse_store,
+        default=default_store,
         envvar="AGENTFSM_STORE",
         show_envvar=True,
-        help="The store: a file, or a URL such as sqlite:///runs.db; default: agentfsm.db in your data folder.",
+        help=STORE_HELP,
     )(command)
 
 
-def open_existing_store(path: Path | None) -> SqliteStore:
-    """The store at a path, or the default one; it is closed when the command ends.
+def open_existing_store(location: StoreLocation) -> Store:
+    """The store at a location; it is closed when the command ends. A server is connected to by its first use.
 
     Raises:
         click.UsageError: There is no such file.
+        ConfigurationError: The URL cannot be read.
+        agentfsm.errors.MissingExtraError: The package for the server is not installed.
         agentfsm.errors.StoreError: The file cannot be opened as a store.
     """
-    file = path or default_store_path()
-    if not file.exists():
-        raise click.UsageError(f"there is no store at {file}")
-    return _close_with_command(SqliteStore(file))
+    if location.file is not None and not location.file.exists():
+        raise click.UsageError(f"there is no store at {location.name}")
+    return _close_with_command(open_store(location.url))
 
 
-def open_store_for_writing(path: Path) -> SqliteStore:
-    """The store at a path, created if it is missing and claimed by this process; it is closed when the command ends.
+def open_store_for_writing(location: StoreLocation) -> Store:
+    """The store at a location, created if it is missing and ready to be written; it is closed when the command ends.
 
     A new folder is readable by its owner only, because a store holds conversations.
 
     Raises:
-        agentfsm.errors.StoreError: The file cannot be opened as a store, or another process writes to it.
-        OSError: Its folder cannot be created.
+        ConfigurationError: The URL cannot be read.
+        agentfsm.errors.MissingExtraError: The package for the server is not installed.
+        agentfsm.errors.StoreError: It cannot be opened as a store or reached, or another process writes to the file.
+        OSError: The folder of its file cannot be created.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    store = _close_with_command(SqliteStore(path))
-    store.claim()  # fail before the first model call
+    if location.file is not None:
+        location.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    store = _close_with_command(open_store(location.url))
+    await_result(store.maintenance.prepare())  # fail before the first model call
     return store
 
 
-def key_file(path: Path) -> Path:
-    """The file with the secret of a store, beside it: ``agentfsm.db.key`` for ``agentfsm.db``."""
-    return path.with_name(f"{path.name}.key")
+def key_file(location: StoreLocation) -> Path:
+    """The file with the secret of a store: ``agentfsm.db.key`` beside ``agentfsm.db``."""
+    return _own_file(location, ".key")
 
 
-def checkpoint_log(path: Path) -> Path:
-    """The file with the log of a store's checkpoints, beside it: ``agentfsm.db.log`` for ``agentfsm.db``."""
-    return path.with_name(f"{path.name}.log")
+def checkpoint_log(location: StoreLocation) -> Path:
+    """The file with the log of a store's checkpoints: ``agentfsm.db.log`` beside ``agentfsm.db``."""
+    return _own_file(location, ".log")
 
 
-def store_secrets(path: Path, *, create: bool = False) -> list[bytes]:
+def _own_file(location: StoreLocation, suffix: str) -> Path:
+    if location.file is None:
+        return data_folder() / f"{location.slug}{suffix}"
+    return location.file.with_name(f"{location.file.name}{suffix}")
+
+
+def store_secrets(location: StoreLocation, *, create: bool = False) -> list[bytes]:
     """The secrets under which a store's journals are sealed, the current one first; empty if there is none.
 
-    They are ``AGENTFSM_SECRET``, if it is set, and the one in the store's key file.
+    They are ``AGENTFSM_SECRET``, if it is set, and the one in the store's key file. For a store on a server, processes
+    on other machines do not have that file: set the variable there.
 
     Args:
-        path: The store.
+        location: The store.
         create: Whether to create the key file if there is no secret yet. Only its owner can read it.
 
     Raises:
         ConfigurationError: The key file cannot be read or created, or is empty.
     """
-    file = key_file(path)
+    file = key_file(location)
     given = os.environ.get(SECRET_VARIABLE, "").strip().encode()
     found = [given] if given else []
     try:
@@ -175,6 +203,7 @@ def write_private(file: Path, content: bytes) -> None:
 
 def _create_key_file(file: Path) -> None:
     """Create a key file with a random secret, complete from the moment at which it has its name."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -187,47 +216,50 @@ def _create_key_file(file: Path) -> None:
         draft.unlink()
 
 
-def store_keyring(path: Path, *, create: bool = False) -> Keyring | None:
+def store_keyring(location: StoreLocation, *, create: bool = False) -> Keyring | None:
     """The keys of a store's secrets, or None if it has none; for the arguments and errors see ``store_secrets``."""
-    found = store_secrets(path, create=create)
+    found = store_secrets(location, create=create)
     return Keyring(found[0], found[1:]) if found else None
 
 
-def require_keyring(path: Path, *, create: bool = False) -> Keyring:
+def require_keyring(location: StoreLocation, *, create: bool = False) -> Keyring:
     """The keys under which a command writes to a store.
 
     Args:
-        path: The store.
+        location: The store.
         create: Whether to create the key file if there is no secret yet.
 
     Raises:
         ConfigurationError: The store has no secret, or its key file cannot be read or created, or is empty.
     """
-    keyring = store_keyring(path, create=create)
+    keyring = store_keyring(location, create=create)
     if keyring is None:
         raise ConfigurationError(
-            f"there is no secret for {path}: set {SECRET_VARIABLE} to that of the process that wrote it, or take its "
-            "runs over with agentfsm adopt"
+            f"there is no secret for {location.name}: set {SECRET_VARIABLE} to that of the process that wrote it, or "
+            "take its runs over with agentfsm adopt"
         )
     return keyring
 
 
-def _close_with_command(store: SqliteStore) -> SqliteStore:
+def _close_with_command(store: Store) -> Store:
     runner = command_runner()
     click.get_current_context().call_on_close(lambda: runner.run(store.aclose()))  # also when the command fails
     return store
 
 
 def complete_run_id(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The runs of the store whose ids start with what was typed, with their status."""
-    file: Path = ctx.params.get("path") or ctx.params.get("store") or default_store_path()
+    """The newest runs of the store whose ids start with what was typed, with their status."""
+    given: StoreLocation | None = ctx.params.get("location") or ctx.params.get("store")
     try:
-        heads = asyncio.run(_all_heads(file))
+        found = asyncio.run(_runs_with(given or default_store(), incomplete))
     except (AgentfsmError, OSError):  # completion has no place for an error; the command itself will report it
         return []
-    return [CompletionItem(head.run_id, help=head.status) for head in heads if head.run_id.startswith(incomplete)]
+    return [CompletionItem(run_id, help=status) for run_id, status in found]
 
 
-async def _all_heads(path: Path) -> list[Head]:
-    with SqliteStore(path) as store:
-        return await store.heads()
+async def _runs_with(location: StoreLocation, prefix: str) -> list[tuple[str, str]]:
+    if location.file is not None and not location.file.exists():
+        return []
+    async with open_store(location.url) as store:
+        page = await store.find_runs(RunQuery(run_id=prefix, limit=COMPLETED_RUNS))
+    return [(info.run_id, info.status) for info in page.runs]

@@ -15,9 +15,20 @@ import click
 from pydantic import SecretStr
 
 from agentfsm.cli.console import parse_json_object
-from agentfsm.cli.local_store import default_store_path, open_store_for_writing, store_file, store_secrets
+from agentfsm.cli.local_store import (
+    STORE_HELP,
+    await_result,
+    default_store,
+    key_file,
+    open_store_for_writing,
+    parse_store,
+    store_secrets,
+)
 from agentfsm.cli.user_code import load_graph, load_tools
 from agentfsm.errors import ConfigurationError, StoreError, StoreFormatError
+from agentfsm.journal.run_info import RunQuery
+from agentfsm.journal.store import Store
+from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.keys import SECRET_VARIABLE
 from agentfsm.loop.presets import PRESETS
@@ -132,7 +143,7 @@ class AgentCliOptions:
     graph: str | None
     max_iterations: int | None
     max_time: float | None
-    store: Path | None
+    store: StoreLocation | None
     no_store: bool
 
     def build_agent(self, *, require_store: bool = False) -> Agent:
@@ -184,7 +195,7 @@ class AgentCliOptions:
     def to_args(self) -> list[str]:
         """The options as command-line arguments, for a command that continues with the same agent.
 
-        The values of headers and the proxy are left out, since they may contain secrets.
+        The values of headers, the proxy, and the user and password of the store's URL are left out: secrets.
         """
         args: list[str] = []
         for each in fields(self):
@@ -199,6 +210,8 @@ class AgentCliOptions:
                 shown = [f"{text.partition(':')[0]}: ..." for text in self.header]
             elif each.name == "proxy":
                 shown = "..."
+            elif isinstance(value, StoreLocation):
+                shown = value.name
             for one in cast("Sequence[str]", shown) if isinstance(shown, (tuple, list)) else (shown,):
                 args += [f"--{each.name.replace('_', '-')}", str(one)]
         return args
@@ -257,41 +270,57 @@ def require_secret(feature: str) -> None:
         )
 
 
-def _build_host(path: Path | None, *, persist: bool, required: bool) -> Host:
+def _build_host(location: StoreLocation | None, *, persist: bool, required: bool) -> Host:
     """The host of a run at the command line.
 
     If the default store cannot be written, the run goes without one, with a warning: one file has one writer,
     so a second command at the same time is normal, and the data folder may be read-only.
 
     Args:
-        path: The store given by the user, or None for the default one.
+        location: The store given by the user, or None for the default one.
         persist: Whether to store the run at all.
         required: Whether the store is required, because the run to resume is in it.
 
     Raises:
         agentfsm.errors.StoreFormatError: The file is not a store.
+        ConfigurationError: The store is on a server, has runs, and there is no secret for it.
         agentfsm.errors.StoreError: A store that was named or is required cannot be used.
         OSError: The folder of such a store cannot be created.
     """
     from agentfsm.runtime.host import FileReplayGuard, Host
 
-    store = None
+    store, at = None, location or default_store()
     if persist:
         try:
-            store = open_store_for_writing(path or default_store_path())
+            store = open_store_for_writing(at)
         except StoreFormatError:
             raise
         except (StoreError, OSError) as error:
-            if required or path is not None:
+            if required or location is not None:
                 raise
             click.echo(f"agentfsm: this run is not stored: {error}", err=True)
-    found = [] if store is None else store_secrets(store.path, create=not required)
+    if store is not None and at.file is None and not required:
+        _require_known_secret(store, at)
+    found = [] if store is None else store_secrets(at, create=not required)
     secret = signing_secret()
     if secret is None:
         return Host(store=store, secret=found[0]) if found else Host(store=store)
     state_folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     used = os.environ.get(USED_RECORDS_VARIABLE) or state_folder / "agentfsm" / "used"
     return Host(store=store, secret=secret, old_secrets=found[1:], replay_guard=FileReplayGuard(used))
+
+
+def _require_known_secret(store: Store, location: StoreLocation) -> None:
+    """Check that there is a secret for a store on a server whose runs were sealed elsewhere: a new one would not fit.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if not store_secrets(location) and await_result(store.count_runs(RunQuery())):
+        raise ConfigurationError(
+            f"{location.name} has runs, and there is no secret here: set {SECRET_VARIABLE} to that of the processes "
+            f"that write it, or copy their key file to {key_file(location)}"
+        )
 
 
 def agent_options(command: CommandFunction) -> CommandFunction:
@@ -350,11 +379,11 @@ def agent_options(command: CommandFunction) -> CommandFunction:
             click.option("--max-time", type=float, metavar="SECONDS", help="Maximum active time."),
             click.option(
                 "--store",
-                type=store_file,
+                type=parse_store,
                 metavar="STORE",
                 envvar="AGENTFSM_STORE",
                 show_envvar=True,
-                help="The store: a file, or a URL such as sqlite:///runs.db; default: agentfsm.db in your data folder.",
+                help=STORE_HELP,
             ),
             click.option("--no-store", is_flag=True, help="Do not store the run."),
         ],

@@ -20,8 +20,9 @@ from agentfsm.cli.local_store import (
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.journal.redact import Occurrence, RunFilter, TextRedaction, files_with_text, find_text, redact_text
 from agentfsm.journal.redact import redact as redact_field
-from agentfsm.journal.sqlite import SqliteStore
-from agentfsm.journal.sqlite.sqlite_orphans import truncate_wal
+from agentfsm.journal.sqlite.sqlite_damage import truncate_wal
+from agentfsm.journal.store import Store
+from agentfsm.journal.store_url import StoreLocation
 
 __all__ = ["redact"]
 
@@ -66,7 +67,7 @@ Examples:
 @store_option
 @click.pass_context
 def redact(
-    ctx: click.Context, run_id: str | None, field: str | None, wanted: TextOptions, by: str, path: Path | None
+    ctx: click.Context, run_id: str | None, field: str | None, wanted: TextOptions, by: str, location: StoreLocation
 ) -> None:
     """Delete a FIELD of RUN, or with --text every value that has a text. Nothing can bring it back.
 
@@ -86,19 +87,19 @@ def redact(
     if wanted.text:
         if run_id is not None:
             raise click.UsageError("give RUN and FIELD, or --text (--run selects a run to search)")
-        ctx.exit(_redact_text(wanted, by, path))
+        ctx.exit(_redact_text(wanted, by, location))
     if run_id is None or field is None:
         raise click.UsageError("give RUN and FIELD, or --text")
-    store = open_existing_store(path)
-    deleted = await_result(redact_field(store, run_id, field, require_keyring(store.path), by))
-    _finish(store)
+    store = open_existing_store(location)
+    deleted = await_result(redact_field(store, run_id, field, require_keyring(location), by))
+    _finish(store, location)
     click.echo(f"{deleted} value{'s' * (deleted != 1)} deleted")
 
 
-def _redact_text(wanted: TextOptions, by: str, path: Path | None) -> int:
+def _redact_text(wanted: TextOptions, by: str, location: StoreLocation) -> int:
     """Find a text, ask, and delete it; returns the exit code."""
-    store = open_existing_store(path)
-    keyring, runs = require_keyring(store.path), RunFilter(wanted.run, wanted.session, wanted.tag)
+    store = open_existing_store(location)
+    keyring, runs = require_keyring(location), RunFilter(wanted.run, wanted.session, wanted.tag)
     found = await_result(find_text(store, wanted.text, keyring, runs))
     if not wanted.as_json:
         _print_found(found)
@@ -107,8 +108,8 @@ def _redact_text(wanted: TextOptions, by: str, path: Path | None) -> int:
         remaining = TextRedaction((), tuple(found))
     else:
         remaining = await_result(redact_text(store, wanted.text, keyring, runs=runs, by=by))
-    _finish(store)
-    files = files_with_text(_files_beside(store.path), wanted.text)
+    _finish(store, location)
+    files = files_with_text(_files_beside(location.file), wanted.text)
     if wanted.as_json:
         click.echo(json.dumps(_as_data(remaining, files), indent=1))
     elif not wanted.dry_run:
@@ -122,11 +123,17 @@ def _confirmed(found: Sequence[Occurrence]) -> bool:
     return click.confirm(f"{said} No run can be resumed or replayed past these records", err=True)
 
 
-def _finish(store: SqliteStore) -> None:
-    """Close the store, and say if its log may still have what was deleted."""
-    truncated = truncate_wal(store.path)
+def _finish(store: Store, location: StoreLocation) -> None:
+    """Close the store, and say if it may still have what was deleted."""
+    truncated = location.file is not None and truncate_wal(location.file)
     await_result(store.aclose())
-    if not truncated:
+    if location.file is None:
+        click.echo(
+            "agentfsm: the server keeps deleted values in dead rows until VACUUM FULL agentfsm.journal, "
+            "agentfsm.run_info, and in its log and backups for as long as it keeps those",
+            err=True,
+        )
+    elif not truncated:
         click.echo(
             "agentfsm: another program has the store open; until it closes the store, the file may contain the deleted "
             "values",
@@ -134,8 +141,11 @@ def _finish(store: SqliteStore) -> None:
         )
 
 
-def _files_beside(store: Path) -> list[Path]:
-    """The store's own files, and copies beside it."""
+def _files_beside(store: Path | None) -> list[Path]:
+    """The own files of a store in a file, and copies beside it."""
+    if store is None:
+        return []
+    store = store.absolute()
     try:
         return sorted(each for each in store.parent.iterdir() if each.name.startswith(store.stem) and each.is_file())
     except OSError:

@@ -21,6 +21,7 @@ from agentfsm.journal.records import SealedRecord, is_kind, open_record, read_li
 from agentfsm.journal.replay import Divergence, Replay, ReplayTotals
 from agentfsm.journal.replay import replay as replay_run
 from agentfsm.journal.store import Store, consistent_read
+from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, VerificationReport, verify_export
 from agentfsm.journal.verification import verify as verify_run
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
@@ -64,7 +65,7 @@ def replay(
     limits: dict[str, Any],
     files: tuple[Path, ...],
     as_json: bool,
-    path: Path | None,
+    location: StoreLocation,
 ) -> None:
     """Replay the recorded outcomes of RUNs, or of all runs; no model and no tool is called.
 
@@ -85,7 +86,7 @@ def replay(
     if files:
         journals = {str(file): partial(_read_export, file) for file in files}
     else:
-        store = open_existing_store(path)
+        store = open_existing_store(location)
         names = run_ids or tuple(head.run_id for head in await_result(store.heads()) if head.seq)
         journals = {name: partial(_read_stored, store, name, bool(run_ids)) for name in names}
     found: list[Replay | None] = []

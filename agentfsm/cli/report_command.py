@@ -33,6 +33,7 @@ from agentfsm.errors import StoreError
 from agentfsm.journal.checkpoint import Checkpoint
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Store
+from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, VerificationReport
 from agentfsm.report.findings import Findings, ReportedRun
 from agentfsm.report.markdown_report import run_markdown
@@ -123,7 +124,7 @@ def report(
     form: _FormatOptions,
     period: _PeriodOptions,
     witness: CheckpointOptions,
-    path: Path | None,
+    location: StoreLocation,
 ) -> None:
     """Report on RUNs in one file that needs no network: for a reviewer or an auditor, now or years later.
 
@@ -142,7 +143,7 @@ def report(
         raise click.UsageError("name RUNs, or give --all, or --tool, --since and --until")
     if form.markdown and wanted is not None:
         raise click.UsageError("--markdown is for runs: a list of decisions is HTML or PDF")
-    runs, findings = _collect(run_ids, wanted, witness, path)
+    runs, findings = _collect(run_ids, wanted, witness, location)
     if form.markdown:
         content = run_markdown(runs, findings).encode()
     else:
@@ -159,19 +160,19 @@ def report(
 
 
 def _collect(
-    run_ids: tuple[str, ...], wanted: DecisionFilter | None, witness: CheckpointOptions, path: Path | None
+    run_ids: tuple[str, ...], wanted: DecisionFilter | None, witness: CheckpointOptions, location: StoreLocation
 ) -> tuple[list[ReportedRun], Findings]:
     """The runs with what their verification found, and what is wrong with the store.
 
     Of a run without a decision that is wanted, the records are not kept.
     """
-    store = open_existing_store(path)
-    keyring, signed = store_keyring(store.path), witness.read()
-    hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(store.path))
+    store = open_existing_store(location)
+    keyring, signed = store_keyring(location), witness.read()
+    hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(location))
     problems = [VerificationReport("(log)", TAMPERED, 0, None, changed)] if changed else []
     runs: list[ReportedRun] = []
     stored = {head.run_id for head in await_result(store.heads())}
-    for found in map(with_doubt, verify_runs(run_ids, None, store.path, hashes, keyring)):
+    for found in map(with_doubt, verify_runs(run_ids, None, location, hashes, keyring)):
         if found.run_id in stored or found.run_id in run_ids:
             run_id = str(found.run_id)  # somebody may have changed the type of an id
             run = ReportedRun(run_id, _read_records(store, found.run_id), found)
@@ -180,7 +181,7 @@ def _collect(
         else:
             problems.append(found)
     return runs, Findings(
-        store=store.path.name,
+        store=location.name if location.file is None else location.file.name,
         key_ids=() if keyring is None else tuple(keyring.key_ids),
         checkpoint="" if signed is None else _describe_checkpoint(signed),
         unchecked=tuple(unchecked_lines(keyring, signed)),

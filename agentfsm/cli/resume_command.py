@@ -14,7 +14,7 @@ from rich.text import Text
 from agentfsm.agent import Agent
 from agentfsm.agent.resume import require_store
 from agentfsm.cli.console import CliConsole, open_console, shorten
-from agentfsm.cli.local_store import await_result, complete_run_id, default_store_path
+from agentfsm.cli.local_store import await_result, complete_run_id, default_store
 from agentfsm.cli.options import (
     AgentCliOptions,
     CommandFunction,
@@ -411,7 +411,7 @@ def _build_agent_with_store(agent_opts: AgentCliOptions, run_id: str | None) -> 
     run = "" if run_id is None else f": no run {run_id!r}"
     if agent_opts.no_store:
         raise click.UsageError(f"there are no runs without a store{run}")
-    path = agent_opts.store or default_store_path()
-    if not path.exists():
-        raise click.UsageError(f"there is no store at {path}{run}")
+    location = agent_opts.store or default_store()
+    if location.file is not None and not location.file.exists():
+        raise click.UsageError(f"there is no store at {location.name}{run}")
     return agent_opts.build_agent(require_store=True)

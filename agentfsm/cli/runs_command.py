@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import click
@@ -30,6 +29,7 @@ from agentfsm.journal.records import Record, SealedRecord, export_lines, read_re
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.run_info import RunInfo, RunQuery
 from agentfsm.journal.store import Head, Store
+from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.messages import Usage
 from agentfsm.loop.quorum import Actor
 from agentfsm.testing.evaluation import CaseEnding, case_of_run
@@ -117,7 +117,7 @@ def _search_options(command: CommandFunction) -> CommandFunction:
 @_search_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @store_option
-def runs(search: _Search, as_json: bool, path: Path | None) -> None:
+def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
     """List the runs of a store, the newest first.
 
     Each line has the run's id, its status, when it started (UTC), how long it took, what it cost, what was asked, and
@@ -128,7 +128,7 @@ def runs(search: _Search, as_json: bool, path: Path | None) -> None:
 
     A run that is "running" without an owner was interrupted: agentfsm resume continues it.
     """
-    store = open_existing_store(path)
+    store = open_existing_store(location)
     page = await_result(store.find_runs(search.query()))
     for info in page.runs:
         head = await_result(store.head(info.run_id))
@@ -140,7 +140,7 @@ def runs(search: _Search, as_json: bool, path: Path | None) -> None:
             click.echo(_run_line(info, request))
     if not page.runs:
         which = "" if search.status is None else f"{search.status} "
-        click.echo(f"agentfsm: there is no {which}run in {store.path}", err=True)
+        click.echo(f"agentfsm: there is no {which}run in {location.name}", err=True)
     elif page.next:
         click.echo(f"agentfsm: there are more: --after {page.next}", err=True)
 
@@ -209,13 +209,13 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per record.")
 @store_option
 @click.pass_context
-def show(ctx: click.Context, run_id: str, as_json: bool, path: Path | None) -> None:
+def show(ctx: click.Context, run_id: str, as_json: bool, location: StoreLocation) -> None:
     """Show RUN record by record: transitions, the guards evaluated before them, failures, effects and times.
 
     A record that cannot be read is reported in its place, and the exit code is 1; agentfsm verify says what was
     changed.
     """
-    rows = await_result(open_existing_store(path).records(run_id))
+    rows = await_result(open_existing_store(location).records(run_id))
     graph: Any = {}
     readable, redacted = True, False
     for row in rows:
@@ -374,7 +374,7 @@ Examples:
 @click.argument("run_id", metavar="RUN", shell_complete=complete_run_id)
 @click.option("--case", metavar="NAME", help="Write it as a case for agentfsm eval instead, with this name.")
 @store_option
-def export(run_id: str, case: str | None, path: Path | None) -> None:
+def export(run_id: str, case: str | None, location: StoreLocation) -> None:
     """Write the journal of RUN to stdout as JSON lines, each record exactly as it was hashed.
 
     agentfsm verify --file checks such a file; so does examples/verify_journal.py, with Python's standard library
@@ -382,7 +382,7 @@ def export(run_id: str, case: str | None, path: Path | None) -> None:
 
     --case writes one line for agentfsm eval: what was asked, how the run ended, and the tools that it called.
     """
-    records = await_result(open_existing_store(path).records(run_id))
+    records = await_result(open_existing_store(location).records(run_id))
     if case is None:
         for line in export_lines(records):
             click.echo(line, nl=False)
@@ -405,7 +405,7 @@ Examples:
 @click.option("--at", required=True, type=int, metavar="SEQ", help="The last record that the new run shares with RUN.")
 @click.option("--as", "new_id", metavar="ID", help="The new run's id; default: a random one.")
 @store_option
-def fork(run_id: str, at: int, new_id: str | None, path: Path | None) -> None:
+def fork(run_id: str, at: int, new_id: str | None, location: StoreLocation) -> None:
     """Start a new run from RUN as it was after record SEQ, and print its id; agentfsm resume continues it.
 
     What RUN did up to that record is not done again.
@@ -413,8 +413,8 @@ def fork(run_id: str, at: int, new_id: str | None, path: Path | None) -> None:
     fork_id = secrets.token_hex(8) if new_id is None else new_id
     if not fork_id.strip() or not fork_id.isprintable():
         raise click.BadParameter(f"{fork_id!r} is not a valid id", param_hint="--as")
-    store = open_existing_store(path)
-    await_result(fork_run(store, run_id, at, fork_id, require_keyring(store.path)))
+    store = open_existing_store(location)
+    await_result(fork_run(store, run_id, at, fork_id, require_keyring(location)))
     await_result(store.aclose())
     click.echo(fork_id)
 
@@ -430,14 +430,14 @@ Examples:
 @click.argument("run_ids", metavar="[RUN]...", nargs=-1, shell_complete=complete_run_id)
 @click.option("--by", default="", metavar="NAME", help="Who trusts the runs; recorded in their journals.")
 @store_option
-def adopt(run_ids: tuple[str, ...], by: str, path: Path | None) -> None:
+def adopt(run_ids: tuple[str, ...], by: str, location: StoreLocation) -> None:
     """Seal RUNs, or all runs of a store, as they are, under the store's secret, so that they can be resumed.
 
     For journals of an earlier release, which are not sealed, and for those whose secret is lost. Whoever could write
     the file may have changed them: adopt only what you trust. What was approved and has not run yet is asked again.
     """
-    store = open_existing_store(path)
-    keyring = require_keyring(store.path, create=True)
+    store = open_existing_store(location)
+    keyring = require_keyring(location, create=True)
     for run_id in run_ids or [head.run_id for head in await_result(store.heads()) if head.seq]:
         adopted = await_result(adopt_run(store, run_id, keyring, by))
         click.echo(single_line(f"{run_id}  {'adopted' if adopted else 'was sealed already'}"))

@@ -17,7 +17,6 @@ from agentfsm.cli.local_store import (
     await_result,
     checkpoint_log,
     complete_run_id,
-    default_store_path,
     open_existing_store,
     store_keyring,
     store_option,
@@ -26,7 +25,8 @@ from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.checkpoint import Checkpoint, CheckpointLog, read_checkpoint, write_checkpoint
-from agentfsm.journal.sqlite.sqlite_orphans import find_orphans, find_schema_changes
+from agentfsm.journal.maintenance import Damage
+from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.verification import (
     GOOD,
     OPEN,
@@ -124,7 +124,7 @@ def verify(
     proof: bool,
     agent: str | None,
     as_json: bool,
-    path: Path | None,
+    location: StoreLocation,
 ) -> None:
     """Verify RUNs, or all runs of a store: the hash chain is intact, and every transition was legal.
 
@@ -149,16 +149,16 @@ def verify(
     keyring: Keyring | None = None
     signed: Checkpoint | None = None
     try:
-        keyring = _read_keyring(None if export_file is not None else path or default_store_path())
+        keyring = _read_keyring(None if export_file is not None else location)
         signed = witness.read()
-        hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(path or default_store_path()))
+        hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(location))
         if changed:
             codes.add(TAMPERED)
             _print_report(VerificationReport("(log)", TAMPERED, 0, None, changed), as_json)
-        for report in map(with_doubt, verify_runs(run_ids, export_file, path, hashes, keyring)):
+        for report in map(with_doubt, verify_runs(run_ids, export_file, location, hashes, keyring)):
             codes.add(report.code)
             _print_report(report, as_json)
-            if proof and report.code in (GOOD, OPEN) and not _print_proof(report.run_id, path, maker):
+            if proof and report.code in (GOOD, OPEN) and not _print_proof(report.run_id, location, maker):
                 codes.add(TAMPERED)
     except UnknownRunError:
         raise
@@ -173,7 +173,7 @@ def verify(
 def verify_runs(
     run_ids: tuple[str, ...],
     export_file: Path | None,
-    path: Path | None,
+    location: StoreLocation,
     hashes: CheckpointHashes | None,
     keyring: Keyring | None,
 ) -> Iterator[VerificationReport]:
@@ -182,7 +182,7 @@ def verify_runs(
     Args:
         run_ids: The runs; empty for all.
         export_file: An exported journal to verify instead of a store.
-        path: The store file; None for the default one.
+        location: The store.
         hashes: What a checkpoint signed, or None if there is none.
         keyring: The keys of the host that wrote the runs, or None.
 
@@ -194,8 +194,8 @@ def verify_runs(
     if export_file is not None:
         yield verify_export(_read_text(export_file), hashes, keyring)
         return
-    store = open_existing_store(path)
-    yield from find_schema_changes(store.path)
+    store = open_existing_store(location)
+    yield from map(_as_report, await_result(store.maintenance.schema_damage()))
     stored = [head.run_id for head in await_result(store.heads())]
     wanted = list(run_ids) or [*stored, *(hashes or {})]
     for run_id in dict.fromkeys(wanted):
@@ -207,12 +207,16 @@ def verify_runs(
             yield VerificationReport(str(run_id), TAMPERED, 0, None, f"its journal is missing: {error}")
     if run_ids:
         return
-    yield from find_orphans(store.path)
+    yield from map(_as_report, await_result(store.maintenance.row_damage()))
     if not stored and keyring is not None and hashes is None:
         reason = "there is no run, but a secret: only a checkpoint can tell whether there was one"
         yield VerificationReport("(store)", UNVERIFIABLE, 0, None, reason)
     if not stored:
-        click.echo(f"agentfsm: there is no run in {store.path}", err=True)
+        click.echo(f"agentfsm: there is no run in {location.name}", err=True)
+
+
+def _as_report(damage: Damage) -> VerificationReport:
+    return VerificationReport(damage.where, TAMPERED, damage.records, damage.seq, damage.reason)
 
 
 def _read_log(file: Path) -> CheckpointLog:
@@ -274,10 +278,10 @@ def unchecked_lines(keyring: Keyring | None, signed: Checkpoint | None) -> list[
     return unchecked
 
 
-def _read_keyring(path: Path | None) -> Keyring | None:
-    """The keys of the store at a path, or without one those of ``AGENTFSM_SECRET``; None if there is no secret."""
-    if path is not None:
-        return store_keyring(path)
+def _read_keyring(location: StoreLocation | None) -> Keyring | None:
+    """The keys of a store, or without one those of ``AGENTFSM_SECRET``; None if there is no secret."""
+    if location is not None:
+        return store_keyring(location)
     given = os.environ.get(SECRET_VARIABLE, "").strip()
     return Keyring(given.encode()) if given else None
 
@@ -296,11 +300,11 @@ def _load_agent(name: str) -> Agent[Any, Any]:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def _print_proof(run_id: str, path: Path | None, agent: Agent | None) -> bool:
+def _print_proof(run_id: str, location: StoreLocation, agent: Agent | None) -> bool:
     """Print whether a run stayed inside the model of its proofs; False if it did not."""
     from agentfsm.testing.stored_proof import check_stored_run  # loads the model checker
 
-    check = check_stored_run(await_result(open_existing_store(path).records(run_id)), agent)
+    check = check_stored_run(await_result(open_existing_store(location).records(run_id)), agent)
     if check.inside is None:
         click.echo(single_line(f"  not checked against its proofs: {check.reason}"))
     elif check.inside:
@@ -355,7 +359,7 @@ def checkpoint(
     log_file: Path | None,
     after: Path | None,
     proof: Path | None,
-    path: Path | None,
+    location: StoreLocation,
 ) -> None:
     """Write a signed checkpoint of all runs to stdout. Keep it apart from the store.
 
@@ -370,8 +374,10 @@ def checkpoint(
     """
     if proof is not None and after is None:
         raise click.UsageError("--proof goes with --after")
-    store, secret_key = open_existing_store(path), key.read_bytes()
-    log_path = log_file or checkpoint_log(store.path)
+    store, secret_key = open_existing_store(location), key.read_bytes()
+    log_path = log_file or checkpoint_log(location)
+    if log_file is None:
+        log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     before, heads = _read_log(log_path), await_result(store.heads())
     old = None if after is None else read_checkpoint(after.read_text("utf-8", "replace"), secret_key)
     if old is not None and not before.begins_with(old):
@@ -380,7 +386,7 @@ def checkpoint(
     signed = {run_id: dict(hashes) for run_id, hashes in before.hashes(len(before)).items()}
     for head in heads:  # what is signed is what is verified
         signed.setdefault(head.run_id, {}).setdefault(head.seq, head.hash)
-    for report in map(with_doubt, verify_runs((), None, path, signed, store_keyring(store.path))):
+    for report in map(with_doubt, verify_runs((), None, location, signed, store_keyring(location))):
         if report.code not in (GOOD, OPEN):
             problem = f"run {report.run_id!r}: {report.reason}; agentfsm verify shows everything that is wrong"
             click.echo(f"agentfsm: not signed, because the store does not verify: {problem}", err=True)

@@ -10,12 +10,13 @@ from weakref import ReferenceType, ref
 
 from agentfsm.errors import RunExistsError, StaleLease, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
+from agentfsm.journal.maintenance import Damage
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
 from agentfsm.loop.keys import Keyring
 
-__all__ = ["MemoryStore"]
+__all__ = ["MemoryMaintenance", "MemoryStore"]
 
 
 @dataclass
@@ -39,11 +40,31 @@ class _StoredRun:
         return replace(head, row=row, mac=seal_row(self.keyring, row))
 
 
+class MemoryMaintenance:
+    """Maintains a store in memory."""
+
+    async def prepare(self) -> None:
+        """Do nothing: it can always be written."""
+
+    async def schema_damage(self) -> list[Damage]:
+        """None: there is no schema."""
+        return []
+
+    async def row_damage(self) -> list[Damage]:
+        """None: nobody else can write here."""
+        return []
+
+
 class MemoryStore:
-    """Stores journals in memory, for as long as the process runs."""
+    """Stores journals in memory, for as long as the process runs.
+
+    Attributes:
+        maintenance: What is done to the store as a whole.
+    """
 
     def __init__(self) -> None:
         self._runs: dict[str, _StoredRun] = {}
+        self.maintenance = MemoryMaintenance()
 
     async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
         """Acquire the lease of a run; see ``Store.acquire``."""

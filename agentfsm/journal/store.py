@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Literal, Protocol, Self, TypeVar
 
+from agentfsm.journal.maintenance import StoreMaintenance
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.loop.keys import KeyPurpose, Keyring
@@ -90,6 +91,11 @@ class Lease:
 
 class Store(Protocol):
     """Stores journals. A write is durable when its await returns. Nothing that it does blocks the event loop."""
+
+    @property
+    def maintenance(self) -> StoreMaintenance:
+        """What is done to the store as a whole."""
+        ...
 
     async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
         """Acquire the lease of a run, in a new epoch.

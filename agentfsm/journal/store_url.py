@@ -1,7 +1,10 @@
-"""``open_store``: the store that a URL names."""
+"""``open_store``: the store that a URL names, and ``locate_store``: where that is, without opening it."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
@@ -9,11 +12,33 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store import Store
 
-__all__ = ["open_store", "sqlite_path"]
+__all__ = ["StoreLocation", "locate_store", "open_store"]
 
 _FORMS = "sqlite:///runs.db (relative), sqlite:////var/lib/runs.db (absolute), postgresql://HOST/DATABASE, memory:"
 _LEVELS = ("full", "normal")
+_POSTGRES = ("postgresql", "postgres")
 _POSTGRES_OPTIONS = ("liveness", "lease_s", "wait_s")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLocation:
+    """Where a store is.
+
+    Attributes:
+        url: What ``open_store`` opens; it may have a password.
+        name: What it is called in messages and in the names of files: without user and password.
+        file: The file of a SQLite store; None for a store on a server.
+    """
+
+    url: str | Path
+    name: str
+    file: Path | None = None
+
+    @property
+    def slug(self) -> str:
+        """A name for files that belong to a store on a server: the same for each user, and for no other database."""
+        readable = re.sub(r"[^A-Za-z0-9.]+", "-", self.name).strip("-")[:60]
+        return f"{readable}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
 
 
 def open_store(url: str | Path) -> Store:
@@ -44,7 +69,7 @@ def open_store(url: str | Path) -> Store:
             if parts.netloc or parts.path or parts.query or parts.fragment:
                 raise ConfigurationError(f"{url!r} is not the URL of a store in memory, which is 'memory:'")
             return MemoryStore()
-        case "postgresql" | "postgres":
+        case scheme if scheme in _POSTGRES:
             return _postgres_store(parts)
         case _:
             from agentfsm.journal.sqlite import SqliteStore
@@ -53,25 +78,34 @@ def open_store(url: str | Path) -> Store:
             return SqliteStore(path, synchronous="normal" if level == "normal" else "full")
 
 
-def sqlite_path(url: str | Path) -> Path:
-    """The file of a SQLite store, for what is kept beside it: its secret, and the log of its checkpoints.
+def locate_store(url: str | Path) -> StoreLocation:
+    """Where the store is that a URL names, without opening it.
 
     Args:
-        url: The URL, or the path.
+        url: The URL, or the path of a SQLite file.
 
     Raises:
-        ConfigurationError: It is the URL of another store, or of none.
+        ConfigurationError: It is no URL of a store that this release has, or that of a store in memory, which is in
+            no place.
     """
     parts = _split(url)
-    if parts.scheme in ("postgresql", "postgres"):
-        raise ConfigurationError(
-            "the command line works on SQLite files; a store on PostgreSQL is opened in Python, with open_store(url)"
-        )
+    if parts.scheme in _POSTGRES:
+        return StoreLocation(url, _server_name(parts))
     if parts.scheme == "memory":
         raise ConfigurationError(
-            "a store in memory is that of one process, and no file: name a file, or sqlite:///FILE"
+            "a store in memory is that of one process: name a file, sqlite:///FILE or postgresql://HOST/DATABASE"
         )
-    return _sqlite_file(parts, str(url))[0]
+    file = _sqlite_file(parts, str(url))[0]
+    return StoreLocation(url, str(file), file)
+
+
+def _server_name(parts: SplitResult) -> str:
+    """Host, port and database of a PostgreSQL URL, each as libpq takes it: from the URL or from its parameters."""
+    query = dict(parse_qsl(parts.query))
+    host = query.get("host") or unquote(parts.netloc.rpartition("@")[2]) or "localhost"
+    port = f":{query['port']}" if "port" in query else ""
+    database = query.get("dbname") or unquote(parts.path.removeprefix("/")) or query.get("user") or parts.username
+    return f"postgresql://{host}{port}/{database or ''}"
 
 
 def _split(url: str | Path) -> SplitResult:

@@ -12,6 +12,7 @@ import pytest
 
 from agentfsm import SqliteStore
 from agentfsm.cli.local_store import store_keyring
+from agentfsm.journal.store_url import locate_store
 from tests.cli.conftest import Cli
 from tests.cli.test_run_command import TOOLS
 from tests.helpers.fake_model_server import FakeModelServer, fake_model_server, text_output, tool_call_output
@@ -66,7 +67,7 @@ def start_run(cli: Cli, folder: Path, *more: str, interrupted: bool = False) -> 
     store = SqliteStore(folder / "runs.db")
 
     async def write_records() -> None:
-        lease = await store.acquire(run_id, "gone", new=True, keyring=store_keyring(store.path))
+        lease = await store.acquire(run_id, "gone", new=True, keyring=store_keyring(locate_store(store.path)))
         await store.append(lease, rows, "running")
         await store.release(lease)
 

@@ -31,7 +31,7 @@ from agentfsm.journal.journal_writer import LISTED_EVERY_S
 from agentfsm.journal.rebuild import compute_run_info, rebuild_run_info
 from agentfsm.journal.redact import redact
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
-from agentfsm.journal.sqlite.sqlite_orphans import find_orphans, find_schema_changes
+from agentfsm.journal.sqlite.sqlite_damage import find_row_damage, find_schema_damage
 from agentfsm.journal.verification import GOOD, verify_stored_run
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.messages import Message, Reply
@@ -233,7 +233,7 @@ def test_a_file_of_an_earlier_release_is_listed_at_once_and_in_full_when_it_was_
             assert [info.run_id for info in asyncio.run(store.find_runs(RunQuery(tag="demo", actor="ann"))).runs] == [
                 "finished"
             ]
-    assert find_schema_changes(path) == find_orphans(path) == []
+    assert find_schema_damage(path) == find_row_damage(path) == []
 
 
 def test_a_changed_type_in_a_listing_is_found(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_changed_type_in_a_listing_is_found(tmp_path: Path) -> None:
         finish(agent(store, "ok").run("Go.", run_id="r"))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE run_info SET prompt = x'00'")
-    assert [report.reason for report in find_orphans(path)] == ["a value has another type than every release wrote"]
+    assert [report.reason for report in find_row_damage(path)] == ["a value has another type than every release wrote"]
 
 
 @pytest.mark.parametrize("query", [{"limit": 0}, {"after": "r1"}, {"after": "-1"}, {"after": "9" * 19}])

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from agentfsm import Agent, ConfigurationError, Host, MemoryStore, SqliteStore, open_store
 from agentfsm.cli.app import app
-from agentfsm.journal.store_url import sqlite_path
+from agentfsm.journal.store_url import locate_store
 from agentfsm.testing import ScriptedModel
 
 
@@ -29,7 +29,7 @@ from agentfsm.testing import ScriptedModel
     ],
 )
 def test_a_url_or_a_path_names_a_file(url: str | Path, path: str) -> None:
-    assert sqlite_path(url) == Path(path)
+    assert locate_store(url).file == Path(path)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,15 @@ from psycopg import AsyncConnection
 
 from agentfsm.errors import StoreError, StoreFormatError, StoreFullError
 
-__all__ = ["SCHEMA_VERSION", "as_store_error", "create_schema", "read_version"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "TABLES",
+    "TRIGGERS",
+    "as_store_error",
+    "create_schema",
+    "read_version",
+    "require_current",
+]
 
 SCHEMA_VERSION = 2
 """1: the first one; 2: with columns that list runs. The first write creates it or brings it up to date, and so does
@@ -86,6 +94,25 @@ _MIGRATIONS: tuple[LiteralString, ...] = (
 )
 """What leads from each version to the next; the first one from an empty schema."""
 
+TABLES = ("journal", "owner", "run", "run_info", "version")
+"""The tables of the schema."""
+
+_REFUSE = "BEGIN RAISE EXCEPTION 'a journal is append-only'; END"
+
+TRIGGERS = {
+    "journal_keeps_what_it_has": (
+        "CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF run, seq, body, hash, mac ON agentfsm.journal"
+        " FOR EACH ROW EXECUTE FUNCTION agentfsm.refuse()",
+        _REFUSE,
+    ),
+    "journal_loses_nothing": (
+        "CREATE TRIGGER journal_loses_nothing BEFORE DELETE OR TRUNCATE ON agentfsm.journal"
+        " FOR EACH STATEMENT EXECUTE FUNCTION agentfsm.refuse()",
+        _REFUSE,
+    ),
+}
+"""The triggers of the schema by name: their definition, and the code of their function, as the server has them."""
+
 
 async def read_version(db: AsyncConnection[Any]) -> int:
     """The version of the schema; 0 if there is none.
@@ -107,6 +134,24 @@ async def read_version(db: AsyncConnection[Any]) -> int:
             f"version {SCHEMA_VERSION}: install a newer one"
         )
     return version
+
+
+async def require_current(db: AsyncConnection[Any]) -> None:
+    """Check that the schema is that of this release.
+
+    Args:
+        db: A connection to a database that has the schema.
+
+    Raises:
+        StoreFormatError: An earlier release wrote it, or a newer one.
+    """
+    version = await read_version(db)
+    if version != SCHEMA_VERSION:
+        raise StoreFormatError(
+            f"the schema agentfsm of {db.info.dbname!r} has version {version}, and this release of agentfsm reads "
+            f"version {SCHEMA_VERSION}: bring it up to date with agentfsm store migrate; processes of the earlier "
+            "release can then no longer use it"
+        )
 
 
 async def create_schema(db: AsyncConnection[Any]) -> int:

@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from agentfsm.errors import StoreError
-from agentfsm.journal.postgres.postgres_schema import SCHEMA_VERSION, as_store_error, create_schema, read_version
+from agentfsm.journal.postgres.postgres_schema import as_store_error, create_schema, read_version, require_current
 
 __all__ = ["Connection", "Liveness", "PostgresSession", "PostgresSettings"]
 
@@ -177,6 +177,7 @@ class PostgresSession:
             empty: What it returns if there is no schema yet.
 
         Raises:
+            StoreFormatError: An earlier or a newer release wrote the schema.
             StoreError: The server refuses, or has not been reached for ``wait_s`` seconds.
         """
         return await self._repeated(lambda _: self._query(work, empty))
@@ -202,8 +203,9 @@ class PostgresSession:
             self._pool = pool
         async with self._pool.connection() as db:
             if not self._has_schema:
-                if await read_version(db) != SCHEMA_VERSION:
+                if not await read_version(db):
                     return empty
+                await require_current(db)
                 self._has_schema = True
             return await work(db)
 

@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from agentfsm.errors import ConfigurationError, RunExistsError, StaleLease, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
+from agentfsm.journal.postgres.postgres_maintenance import PostgresMaintenance
 from agentfsm.journal.postgres.postgres_run_info import (
     ListedRun,
     count_run_infos,
@@ -133,6 +134,9 @@ class PostgresStore:
         lease_s: Seconds for which a lease is valid; a run of a process that died is free after that time.
         wait_s: Seconds to wait for a server that went away, before a write or a read fails.
 
+    Attributes:
+        maintenance: What is done to the store as a whole.
+
     Raises:
         ConfigurationError: The URL cannot be read, or a number is not greater than 0.
     """
@@ -152,6 +156,7 @@ class PostgresStore:
         self._process = os.getpid()
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = weakref.WeakKeyDictionary()
         self._leases: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
+        self.maintenance = PostgresMaintenance(lambda: self._queue().session)
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._settings.server})"

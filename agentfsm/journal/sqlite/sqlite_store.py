@@ -19,6 +19,7 @@ from agentfsm.errors import RunExistsError, StaleLease, StoreError, UnknownRunEr
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
+from agentfsm.journal.sqlite.sqlite_maintenance import SqliteMaintenance
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
 from agentfsm.journal.sqlite.sqlite_run_info import (
     count_run_infos,
@@ -258,6 +259,7 @@ class SqliteStore:
 
     Attributes:
         path: The file, as an absolute path.
+        maintenance: What is done to the store as a whole.
 
     Raises:
         StoreFormatError: The file is not an agentfsm store, or a newer release wrote it.
@@ -270,6 +272,7 @@ class SqliteStore:
         self._writer = SqliteWriter(self._file, synchronous)
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
         self._reader = SqliteReader(self._file)
+        self.maintenance = SqliteMaintenance(self.path, self._writer)
         self._reader.read_now(lambda db: None, None)  # is it a store?
 
     # -- leases ---------------------------------------------------------------------------------------

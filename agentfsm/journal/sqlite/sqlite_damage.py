@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
-from agentfsm.journal.verification import TAMPERED, VerificationReport
+from agentfsm.journal.maintenance import Damage
 
-__all__ = ["find_orphans", "find_schema_changes", "truncate_wal"]
+__all__ = ["find_row_damage", "find_schema_damage", "truncate_wal"]
 
 _SELECT_RUN_IDS = "SELECT id FROM run"
 _COUNT_RECORDS_BY_RUN = "SELECT key >> 32, count(*), min(key & 4294967295) FROM journal GROUP BY key >> 32"
 _SELECT_FIRST_RECORD = "SELECT CAST(body AS TEXT) FROM journal WHERE key = (? << 32 | 1)"
 
 
-def find_schema_changes(path: Path) -> list[VerificationReport]:
-    """One report if the file's tables or triggers are not those of a store, or are gone, or none.
+def find_schema_damage(path: Path) -> list[Damage]:
+    """One entry if the file's tables or triggers are not those of a store, or are gone, or none.
 
     Args:
         path: The SQLite file.
@@ -39,11 +39,11 @@ def find_schema_changes(path: Path) -> list[VerificationReport]:
         raise sqlite_schema.as_store_error(error, path) from error
     finally:
         db.close()
-    return [VerificationReport("(schema)", TAMPERED, 0, None, changed)] if changed else []
+    return [Damage("(schema)", changed)] if changed else []
 
 
-def find_orphans(path: Path) -> list[VerificationReport]:
-    """A report for each run that was deleted, with a record before its first, or with a value of another type.
+def find_row_damage(path: Path) -> list[Damage]:
+    """An entry for each run that was deleted, with a record before its first, or with a value of another type.
 
     Args:
         path: The SQLite file.
@@ -54,7 +54,7 @@ def find_orphans(path: Path) -> list[VerificationReport]:
     db = sqlite_schema.open_reader(path)
     if db is None:
         return []
-    reports: list[VerificationReport] = []
+    reports: list[Damage] = []
     try:
         db.execute("BEGIN")  # a consistent snapshot, even while a run is being written
         runs = {int(number) for (number,) in db.execute(_SELECT_RUN_IDS)}
@@ -63,13 +63,13 @@ def find_orphans(path: Path) -> list[VerificationReport]:
             if number not in runs:
                 run_id = _run_id_in(db.execute(_SELECT_FIRST_RECORD, (number,)).fetchone()) or f"(run {number})"
                 reason = "the store has its records, and the run is missing"
-                reports.append(VerificationReport(run_id, TAMPERED, count, None, reason))
+                reports.append(Damage(run_id, reason, count))
             elif not first:
                 reason = "it has a record before its first"
-                reports.append(VerificationReport(f"(run {number})", TAMPERED, count, None, reason))
+                reports.append(Damage(f"(run {number})", reason, count))
         for number, seq in sqlite_schema.wrong_types(db):
             reason = "a value has another type than every release wrote"
-            reports.append(VerificationReport(f"(run {number})", TAMPERED, 0, seq, reason))
+            reports.append(Damage(f"(run {number})", reason, seq=seq))
     except sqlite_schema.READ_ERRORS as error:
         raise sqlite_schema.as_store_error(error, path) from error
     finally:
@@ -78,7 +78,7 @@ def find_orphans(path: Path) -> list[VerificationReport]:
     for before, after in pairwise(numbers):
         if after - before > 1:
             which = str(before + 1) if after - before == 2 else f"{before + 1} to {after - 1}"
-            reports.append(VerificationReport(f"(run {which})", TAMPERED, 0, None, "it was deleted with its records"))
+            reports.append(Damage(f"(run {which})", "it was deleted with its records"))
     return reports
 
 
