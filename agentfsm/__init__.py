@@ -12,6 +12,7 @@ from agentfsm.lazy_imports import lazy_exports
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.agent.run_options import RunOptions
+    from agentfsm.agent.sessions import Session
     from agentfsm.errors import (
         ActorIsRequesterError,
         ActorRoleError,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
         RepeatedVoteError,
         RunError,
         RunExistsError,
+        SessionBusyError,
+        SessionOpenError,
         StaleHumanReplyError,
         StaleLease,
         StateEffectError,
@@ -222,6 +225,9 @@ __all__ = [
     "RunView",
     "RunWarning",
     "Runs",
+    "Session",
+    "SessionBusyError",
+    "SessionOpenError",
     "SkipCall",
     "SqliteStore",
     "StaleHumanReplyError",
@@ -294,12 +300,13 @@ if not TYPE_CHECKING:
         {
             "agentfsm.agent": "Agent",
             "agentfsm.agent.run_options": "RunOptions",
+            "agentfsm.agent.sessions": "Session",
             "agentfsm.errors": (
                 "ActorIsRequesterError ActorRoleError AgentfsmError AuthenticationError BlankHumanReplyError "
                 "BudgetSpentError ConfigurationError ContextOverflowError "
                 "GraphError HumanReplyError JournalError JournalGraphError MissingDepsError MissingExtraError "
                 "MissingKeyError MissingModelError ModelError ModelMismatchError NoTransitionError ProviderError "
-                "ReadOnlyError RepeatedVoteError RunError RunExistsError "
+                "ReadOnlyError RepeatedVoteError RunError RunExistsError SessionBusyError SessionOpenError "
                 "StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError StoreFullError "
                 "StoreLockedError StoreMovedError SuspensionExpiredError SuspensionFormatError SuspensionGraphError "
                 "SuspensionGuardrailsError SuspensionRecordError SuspensionRegistryError SuspensionRulesError "

@@ -16,6 +16,8 @@
     |   +-- MissingDepsError        a run that was started with dependencies is resumed without any
     |   +-- MissingModelError       a run with a model of its own is resumed, and the model cannot be had again
     |   +-- ModelMismatchError      a run did what the model of its proofs does not allow (Host(monitor="raise"))
+    |   +-- SessionBusyError        a session is being run; two runs of it cannot go on at once
+    |   +-- SessionOpenError        a session's last run has not ended: it waits for a person, or was interrupted
     +-- ReadOnlyError               user code tried to change a run; it is unchanged, and ends as aborted
     +-- SuspensionRecordError       a suspension record cannot be resumed; the run is unchanged
     |   +-- SuspensionFormatError   not a suspension record, or one of another version
@@ -70,6 +72,8 @@ __all__ = [
     "ReadOnlyError",
     "RunError",
     "RunExistsError",
+    "SessionBusyError",
+    "SessionOpenError",
     "StaleHumanReplyError",
     "StaleLease",
     "StateEffectError",
@@ -180,6 +184,34 @@ class MissingModelError(RunError):
 
 class ModelMismatchError(RunError):
     """A run did what the model of its proofs does not allow, and its host asked for an error in that case."""
+
+
+class SessionBusyError(RunError):
+    """A session is being run, here or in another process; a second run of it would not know what the first one says.
+
+    Attributes:
+        run_id: The run of the session that is being run.
+        owner: The process that runs it, or None if it is not known.
+    """
+
+    def __init__(self, message: str, run_id: str, owner: str | None = None) -> None:
+        self.run_id = run_id
+        self.owner = owner
+        super().__init__(message)
+
+
+class SessionOpenError(RunError):
+    """A session's last run has not ended: it waits for a person, or was interrupted.
+
+    Attributes:
+        run_id: The run.
+        request: What it waits for, as ``Session.waiting`` returns it; None if it was interrupted.
+    """
+
+    def __init__(self, message: str, run_id: str, request: object = None) -> None:
+        self.run_id = run_id
+        self.request = request
+        super().__init__(message)
 
 
 class SuspensionRecordError(AgentfsmError):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
     from agentfsm.agent.run_options import RunOptions
+    from agentfsm.agent.sessions import Session
     from agentfsm.journal.migration import Migration
     from agentfsm.loop.guardrails import AgentGuardrails, Behavior
     from agentfsm.loop.messages import Message
@@ -254,6 +255,20 @@ class Agent(Generic[AgentDeps, Output]):
                 options=options,
             )
         )
+
+    def session(self, session_id: str) -> Session[AgentDeps, Output]:
+        """A conversation in the host's store: each of its runs continues where the last one ended, in any process.
+
+        Args:
+            session_id: Its id, a text of one line.
+
+        Raises:
+            RunError: It is not such a text.
+            ConfigurationError: The host has no store.
+        """
+        from agentfsm.agent.sessions import Session
+
+        return Session(self._config, session_id)
 
     def resume_sync(
         self,

@@ -54,6 +54,8 @@ __all__ = [
     "check_reply",
     "dismiss_run",
     "is_run_id",
+    "load_dismissed",
+    "load_resumed",
     "load_run",
     "open_suspended_state",
     "parse_record",
@@ -193,7 +195,7 @@ def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: Res
         ConfigurationError: It is the id of a run, and the host has no store.
     """
     run_id, stored_or_record = _find(config, record)
-    return stored_run(config, run_id, lambda: _load_resumed(config, stored_or_record, request), request.deps)
+    return stored_run(config, run_id, lambda: load_resumed(config, stored_or_record, request), request.deps)
 
 
 def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str, by: Any = None) -> Run[Any, Any]:
@@ -210,7 +212,7 @@ def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str
         ConfigurationError: It is the id of a run, and the host has no store.
     """
     run_id, stored_or_record = _find(config, record)
-    return stored_run(config, run_id, lambda: _load_dismissed(config, stored_or_record, reason, by))
+    return stored_run(config, run_id, lambda: load_dismissed(config, stored_or_record, reason, by))
 
 
 def _find(config: AgentConfig, record: SuspensionRecord | str) -> tuple[str, SuspensionRecord | str]:
@@ -227,10 +229,15 @@ def _find(config: AgentConfig, record: SuspensionRecord | str) -> tuple[str, Sus
     return parsed.run_id, parsed
 
 
-async def _load_resumed(
+async def load_resumed(
     config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest
 ) -> tuple[AgentConfig, RunState, RunRequest]:
     """A run that is resumed: its configuration, its state, and what is asked of it.
+
+    Args:
+        config: The agent's configuration.
+        record: The suspension record, or the id of a stored run.
+        request: The reply.
 
     Raises:
         MissingDepsError: The run was started with dependencies, and there are none now.
@@ -261,10 +268,16 @@ async def _check_resumed(
     return await _resume_from_record(config, record, state, run_request, request)
 
 
-async def _load_dismissed(
+async def load_dismissed(
     config: AgentConfig, record: SuspensionRecord | str, reason: str, by: Any
 ) -> tuple[AgentConfig, RunState, RunRequest]:
     """A run that is dismissed: its configuration, its state, and what is asked of it.
+
+    Args:
+        config: The agent's configuration.
+        record: The suspension record, or the id of a stored run.
+        reason: Why; becomes ``RunCancelled.reason``.
+        by: Who dismisses it, as ``Host.identify`` takes it, or None.
 
     Raises:
         SuspensionRecordError: The record is invalid.

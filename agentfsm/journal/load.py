@@ -24,7 +24,15 @@ from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.recorder import ResumePoint
 
-__all__ = ["LoadedRun", "StoredRequest", "is_subagent_run", "load_stored_run", "pending_request"]
+__all__ = [
+    "LoadedRun",
+    "StoredConversation",
+    "StoredRequest",
+    "is_subagent_run",
+    "load_conversation",
+    "load_stored_run",
+    "pending_request",
+]
 
 
 @dataclass(frozen=True)
@@ -213,3 +221,41 @@ def _load(
     )
     suspension_id = None if suspension is None else str(suspension["id"])
     return LoadedRun(run, resume_point, suspension_id, rehydrated.created)
+
+
+@dataclass(frozen=True)
+class StoredConversation:
+    """What a stored run leaves to the next run of its conversation.
+
+    Attributes:
+        run: Its state after its last record.
+        secrets: The values that its records withhold.
+    """
+
+    run: RunState
+    secrets: tuple[Any, ...] = field(default=(), repr=False)
+
+
+async def load_conversation(store: Store, run_id: str, keyring: Keyring) -> StoredConversation:
+    """What a stored run knows, verified and rehydrated, to continue its conversation in another run.
+
+    Args:
+        store: The store that has the run.
+        run_id: The run.
+        keyring: The keys of the host, one of which must have sealed its journal.
+
+    Raises:
+        UnknownRunError: There is no such run.
+        JournalError: Its journal cannot be read, was tampered with, or was not sealed under a secret of the host.
+        StoreError: The store cannot be read.
+        MissingExtraError: It has sealed values, and the package that opens them is not installed.
+    """
+    records, head = await consistent_read(store, run_id)
+
+    def load(rows: Sequence[SealedRecord]) -> StoredConversation:
+        require_authentic(verify(run_id, rows, head, keyring=keyring), "continued")
+        opener = SecretOpener(keyring)
+        run = rehydrate(rows, opener).run
+        return StoredConversation(run, (*run.withheld, *opener.opened.values()))
+
+    return await off_loop(load, records)

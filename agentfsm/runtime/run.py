@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from agentfsm.errors import RunError
 from agentfsm.loop.events import Event
 from agentfsm.loop.messages import Message, Role, with_missing_results
+from agentfsm.loop.outcomes import CALL_MODEL
 from agentfsm.loop.prompts import without_memory
 from agentfsm.loop.state import NO_DETAILS, RunDetails, RunState
 from agentfsm.machine.engine import Decision
@@ -25,10 +26,23 @@ from agentfsm.runtime.timeout import being_cancelled
 if TYPE_CHECKING:
     from agentfsm.journal.records import Record
 
-__all__ = ["LoadRun", "Run", "count_model_requests", "live_state", "send_events", "start_run", "stored_run"]
+__all__ = [
+    "LoadRun",
+    "Run",
+    "check_prompt",
+    "count_model_requests",
+    "live_state",
+    "new_run",
+    "normalize_history",
+    "send_events",
+    "start_run",
+    "stored_run",
+]
+
+_T = TypeVar("_T")
 
 LoadRun = Callable[[], Awaitable[tuple[AgentConfig, RunState, RunRequest]]]
-"""Reads a run that is to be resumed, and checks that it can be; it changes nothing. The configuration is the run's."""
+"""Reads a run that is to go on, and checks that it can; it changes nothing. The configuration is the run's."""
 
 
 class Run(Generic[Deps, Output]):
@@ -39,7 +53,7 @@ class Run(Generic[Deps, Output]):
     (``async with`` does that). Only one task of one event loop can use it at a time; ``asyncio.gather`` and
     ``asyncio.ensure_future`` run it in its own task.
 
-    A run that is resumed is read and checked when it starts, or by ``load`` before that.
+    A run that is resumed, and that of a session, is read and checked when it starts, or by ``load`` before that.
     """
 
     def __init__(
@@ -56,15 +70,22 @@ class Run(Generic[Deps, Output]):
 
     def __repr__(self) -> str:
         if self._load is not None:
-            return f"<Run {self.run_id!r} not loaded: await it>"
+            return f"<Run {self._driver.context.run.run_id!r} not loaded: await it>"
         ending = self._driver.outcome
         status = f"in state {str(self.state)!r}, not finished: await it" if ending is None else type(ending).__name__
         return f"<Run {self.run_id!r} {status}>"
 
     @property
     def run_id(self) -> str:
-        """The run's id."""
-        return self._driver.context.run.run_id
+        """The run's id.
+
+        Raises:
+            RunError: It is the run of a session, and not loaded yet.
+        """
+        run_id = self._driver.context.run.run_id
+        if not run_id:
+            raise RunError("the run of a session gets its id when it is loaded: await the run, or await its load()")
+        return run_id
 
     @property
     def deps(self) -> Deps:
@@ -146,14 +167,16 @@ class Run(Generic[Deps, Output]):
             self._driver.cancel(reason)
 
     async def load(self) -> Self:
-        """Read a run that is to be resumed, and check that it can be, without starting it. Awaiting it does so too.
+        """Read a run that is to go on from a store, and check that it can, without starting it; awaiting it does both.
 
         Returns:
-            The run itself; its ``state`` and ``run_state`` are those that it is resumed from.
+            The run itself; its ``state`` and ``run_state`` are those that it goes on from.
 
         Raises:
             SuspensionRecordError: The record or the reply is invalid; each case has its own class.
             agentfsm.errors.JournalGraphError: The stored run belongs to another graph, and no migration accepts it.
+            agentfsm.errors.SessionBusyError: The run's session is being run.
+            agentfsm.errors.SessionOpenError: The last run of the run's session has not ended.
             agentfsm.errors.StoreError: The run is not in the store, or the store cannot be read.
         """
         if self._load is not None:
@@ -164,6 +187,7 @@ class Run(Generic[Deps, Output]):
             self._config = config
             unloaded, self._driver = self._driver, Driver(config, run_state, request)
             self._load, self._load_failed = None, False
+            self._exclusive.run_id = run_state.run_id
             if unloaded.cancel_reason is not None:
                 self._driver.cancel(unloaded.cancel_reason)
         return self
@@ -189,17 +213,42 @@ class Run(Generic[Deps, Output]):
     # -- await ----------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, None, RunResult[Output]]:
-        return self._run_to_end().__await__()
+        yield from self._drive(Driver.run_to_end).__await__()
+        return self.result
 
-    async def _run_to_end(self) -> RunResult[Output]:
+    async def _drive(self, advance: Callable[[Driver], Awaitable[_T]]) -> _T:
+        """Advance the run in this task, after loading it and waiting for what iterating it has begun."""
         with self._exclusive:
             await self.load()
             self._consumer.exclude_time(self._driver, self._step)
             if self._step is not None:
                 step, self._step = self._step, None
                 await _await_step(step)
-            await self._driver.run_to_end()
-        return self.result
+            return await advance(self._driver)
+
+    # -- step -----------------------------------------------------------------------------------------
+
+    async def step(self) -> tuple[Decision, ...]:
+        """Make one step: one call of the model and everything that follows from it, up to the next call.
+
+        For a loop of your own, which may look at the run between its steps, cancel it, or stop for a while::
+
+            while not run.finished:
+                decisions = await run.step()
+
+        The time between two steps is not charged to the run. A run can also be awaited after some steps.
+
+        Returns:
+            The transitions taken, with the guards that were evaluated; none if the run is finished.
+
+        Raises:
+            RunError: The run is being awaited or iterated elsewhere.
+            SuspensionRecordError: As ``load``.
+            agentfsm.errors.StoreError: The journal cannot be written; the run must not continue.
+        """
+        taken = await self._drive(_run_step)
+        self._consumer.since = self._config.host.clock.monotonic()
+        return taken
 
     # -- iterate --------------------------------------------------------------------------------------
 
@@ -236,7 +285,7 @@ class Run(Generic[Deps, Output]):
         self.cancel("closed")
         if self._load_failed:
             return
-        await self._run_to_end()
+        await self
 
     async def __aenter__(self) -> Self:
         return self
@@ -308,21 +357,34 @@ class _Consumer:
 
 
 class _ExclusiveUse:
-    """Lets one task at a time await or iterate a run."""
+    """Lets one task at a time await or iterate a run.
+
+    Attributes:
+        run_id: The run's id.
+    """
 
     def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+        self.run_id = run_id
         self._busy = False
 
     def __enter__(self) -> None:
         if self._busy:
-            raise RunError(f"run {self._run_id!r} is already being awaited or iterated elsewhere")
+            raise RunError(f"run {self.run_id!r} is already being awaited or iterated elsewhere")
         self._busy = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._busy = False
+
+
+async def _run_step(driver: Driver) -> tuple[Decision, ...]:
+    """Advance until the model was called and is about to be called again, or the run is finished."""
+    run, states = driver.context.run, driver.context.config.machine.graph.specs
+    before, turns = len(driver.decisions), run.turns
+    while driver.outcome is None and (run.turns == turns or states[run.state].effect is not CALL_MODEL):
+        await driver.advance()
+    return tuple(driver.decisions[before:])
 
 
 async def _await_step(step: asyncio.Task[None]) -> None:
@@ -334,11 +396,11 @@ async def _await_step(step: asyncio.Task[None]) -> None:
 
 
 def stored_run(config: AgentConfig, run_id: str, load: LoadRun, deps: Any = None) -> Run[Any, Any]:
-    """A run that is resumed, and read when it starts.
+    """A run that is resumed, or begins where another one ended, and is read when it starts.
 
     Args:
         config: The agent's configuration.
-        run_id: The run.
+        run_id: The run; empty if only what is read says which.
         load: Reads it.
         deps: Its dependencies.
     """
@@ -374,25 +436,55 @@ def start_run(
         RunError: The prompt or an id is not a string, the history contains something that is not a message, or the
             dependencies are missing or not what the agent declares.
     """
-    if not isinstance(prompt, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
-        raise RunError(f"a prompt is a string, not {type(prompt).__name__}")
+    check_prompt(prompt)
     _check_ids(run_id, session_id)
     if deps is not None or config.deps_factory is None:
         check_deps(config.deps_type, deps, "agent.run(prompt, deps=...), or Agent(deps_factory=...)")
-    system = [Message.system(config.instructions)] if config.instructions and config.make_instructions is None else []
-    state = RunState(
-        run_id=run_id or secrets.token_hex(8),
-        session_id=session_id,
-        state=config.machine.graph.initial,
-        guardrails=config.guardrails,
-        behavior=config.behavior,
-        messages=[*system, *_normalize_history(message_history), Message.user(prompt)],
+    state = new_run(
+        config,
+        [*normalize_history(message_history), Message.user(prompt)],
+        session_id,
+        run_id or secrets.token_hex(8),
+        details if deps is None else replace(details, has_deps=True),
     )
     state.parent = parent
     if parent is not None:
         state.requester = actor
-    state.details = details if deps is None else replace(details, has_deps=True)
     return Run(config, state, RunRequest(prompt, by=actor, deps=deps))
+
+
+def new_run(
+    config: AgentConfig, messages: Iterable[Message], session_id: str, run_id: str, details: RunDetails
+) -> RunState:
+    """The state of a new run, in the graph's initial state.
+
+    Args:
+        config: The agent's configuration.
+        messages: Its transcript without the system prompt.
+        session_id: The conversation's id.
+        run_id: The run's id.
+        details: What else it is given.
+    """
+    system = [Message.system(config.instructions)] if config.instructions and config.make_instructions is None else []
+    return RunState(
+        run_id=run_id,
+        session_id=session_id,
+        state=config.machine.graph.initial,
+        guardrails=config.guardrails,
+        behavior=config.behavior,
+        messages=[*system, *messages],
+        details=details,
+    )
+
+
+def check_prompt(prompt: object) -> None:
+    """Check that a prompt is a text.
+
+    Raises:
+        RunError: It is not.
+    """
+    if not isinstance(prompt, str):
+        raise RunError(f"a prompt is a string, not {type(prompt).__name__}")
 
 
 def _check_ids(run_id: object, session_id: object) -> None:
@@ -411,8 +503,15 @@ def _check_ids(run_id: object, session_id: object) -> None:
         raise RunError(f"run_id {run_id!r} begins like a suspension record: begin it with a letter or a digit")
 
 
-def _normalize_history(history: Iterable[Message]) -> list[Message]:
-    """An earlier transcript without its system prompt and recalled memory, with a result for each call."""
+def normalize_history(history: Iterable[Message]) -> list[Message]:
+    """An earlier transcript without its system prompt and recalled memory, with a result for each call.
+
+    Args:
+        history: The transcript.
+
+    Raises:
+        RunError: It contains something that is not a message.
+    """
     messages = list(history)
     for each in messages:
         if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers

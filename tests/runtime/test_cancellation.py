@@ -423,7 +423,7 @@ def test_a_cancellation_from_both_sides_is_one_from_outside():
 
     async def scene() -> None:
         run = agent.run("go")
-        task = asyncio.create_task(run._run_to_end())
+        task = asyncio.ensure_future(run)
         await model.asked.wait()
         run.cancel("from inside")
         task.cancel()

@@ -46,7 +46,7 @@ def test_cancelling_a_run_while_its_end_is_stored_does_not_change_it(times):
     async def scene() -> None:
         store = Cautious()
         run = Agent(ScriptedModel(["done"]), host=Host(store=store)).run("go", run_id="r")
-        task = asyncio.ensure_future(run._run_to_end())
+        task = asyncio.ensure_future(run)
         await store.reached.wait()
         for _ in range(times):
             task.cancel()
@@ -75,7 +75,7 @@ def test_an_interrupted_run_that_is_dismissed_keeps_the_results_of_its_calls():
 
     async def begun(store: MemoryStore) -> None:
         agent = Agent(ScriptedModel([[call("work", n=1), call("work", n=2)]]), tools=[work], host=Host(store=store))
-        task = asyncio.ensure_future(agent.run("go", run_id="r")._run_to_end())
+        task = asyncio.ensure_future(agent.run("go", run_id="r"))
         await hanging.wait()
         while not any('"kind":"effect.result"' in row.body for row in await store.records("r")):
             await asyncio.sleep(0)

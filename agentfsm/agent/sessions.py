@@ -1,0 +1,337 @@
+"""``Session``: a conversation whose runs follow each other, each continuing where the last one ended.
+
+What a session consists of stands in the store alone: its runs, which have its id. The id of each run follows from that
+of the run before, and a store accepts an id once, so of two runs that want to continue the same run only one can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic
+
+from agentfsm.agent.resume import ResumeRequest, load_dismissed, load_resumed, require_store
+from agentfsm.agent.run_options import RunOptions, run_details, with_options
+from agentfsm.errors import RunError, RunExistsError, SessionBusyError, SessionOpenError, StaleLease
+from agentfsm.loop.messages import Message
+from agentfsm.loop.model import Model
+from agentfsm.loop.state import NO_DETAILS, RunDetails, RunState
+from agentfsm.runtime.approval import HumanInput
+from agentfsm.runtime.context import AgentConfig
+from agentfsm.runtime.driver import RunRequest
+from agentfsm.runtime.recorder import JournalSink, ResumePoint
+from agentfsm.runtime.result import RunResult
+from agentfsm.runtime.run import Run, check_prompt, new_run, normalize_history, stored_run
+from agentfsm.runtime.run_context import AgentDeps, Output, check_deps
+
+if TYPE_CHECKING:
+    from agentfsm.journal.load import StoredConversation, StoredRequest
+    from agentfsm.journal.run_info import RunInfo
+    from agentfsm.journal.store import Store
+
+__all__ = ["Session"]
+
+MAX_ID_LETTERS = 200
+"""How long the id of a session may be: runs are found by as much of it."""
+
+_NO_METADATA: Mapping[str, Any] = MappingProxyType({})
+
+_NewRun = tuple[AgentConfig, RunState, RunRequest]
+
+
+class Session(Generic[AgentDeps, Output]):
+    """A conversation in a store, which any process with the agent continues; made with ``agent.session(id)``.
+
+    ::
+
+        session = agent.session("ann-42")
+        await session.run("My name is Ann.")
+        result = await session.run("What is my name?")  # in another process, if you like
+
+    Its runs are those of the store with its ``session_id``, also those that were started with
+    ``agent.run(..., session_id=...)``, and the newest one is continued. Making a session reads nothing.
+
+    Attributes:
+        session_id: Its id.
+    """
+
+    def __init__(self, config: AgentConfig, session_id: str) -> None:
+        self.session_id = _valid_id(session_id)
+        self._config = config
+        self._store: Store = require_store(config)
+
+    def __repr__(self) -> str:
+        return f"<Session {self.session_id!r}>"
+
+    def run(
+        self,
+        prompt: str | None = None,
+        *,
+        deps: AgentDeps | None = None,
+        actor: Any = None,
+        tags: Iterable[str] = (),
+        metadata: Mapping[str, Any] = _NO_METADATA,
+        options: RunOptions | None = None,
+    ) -> Run[AgentDeps, Output]:
+        """Create the next run of the session: await it for its result, or iterate it for its events.
+
+        It is read from the store when it starts, and has its id from then on (``await run.load()`` only reads it).
+
+        Args:
+            prompt: The user's message. None to go on without one: an interrupted run is resumed, and after a run that
+                has ended, the model is asked to continue.
+            deps: Its dependencies, as ``agent.run`` takes them.
+            actor: Who requests it, as ``agent.run`` takes it.
+            tags: Short texts by which the run is found.
+            metadata: A JSON object, for your own purposes.
+            options: A model, settings or limits of its own, instead of the agent's.
+
+        Raises:
+            ConfigurationError: The model is unknown or has no key, or it does not take the settings.
+            RunError: An argument is not what it must be. When it starts: there is nothing to continue, or
+                dependencies are missing.
+            agentfsm.errors.SessionBusyError: When it starts: the session is being run, here or in another process.
+            agentfsm.errors.SessionOpenError: When it starts: its last run waits for a person, or was interrupted and
+                there is a prompt; the error says what to do.
+            agentfsm.errors.JournalError: When it starts: the journal of its last run cannot be read or trusted.
+            agentfsm.errors.StoreError: When it starts: the store cannot be read or written.
+        """
+        if prompt is not None:
+            check_prompt(prompt)
+        details, config = run_details(tags, metadata, options), with_options(self._config, options)
+        if deps is not None:
+            check_deps(config.deps_type, deps, "session.run(prompt, deps=...)")
+
+        async def load() -> _NewRun:
+            last = await self.last_run()
+            if last is not None and last.status != "finished":
+                given = details is not NO_DETAILS or actor is not None
+                return await self._load_open(last, prompt, deps, given)
+            if last is None and prompt is None:
+                raise RunError(f"session {self.session_id!r} has no run to continue: give a prompt")
+            return await self._load_next(config, last, prompt, RunRequest(prompt or "", by=actor, deps=deps), details)
+
+        return stored_run(config, "", load, deps)
+
+    def run_sync(
+        self,
+        prompt: str | None = None,
+        *,
+        deps: AgentDeps | None = None,
+        actor: Any = None,
+        tags: Iterable[str] = (),
+        metadata: Mapping[str, Any] = _NO_METADATA,
+        options: RunOptions | None = None,
+    ) -> RunResult[Output]:
+        """Create the next run and return its result, from code that has no running event loop.
+
+        The arguments and the other errors are those of ``run``.
+
+        Raises:
+            RunError: An event loop is running in this thread, as in a notebook; await ``session.run`` there.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise RunError("run_sync cannot be used inside a running event loop: use 'await session.run(...)' there")
+
+        async def result() -> RunResult[Output]:
+            return await self.run(prompt, deps=deps, actor=actor, tags=tags, metadata=metadata, options=options)
+
+        return asyncio.run(result())
+
+    def resume(
+        self,
+        reply: HumanInput | None = None,
+        *,
+        to: str | None = None,
+        by: Any = None,
+        deps: AgentDeps | None = None,
+        model: Model | None = None,
+    ) -> Run[AgentDeps, Output]:
+        """Resume the last run: with a person's reply to what it waits for, or without one if it was interrupted.
+
+        The arguments and the other errors are those of ``agent.resume``.
+
+        Raises:
+            RunError: When it starts: the session has no run, or its last one has ended.
+        """
+        request = ResumeRequest(reply, to, by, deps, model)
+        return self._continue(lambda run_id: load_resumed(self._config, run_id, request), deps)
+
+    def dismiss(self, reason: str = "dismissed", *, by: Any = None) -> Run[AgentDeps, Output]:
+        """End the last run, which waits for a person or was interrupted, without a reply; the session can go on then.
+
+        The arguments and the other errors are those of ``agent.dismiss``.
+
+        Raises:
+            RunError: When it starts: the session has no run, or its last one has ended.
+        """
+        return self._continue(lambda run_id: load_dismissed(self._config, run_id, reason, by), None)
+
+    async def last_run(self) -> RunInfo | None:
+        """The newest run of the session as it is listed, or None if it has none.
+
+        Raises:
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        from agentfsm.journal.run_info import RunQuery  # only for sessions, and after the run loop
+
+        page = await self._store.find_runs(RunQuery(session=self.session_id, parent="", limit=1))
+        return page.runs[0] if page.runs else None
+
+    async def waiting(self) -> StoredRequest | None:
+        """What the last run waits for: tool, exact arguments, who may answer, until when; None if it waits for nobody.
+
+        Raises:
+            agentfsm.errors.JournalError: The request cannot be read.
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        last = await self.last_run()
+        return None if last is None else await self._request_of(last.run_id)
+
+    async def messages(self) -> list[Message]:
+        """The transcript of the session as its next run begins with it, without a system prompt.
+
+        Raises:
+            agentfsm.errors.JournalError: The journal of the last run cannot be read or trusted.
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        last = await self.last_run()
+        return [] if last is None else _history(await self._conversation(last.run_id))
+
+    # -- loading --------------------------------------------------------------------------------------
+
+    def _continue(self, load: Callable[[str], Awaitable[_NewRun]], deps: Any) -> Run[Any, Any]:
+        async def load_last() -> _NewRun:
+            last = await self.last_run()
+            if last is None:
+                raise RunError(f"session {self.session_id!r} has no run yet: begin with session.run(prompt)")
+            if last.status == "finished":
+                text = f"the last run of session {self.session_id!r}, {last.run_id!r}, has ended"
+                raise RunError(f"{text}: go on with session.run(prompt)")
+            self._require_idle(last)
+            return await load(last.run_id)
+
+        return stored_run(self._config, "", load_last, deps)
+
+    async def _load_open(self, last: RunInfo, prompt: str | None, deps: Any, given: bool) -> _NewRun:
+        """The last run again, if it was interrupted and there is no new message.
+
+        Raises:
+            SessionBusyError: It is being run.
+            SessionOpenError: It waits for a person, or there is a new message.
+        """
+        self._require_idle(last)
+        run, session = f"run {last.run_id!r}", f"session {self.session_id!r}"
+        if last.status == "suspended":
+            request = await self._request_of(last.run_id)
+            raise SessionOpenError(
+                f"{session} waits for a person: {run} asks: {request}. Answer with session.resume(reply), or end that "
+                "run with session.dismiss()",
+                last.run_id,
+                request,
+            )
+        if prompt is not None:
+            raise SessionOpenError(
+                f"the last run of {session}, {run}, was interrupted: continue it with session.run() first, without a "
+                "prompt, or end it with session.dismiss()",
+                last.run_id,
+            )
+        if given:
+            raise RunError(f"{run} was interrupted and goes on as it was started: actor, tags, metadata and options "
+                           "are those of a new run")  # fmt: skip
+        return await load_resumed(self._config, last.run_id, ResumeRequest(None, deps=deps))
+
+    async def _load_next(
+        self, config: AgentConfig, last: RunInfo | None, prompt: str | None, request: RunRequest, details: RunDetails
+    ) -> _NewRun:
+        """A new run, whose transcript begins with what the last one leaves."""
+        if request.deps is None and config.deps_factory is None:
+            check_deps(config.deps_type, None, "session.run(prompt, deps=...), or Agent(deps_factory=...)")
+        last_id = "" if last is None else last.run_id
+        found = None if last is None else await self._conversation(last_id)
+        history = [] if found is None else _history(found)
+        state = new_run(
+            config,
+            history if prompt is None else [*history, Message.user(prompt)],
+            self.session_id,
+            _next_id(self.session_id, last_id),
+            details if request.deps is None else replace(details, has_deps=True),
+        )
+        state.withheld = () if found is None else found.secrets
+        return replace(config, open_journal_sink=self._claiming(config)), state, request
+
+    def _claiming(self, config: AgentConfig) -> Callable[[RunState, ResumePoint | None], Awaitable[JournalSink]] | None:
+        """Opens the journal of the next run, unless another one was faster."""
+        open_sink = config.open_journal_sink
+        if open_sink is None:
+            return None
+
+        async def claim(run: RunState, resume_point: ResumePoint | None) -> JournalSink:
+            try:
+                return await open_sink(run, resume_point)
+            except (RunExistsError, StaleLease) as error:
+                raise SessionBusyError(
+                    f"session {self.session_id!r} was continued in the meantime, by run {run.run_id!r}: wait until "
+                    "that has ended, and run the session again",
+                    run.run_id,
+                    getattr(error, "owner", None),
+                ) from error
+
+        return claim
+
+    def _require_idle(self, last: RunInfo) -> None:
+        """Refuse to go on while the last run is being run.
+
+        Raises:
+            SessionBusyError: It is.
+        """
+        if last.status == "running" and last.owner is not None:
+            raise SessionBusyError(
+                f"session {self.session_id!r} is being run: run {last.run_id!r} has not ended, and is held by "
+                f"{last.owner}; wait until it has, or cancel it",
+                last.run_id,
+                last.owner,
+            )
+
+    async def _request_of(self, run_id: str) -> StoredRequest | None:
+        from agentfsm.journal.load import pending_request
+
+        head = await self._store.head(run_id)
+        return None if head is None else await pending_request(self._store, head)
+
+    async def _conversation(self, run_id: str) -> StoredConversation:
+        from agentfsm.journal.load import load_conversation
+
+        return await load_conversation(self._store, run_id, self._config.host.keyring)
+
+
+def _valid_id(session_id: object) -> str:
+    """The id of a session, by which its runs can be found.
+
+    Raises:
+        RunError: It is no string, blank, too long, or has spaces that a list would not show as they are.
+    """
+    if not isinstance(session_id, str):
+        raise RunError(f"session_id is a string, not {type(session_id).__name__}")
+    if not session_id or len(session_id) > MAX_ID_LETTERS or session_id != " ".join(session_id.split()):
+        raise RunError(
+            f"session_id {session_id[:MAX_ID_LETTERS]!r} must have 1 to {MAX_ID_LETTERS} letters on one line, without "
+            "spaces at its ends or two in a row"
+        )
+    return session_id
+
+
+def _next_id(session_id: str, last_id: str) -> str:
+    """The id of the run that follows another one in a session, or of the first."""
+    return hashlib.sha256(f"session\0{session_id}\0{last_id}".encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def _history(conversation: StoredConversation) -> list[Message]:
+    return normalize_history(conversation.run.messages)
