@@ -213,18 +213,8 @@ class Run(Generic[Deps, Output]):
     # -- await ----------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, None, RunResult[Output]]:
-        yield from self._drive(Driver.run_to_end).__await__()
+        yield from _advance(self, Driver.run_to_end).__await__()
         return self.result
-
-    async def _drive(self, advance: Callable[[Driver], Awaitable[_T]]) -> _T:
-        """Advance the run in this task, after loading it and waiting for what iterating it has begun."""
-        with self._exclusive:
-            await self.load()
-            self._consumer.exclude_time(self._driver, self._step)
-            if self._step is not None:
-                step, self._step = self._step, None
-                await _await_step(step)
-            return await advance(self._driver)
 
     # -- step -----------------------------------------------------------------------------------------
 
@@ -246,7 +236,7 @@ class Run(Generic[Deps, Output]):
             SuspensionRecordError: As ``load``.
             agentfsm.errors.StoreError: The journal cannot be written; the run must not continue.
         """
-        taken = await self._drive(_run_step)
+        taken = await _advance(self, _run_step)
         self._consumer.since = self._config.host.clock.monotonic()
         return taken
 
@@ -376,6 +366,19 @@ class _ExclusiveUse:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._busy = False
+
+
+async def _advance(run: Run[Any, Any], advance: Callable[[Driver], Awaitable[_T]]) -> _T:
+    """Advance a run in this task, after loading it and waiting for what iterating it has begun."""
+    exclusive, consumer = run._exclusive, run._consumer  # pyright: ignore[reportPrivateUsage]
+    with exclusive:
+        await run.load()
+        driver, step = run._driver, run._step  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
+        consumer.exclude_time(driver, step)
+        if step is not None:
+            run._step = None  # pyright: ignore[reportPrivateUsage]
+            await _await_step(step)
+        return await advance(driver)
 
 
 async def _run_step(driver: Driver) -> tuple[Decision, ...]:
