@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import click
 import httpx
@@ -270,7 +271,8 @@ def _check_secret(location: StoreLocation) -> Iterator[Finding]:
 
 
 def _check_providers(*, offline: bool) -> list[Finding]:
-    configured = list({(p.key_env, p.base_url): p for p in reversed(PROVIDERS.values()) if _is_configured(p)}.values())
+    rows = [p for p in PROVIDERS.values() if _is_configured(p)]
+    configured = list({(p.key_env, urlsplit(p.base_url).hostname): p for p in reversed(rows)}.values())
     if not configured:
         advice = "set a provider's key, such as OPENAI_API_KEY, or start a local server, such as ollama serve"
         findings = [Finding("providers", "note", "no key and no address is in the environment", advice)]

@@ -1,7 +1,8 @@
 """Adapters from the ``Model`` protocol to providers' HTTP APIs, imported on first use.
 
 ``resolve("openai:gpt-5-mini")`` is the usual entry point. ``OpenAIChat``, ``OpenAIResponses``, ``AnthropicMessages``
-and ``OllamaChat`` are the wires behind it, for options that a name cannot express. ``FallbackModel``, ``Limited`` and
+and ``OllamaChat`` are the wires behind it, for options that a name cannot express. ``AwsAccount`` and
+``GoogleAccount`` stand in place of an API key. ``FallbackModel``, ``Limited`` and
 ``Priced`` wrap other models. Importing this package does not import an HTTP library.
 """
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
         ToolCallChunk,
     )
     from agentfsm.models.anthropic import AnthropicMessages
+    from agentfsm.models.aws import AwsAccount
+    from agentfsm.models.google import GoogleAccount
     from agentfsm.models.http_client import HttpOptions
     from agentfsm.models.limits import ConcurrencyLimit, RateLimit
     from agentfsm.models.model_registry import resolve
@@ -33,8 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnthropicMessages",
+    "AwsAccount",
     "ConcurrencyLimit",
     "FallbackModel",
+    "GoogleAccount",
     "HttpOptions",
     "KeepAlive",
     "Limited",
@@ -62,6 +67,8 @@ if not TYPE_CHECKING:
                 "KeepAlive ReasoningChunk StreamChunk StreamingModel StreamRestart TextChunk ToolCallChunk"
             ),
             "agentfsm.models.anthropic": "AnthropicMessages",
+            "agentfsm.models.aws": "AwsAccount",
+            "agentfsm.models.google": "GoogleAccount",
             "agentfsm.models.http_client": "HttpOptions",
             "agentfsm.models.limits": "ConcurrencyLimit RateLimit",
             "agentfsm.models.model_registry": "resolve",

@@ -44,6 +44,7 @@ _OVERFLOW_PATTERN = re.compile(
             r"context_length_exceeded|string_above_max_length",  # OpenAI, and most that speak like it
             r"maximum context length|context length is only",  # OpenAI, vLLM before and since 0.16, Mistral
             r"prompt is too long|exceed context limit",  # Anthropic
+            r"input is too long for requested model",  # Anthropic's models in Bedrock
             r"exceed_context_size_error|exceeds the available context size",  # llama.cpp
             r"prompt too long|exceeds? (the )?(max(imum)? )?context (length|window|size)",  # Ollama, others
             r"exceeded max context length",  # Ollama
@@ -282,7 +283,7 @@ class CallErrors:
         """The error for a server whose certificate cannot be verified."""
         return ProviderError(
             f"{self.name}: the certificate of {self.endpoint.base_url} cannot be verified ({self.scrub(why)}): "
-            "pass the certificate of its authority as HttpOptions(verify=...)"
+            "pass the certificate of its authority as HttpOptions(verify=...), or --ca-bundle to agentfsm run"
         )
 
     def transient(self, what: str) -> TransientProviderError:
@@ -300,6 +301,8 @@ class CallErrors:
     def _advice(self, status: int) -> tuple[str, str]:
         """What happened, and what to do about it (may be empty)."""
         url, row, source = self.endpoint.base_url, self.endpoint.provider, self.endpoint.key_source
+        account = self.endpoint.account is not None
+        credentials, have = (source, "have") if account else (f"the API key from {source}", "has")
         match status:
             case 401 if not source:
                 variable = f" ({row.key_env} is sent only to {row.name}'s own address)" if row.key_env else ""
@@ -308,10 +311,10 @@ class CallErrors:
                     f"pass api_key, or --api-key-env to agentfsm run{variable}",
                 )
             case 401:
-                return f"{url} rejects the API key from {source}", "is it the right one, and still valid?"
+                return f"{url} rejects {credentials}", "is it the right one, and still valid?"
             case 403:
-                who = f"the API key from {source}" if source else "a call without an API key"
-                return f"{who} has no permission for this at {url}", "may it use the model?"
+                who = f"{credentials} {have}" if source else "a call without an API key has"
+                return f"{who} no permission for this at {url}", "may it use the model?"
             case 404:
                 return (
                     f"{url} did not find the resource",
@@ -327,11 +330,11 @@ class CallErrors:
 
 
 def _plain_message(body: object) -> str:
-    """The message of an error response without an error object: FastAPI's ``detail``, or plain text."""
+    """The message of an error response without an error object: of AWS, FastAPI's ``detail``, or plain text."""
     if isinstance(body, str):
         return "" if body.lstrip().startswith("<") else body
     top = as_object(body)
-    return str(top.get("message") or top.get("detail") or "")
+    return str(top.get("message") or top.get("Message") or top.get("detail") or "")
 
 
 def _status_suffix(status: int) -> str:

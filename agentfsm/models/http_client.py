@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, cast
-from urllib.parse import unquote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import httpx
@@ -333,14 +333,18 @@ class HttpClient:
         self.options = options = options or HttpOptions()
         endpoint = errors.endpoint
         errors.secrets.extend((*([endpoint.key] if endpoint.key is not None else ()), *options.secrets))
-        self._auth = ApiKeyAuth(key_header, key_scheme, endpoint.key, endpoint.key_function, errors.secrets.append)
+        self._auth: httpx.Auth = (
+            ApiKeyAuth(key_header, key_scheme, endpoint.key, endpoint.key_function, errors.secrets.append)
+            if endpoint.account is None
+            else endpoint.account.authentication(errors.secrets.append)
+        )
         self._pool = ClientPool(
             options.transport,
             cast("ssl.SSLContext | None", options.verify),
             None if options.proxy is None else SecretStr(_plain(options.proxy)),
             options.client,
         )
-        self._query = urlencode(options.query)
+        self._query = urlencode(options.query, quote_via=quote)  # signatures of AWS know no other blank than %20
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

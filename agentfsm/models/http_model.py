@@ -19,11 +19,11 @@ from agentfsm.loop.messages import FinishReason, Reply, Role
 from agentfsm.loop.model import KeepAlive, ModelRequest, StreamChunk
 from agentfsm.models.error_mapping import CallErrors
 from agentfsm.models.http_client import HttpClient, HttpOptions
-from agentfsm.models.providers import Endpoint, KeyFunction, Provider, resolve_endpoint
+from agentfsm.models.providers import ApiKey, Endpoint, Provider, resolve_endpoint
 from agentfsm.models.settings import ModelSettings, WithSettings
 from agentfsm.models.stream_reader import (
     MIDSTREAM_ERROR_STATUS,
-    NDJSONParser,
+    FrameParser,
     SSEParser,
     StreamAccumulator,
     StreamReader,
@@ -48,8 +48,8 @@ class HttpModel(WithSettings):
         provider: The row of ``providers.PROVIDERS`` with the address and the variable of the API key; by default
             the provider that defined the wire.
         base_url: An address to use instead of the provider's own. Only ``api_key`` is sent to it.
-        api_key: The API key, or a function that returns it and is called again when the provider rejects the key; by
-            default the one in the provider's environment variable.
+        api_key: The API key, a function that returns it and is called again when the provider rejects the key, or an
+            account of a cloud; by default the one in the provider's environment variable, or this machine's account.
         settings: Sampling and output settings.
         http: Headers, certificates, proxy, timeouts and limits of the HTTP calls.
 
@@ -72,7 +72,7 @@ class HttpModel(WithSettings):
     _key_scheme: ClassVar[str] = "Bearer "
     """The header that carries the API key, and what precedes the key in it."""
 
-    _frame_parser: ClassVar[type[SSEParser] | type[NDJSONParser]] = SSEParser
+    _frame_parser: ClassVar[type[FrameParser]] = SSEParser
     """Splits a stream into events."""
 
     _plain_body_starts: ClassVar[tuple[bytes, ...]] = (b"{", b"[", b"<")
@@ -88,7 +88,7 @@ class HttpModel(WithSettings):
         *,
         provider: str | None = None,
         base_url: str | None = None,
-        api_key: str | SecretStr | KeyFunction | None = None,
+        api_key: ApiKey | None = None,
         settings: ModelSettings | None = None,
         http: HttpOptions | None = None,
     ) -> None:
@@ -160,7 +160,7 @@ class HttpModel(WithSettings):
         """
         options = self._http.options
         content = self._request_body(request, stream=True)
-        async with self._http.open(self._path(), content, request, options.max_stream_bytes) as response:
+        async with self._http.open(self._stream_path(), content, request, options.max_stream_bytes) as response:
             chunk = await response.read_start()
             if chunk.startswith(self._plain_body_starts):
                 text = await response.read_remaining(chunk, options.max_body_bytes)
@@ -202,15 +202,17 @@ class HttpModel(WithSettings):
 
     # -- implemented by a wire ------------------------------------------------------------------------
 
-    def _resolve_endpoint(
-        self, provider: str, base_url: str | None, api_key: str | SecretStr | KeyFunction | None
-    ) -> Endpoint:
+    def _resolve_endpoint(self, provider: str, base_url: str | None, api_key: ApiKey | None) -> Endpoint:
         """The base URL and the API key."""
         return resolve_endpoint(provider, base_url, api_key)
 
     @abstractmethod
     def _path(self) -> str:
         """The URL path after the base URL."""
+
+    def _stream_path(self) -> str:
+        """The same for a streamed reply, if it differs."""
+        return self._path()
 
     @abstractmethod
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:

@@ -11,11 +11,9 @@ from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from pydantic import SecretStr
-
 from agentfsm.errors import UnknownModelError
 from agentfsm.loop.model import Model
-from agentfsm.models.providers import PROVIDERS, KeyFunction, Provider
+from agentfsm.models.providers import PROVIDERS, ApiKey, Provider
 
 if TYPE_CHECKING:
     from agentfsm.models.http_client import HttpOptions
@@ -29,6 +27,8 @@ WIRES = {
     "responses": "agentfsm.models.openai_responses:OpenAIResponses",
     "anthropic": "agentfsm.models.anthropic:AnthropicMessages",
     "ollama": "agentfsm.models.ollama:OllamaChat",
+    "bedrock-anthropic": "agentfsm.models.anthropic_clouds:BedrockMessages",
+    "vertex-anthropic": "agentfsm.models.anthropic_clouds:VertexMessages",
 }
 """Every wire by its name in ``Provider.wire``: the module and class that implement it, imported on first use."""
 
@@ -43,7 +43,7 @@ def resolve(
     name: str,
     *,
     base_url: str | None = None,
-    api_key: str | SecretStr | KeyFunction | None = None,
+    api_key: ApiKey | None = None,
     settings: ModelSettings | None = None,
     http: HttpOptions | None = None,
 ) -> Model:
@@ -56,14 +56,16 @@ def resolve(
     Args:
         name: The model's name.
         base_url: An address to use instead of the provider's own. Only ``api_key`` is sent to it.
-        api_key: The API key, or a function (plain or ``async``) that returns it and is called again when the provider
-            rejects the key; by default the one in the provider's environment variable.
+        api_key: The API key; a function (plain or ``async``) that returns it and is called again when the provider
+            rejects the key; or an ``AwsAccount`` or ``GoogleAccount``. By default the one in the provider's environment
+            variable, or the account of this machine.
         settings: Sampling and output settings.
         http: Headers, query parameters, certificates, proxy, timeouts and limits of the HTTP calls.
 
     Raises:
         UnknownModelError: No provider is known for the name; the text lists those that are.
         MissingKeyError: The provider needs an API key and there is none.
+        MissingExtraError: The provider needs an account of a cloud, and the packages for it are not installed.
         ConfigurationError: The address or the key is invalid, or the wire does not support a setting.
     """
     provider, model = _parse_name(name, base_url)
@@ -81,7 +83,7 @@ def _parse_name(name: str, base_url: str | None) -> tuple[Provider, str]:
     before, colon, model = text.partition(":")
     row = PROVIDERS.get(before.lower())
     if row and colon and model:
-        return row, model
+        return PROVIDERS[row.variant(model)], model
     if row:
         raise UnknownModelError(f"{text!r} names a provider and no model: write {row.name}:{row.example}, for example")
     for row in PROVIDERS.values():

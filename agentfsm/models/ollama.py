@@ -15,13 +15,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pydantic import SecretStr
-
 from agentfsm.errors import ConfigurationError, ProviderError, TransientProviderError
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, Usage
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.http_model import HttpModel
-from agentfsm.models.providers import Endpoint, KeyFunction
+from agentfsm.models.providers import ApiKey, Endpoint
 from agentfsm.models.settings import ModelSettings, reject_prompt_cache
 from agentfsm.models.stream_reader import NDJSONParser, StreamAccumulator, TextAccumulator
 from agentfsm.models.wire_format import (
@@ -58,9 +56,7 @@ class OllamaChat(HttpModel):
     _frame_parser = NDJSONParser
     _plain_body_starts = (b"<", b"[")
 
-    def _resolve_endpoint(
-        self, provider: str, base_url: str | None, api_key: str | SecretStr | KeyFunction | None
-    ) -> Endpoint:
+    def _resolve_endpoint(self, provider: str, base_url: str | None, api_key: ApiKey | None) -> Endpoint:
         endpoint = super()._resolve_endpoint(provider, base_url, api_key)
         # The table has the address of the OpenAI-compatible API.
         return replace(endpoint, base_url=endpoint.base_url.removesuffix("/v1"))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from fnmatch import fnmatchcase
+from importlib import import_module
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import SecretStr
@@ -18,10 +20,58 @@ from agentfsm.errors import ConfigurationError, MissingKeyError
 from agentfsm.models.output_schema import DEFAULT_SUPPORT, OPENAI_SUPPORT, SchemaSupport
 from agentfsm.models.role_rules import ANY_ORDER, DEFAULT_ROLES, RoleRules
 
-__all__ = ["PROVIDERS", "Endpoint", "KeyFunction", "Provider", "parse_key", "resolve_endpoint"]
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = [
+    "ACCOUNTS",
+    "PROVIDERS",
+    "ApiKey",
+    "CloudAccount",
+    "Endpoint",
+    "KeyFunction",
+    "Provider",
+    "parse_key",
+    "resolve_endpoint",
+]
 
 KeyFunction = Callable[[], str | SecretStr | Awaitable[str | SecretStr]]
 """A function that returns an API key, for keys that expire."""
+
+
+class CloudAccount(Protocol):
+    """An account of a cloud, in place of an API key: it knows the address of its models, and authenticates calls."""
+
+    @property
+    def source(self) -> str:
+        """Where its credentials come from, for error texts."""
+        ...
+
+    def base_url(self, service: str) -> str:
+        """The address of a service.
+
+        Args:
+            service: ``Provider.service``.
+
+        Raises:
+            ConfigurationError: It is not known, because a region or a project is missing.
+        """
+        ...
+
+    def authentication(self, on_secret: Callable[[SecretStr], None]) -> httpx.Auth:
+        """What authenticates each request.
+
+        Args:
+            on_secret: Receives each secret that it uses.
+        """
+        ...
+
+
+ApiKey = str | SecretStr | KeyFunction | CloudAccount
+"""An API key, a function that returns one, or an account of a cloud."""
+
+ACCOUNTS = {"aws": "agentfsm.models.aws:AwsAccount", "google": "agentfsm.models.google:GoogleAccount"}
+"""Every kind of cloud account by its name in ``Provider.account``: its module and class, imported on first use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +95,9 @@ class Provider:
             wire sends keys.
         stream_usage: Whether it accepts ``stream_options``; without them some providers report no usage.
         renamed: Fields of a request body that it names differently.
+        account: Whose account is used where there is no key, a key of ``ACCOUNTS``; or an empty string.
+        service: What the address of the account ends with.
+        variants: Patterns of model names, each with the provider that serves those models.
         schemas: What it accepts of an output schema.
         roles: What it accepts of the order of messages.
     """
@@ -63,8 +116,15 @@ class Provider:
     key_header: str = ""
     stream_usage: bool = True
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    account: str = ""
+    service: str = ""
+    variants: tuple[tuple[str, str], ...] = ()
     schemas: SchemaSupport = DEFAULT_SUPPORT
     roles: RoleRules = DEFAULT_ROLES
+
+    def variant(self, model: str) -> str:
+        """The name of the provider that serves a model: this one, or that of a variant."""
+        return next((name for pattern, name in self.variants if fnmatchcase(model, pattern)), self.name)
 
 
 def _azure_url(endpoint: str) -> str:
@@ -73,11 +133,16 @@ def _azure_url(endpoint: str) -> str:
 
 
 def _bedrock_url(region: str) -> str:
-    """The base URL of Bedrock's chat completions in a region such as ``eu-central-1``.
+    """The base URL of Bedrock in a region such as ``eu-central-1``."""
+    return f"https://bedrock-runtime.{region}.amazonaws.com"
+
+
+def _bedrock_chat_url(region: str) -> str:
+    """The base URL of Bedrock's chat completions in a region.
 
     (https://docs.aws.amazon.com/bedrock/latest/userguide/inference-chat-completions.html)
     """
-    return f"https://bedrock-runtime.{region}.amazonaws.com/openai/v1"
+    return f"{_bedrock_url(region)}/openai/v1"
 
 
 def _ollama_url(host: str) -> str:
@@ -235,7 +300,40 @@ PROVIDERS: dict[str, Provider] = {
             url_env="AWS_REGION",
             key_env="AWS_BEARER_TOKEN_BEDROCK",
             needs_key=True,
+            parse_url=_bedrock_chat_url,
+            account="aws",
+            service="/openai/v1",
+            variants=(("*anthropic.claude*", "bedrock-anthropic"),),
+        ),
+        Provider(
+            name="bedrock-anthropic",
+            wire="bedrock-anthropic",
+            base_url="https://bedrock-runtime.us-east-1.amazonaws.com",
+            example="global.anthropic.claude-sonnet-4-6",
+            url_env="AWS_REGION",
+            key_env="AWS_BEARER_TOKEN_BEDROCK",
+            needs_key=True,
             parse_url=_bedrock_url,
+            account="aws",
+        ),
+        Provider(
+            name="vertex",
+            wire="openai",
+            base_url="https://aiplatform.googleapis.com/v1",
+            example="google/gemini-2.5-flash",
+            needs_key=True,
+            account="google",
+            service="/endpoints/openapi",
+            variants=(("claude-*", "vertex-anthropic"),),
+        ),
+        Provider(
+            name="vertex-anthropic",
+            wire="vertex-anthropic",
+            base_url="https://aiplatform.googleapis.com/v1",
+            example="claude-sonnet-4-6",
+            needs_key=True,
+            account="google",
+            service="/publishers/anthropic/models",
         ),
         Provider(
             name="lmstudio",
@@ -267,6 +365,7 @@ class Endpoint:
         base_url: Where calls go, without a trailing slash.
         key: The API key, or None; it is shown in no ``repr``, and an endpoint cannot be pickled.
         key_function: Returns the API key, for a key that is not known yet, or None.
+        account: Authenticates the calls in place of a key, or None.
         key_source: Where the key came from: the name of a variable or ``api_key``; empty without a key.
         is_official: Whether the address is the provider's own.
     """
@@ -277,6 +376,7 @@ class Endpoint:
     key_source: str
     is_official: bool
     key_function: KeyFunction | None = None
+    account: CloudAccount | None = None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a model holds an API key and is never pickled: store its name, and resolve() it again")
@@ -288,7 +388,7 @@ class Endpoint:
 def resolve_endpoint(
     provider: str,
     base_url: str | None,
-    api_key: str | SecretStr | KeyFunction | None,
+    api_key: ApiKey | None,
     environ: Mapping[str, str] | None = None,
 ) -> Endpoint:
     """The base URL and the API key for calls to a provider.
@@ -301,7 +401,7 @@ def resolve_endpoint(
     Args:
         provider: A name in ``PROVIDERS``.
         base_url: The address, or None.
-        api_key: The key, a function that returns it, or None.
+        api_key: The key, a function that returns it, an account of a cloud, or None.
         environ: The environment variables; those of the process by default.
 
     Raises:
@@ -313,6 +413,9 @@ def resolve_endpoint(
     if provider not in PROVIDERS:
         raise ConfigurationError(f"there is no provider {provider!r}; known providers: {', '.join(sorted(PROVIDERS))}")
     row = PROVIDERS[provider]
+    if (account := _account(row, base_url, api_key, environ)) is not None:
+        url = _parse_base_url(account.base_url(row.service) if base_url is None else base_url, "base_url")
+        return Endpoint(row, url.geturl(), None, account.source, base_url is None, account=account)
     from_env = environ.get(row.url_env, "").strip() if row.url_env else ""
     if row.needs_url and base_url is None and not from_env:
         raise ConfigurationError(f"{provider} has no address of its own: set {row.url_env}, or pass base_url")
@@ -324,10 +427,9 @@ def resolve_endpoint(
         url = _parse_base_url(row.base_url if base_url is None else base_url, "base_url")
         trusted = _same_origin(url, official)
     is_official = _same_origin(url, official)
-    function = api_key if callable(api_key) else None
-    key, source = None if callable(api_key) else parse_key(api_key), "api_key"
-    if function is not None:
-        return Endpoint(row, url.geturl(), None, source, is_official, function)
+    if callable(api_key):
+        return Endpoint(row, url.geturl(), None, "api_key", is_official, api_key)
+    key, source = parse_key(cast("str | SecretStr | None", api_key)), "api_key"
     if key is None and row.key_env and trusted:
         key, source = parse_key(environ.get(row.key_env), row.key_env), row.key_env
     if key is None and row.needs_key and is_official:
@@ -335,6 +437,22 @@ def resolve_endpoint(
             f"{provider} needs an API key: set the environment variable {row.key_env}, or pass api_key"
         )
     return Endpoint(row, url.geturl(), key, source if key else "", is_official)
+
+
+def _account(
+    row: Provider, base_url: str | None, api_key: ApiKey | None, environ: Mapping[str, str]
+) -> CloudAccount | None:
+    """The account that authenticates the calls: the one given, else the environment's where there is no key.
+
+    Raises:
+        MissingExtraError: The packages for it are not installed.
+    """
+    if api_key is not None and not isinstance(api_key, str | SecretStr) and not callable(api_key):
+        return api_key
+    if not row.account or api_key is not None or base_url is not None or environ.get(row.key_env, "").strip():
+        return None
+    module, _, name = ACCOUNTS[row.account].partition(":")
+    return cast("CloudAccount", getattr(import_module(module), name)())
 
 
 def _same_origin(url: SplitResult, official: SplitResult) -> bool:

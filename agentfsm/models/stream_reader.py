@@ -35,7 +35,13 @@ Frame = tuple[str, bytes]
 
 
 class FrameParser(Protocol):
-    """Splits a stream into events."""
+    """Splits a stream into events.
+
+    Args:
+        limit: Maximum size of one event in bytes.
+    """
+
+    def __init__(self, limit: int) -> None: ...
 
     def feed(self, chunk: bytes) -> Iterator[Frame]:
         """The events that end in this chunk.

@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import trustme
 from pydantic import SecretStr
 
 from agentfsm import Agent
 from agentfsm.errors import ConfigurationError, ModelError, ProviderError, TransientProviderError
 from agentfsm.loop.model import Model
 from agentfsm.models import HttpOptions, resolve
+from tests.helpers.company_network import (  # noqa: F401  # importing registers the fixtures
+    Authority,
+    authenticating_proxy,
+    certificate_authority,
+)
 from tests.helpers.model_clients import GOOD_BODIES, REQUEST, WIRES
 from tests.helpers.renewing_server import serve
 
@@ -139,7 +138,7 @@ def test_headers_and_query_parameters_are_sent_with_every_call(wire: str) -> Non
         model = resolve(f"{PROVIDER[wire]}:m", base_url=server.url, http=http)
         assert ask(model) == "hello"
         path, headers = server.calls[0]
-    assert path.endswith("?api-version=2024-10-21&q=a+b%26c")
+    assert path.endswith("?api-version=2024-10-21&q=a%20b%26c")
     assert (headers["openai-organization"], headers["x-tenant"]) == ("org-1", "tenant-secret-77")
     assert "tenant-secret-77" not in repr(http) + repr(model)
     assert [secret.get_secret_value() for secret in model.secrets] == ["tenant-secret-77"]  # type: ignore[attr-defined]
@@ -183,24 +182,6 @@ def test_a_client_of_yours_makes_the_calls_and_stays_open() -> None:
 # -- certificates and proxies --------------------------------------------------------------------------------
 
 
-@dataclass
-class Authority:
-    """A certificate authority: the file of its certificate, and what a server of it uses."""
-
-    file: Path
-    context: ssl.SSLContext
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    made = trustme.CA()
-    file = tmp_path_factory.mktemp("authority") / "ca.pem"
-    made.cert_pem.write_to_path(str(file))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.issue_cert("127.0.0.1").configure_cert(context)  # pyright: ignore[reportUnknownMemberType]
-    return Authority(file, context)
-
-
 def test_a_server_of_a_private_authority_is_trusted_by_its_file_or_a_context(authority: Authority) -> None:
     with serve("openai", authority.context) as server:
         error = failure(resolve("openai:m", base_url=server.url))
@@ -209,22 +190,6 @@ def test_a_server_of_a_private_authority_is_trusted_by_its_file_or_a_context(aut
         assert "verify=" in str(error)
         for verify in (authority.file, str(authority.file), ssl.create_default_context(cafile=authority.file)):
             assert ask(resolve("openai:m", base_url=server.url, http=HttpOptions(verify=verify))) == "hello"
-
-
-@pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a proxy that asks for the password of ann."""
-    port = tmp_path_factory.mktemp("proxy") / "port"
-    command = [sys.executable, "-m", "proxy", "--hostname", "127.0.0.1", "--port", "0", "--port-file", str(port)]
-    command += ["--basic-auth", "ann:pass-word-4711", "--num-workers", "1", "--log-level", "ERROR", "--threadless"]
-    process = subprocess.Popen([*command, "--num-acceptors", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not (port.exists() and port.read_text().strip()):
-            assert process.poll() is None
-        yield f"127.0.0.1:{port.read_text().strip()}"
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])

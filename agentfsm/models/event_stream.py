@@ -1,0 +1,123 @@
+"""``EventStreamParser``: the frames in which Amazon Bedrock streams (``application/vnd.amazon.eventstream``).
+
+A frame is its length, the length of its headers and a checksum of both (4 bytes each, big-endian), then headers, the
+payload, and a checksum of all (https://smithy.io/2.0/aws/amazon-eventstream.html). The payload of an event of Bedrock
+is JSON whose field ``bytes`` holds the event that the model sent, in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+from zlib import crc32
+
+from agentfsm.errors import ProviderError
+from agentfsm.models.stream_reader import Frame
+from agentfsm.models.wire_format import as_object, as_text, loads
+
+__all__ = ["EventStreamParser"]
+
+_PRELUDE = struct.Struct(">III")
+_CHECKSUM = struct.Struct(">I")
+
+_VALUE_SIZES = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
+"""The size of a header's value by its type; of the others, bytes (6) and text (7), it precedes the value."""
+
+_STATUS_OF_EXCEPTION = {
+    "internalServerException": 500,
+    "modelStreamErrorException": 500,
+    "modelTimeoutException": 408,
+    "serviceUnavailableException": 503,
+    "throttlingException": 429,
+    "validationException": 400,
+}
+"""(https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ResponseStream.html)"""
+
+
+class EventStreamParser:
+    """Splits a stream into events.
+
+    Args:
+        limit: Maximum size of one frame in bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[Frame]:
+        """The events that end in this chunk.
+
+        Raises:
+            ProviderError: A frame is longer than the limit, or corrupt.
+        """
+        self._buffer += chunk
+        while len(self._buffer) >= _PRELUDE.size:
+            total, size_of_headers, checksum = _PRELUDE.unpack_from(self._buffer)
+            if crc32(self._buffer[: _PRELUDE.size - _CHECKSUM.size]) != checksum:
+                raise ProviderError("the stream is corrupt: the checksum of a frame is wrong")
+            if total > self._limit:
+                raise ProviderError(f"one event of the stream is longer than {self._limit} bytes")
+            start, end = _PRELUDE.size + size_of_headers, total - _CHECKSUM.size
+            if start > end:
+                raise ProviderError("the stream is corrupt: a frame is shorter than its headers")
+            if len(self._buffer) < total:
+                return
+            frame = bytes(self._buffer[:total])
+            del self._buffer[:total]
+            if (crc32(frame[:end]),) != _CHECKSUM.unpack_from(frame, end):
+                raise ProviderError("the stream is corrupt: the checksum of a frame is wrong")
+            yield from _event(_parse_headers(frame[_PRELUDE.size : start]), frame[start:end])
+
+    def flush(self) -> Iterator[Frame]:
+        """Nothing: an unfinished frame holds no event."""
+        return iter(())
+
+
+def _parse_headers(data: bytes) -> dict[str, str]:
+    """The headers that are texts.
+
+    Raises:
+        ProviderError: They are corrupt.
+    """
+    found: dict[str, str] = {}
+    at = 0
+    try:
+        while at < len(data):
+            name_end = at + 1 + data[at]
+            name, kind = data[at + 1 : name_end].decode(), data[name_end]
+            at = name_end + 1
+            size = _VALUE_SIZES.get(kind)
+            if size is None:
+                (size,) = struct.unpack_from(">H", data, at)
+                at += 2
+            if kind == 7:
+                found[name] = data[at : at + size].decode()
+            at += size
+    except (IndexError, struct.error, UnicodeDecodeError):
+        raise ProviderError("the stream is corrupt: the headers of a frame are invalid") from None
+    return found
+
+
+def _event(headers: dict[str, str], payload: bytes) -> Iterator[Frame]:
+    """The event in a frame; an exception of the service as an event of the name ``error``."""
+    try:
+        value = as_object(loads(payload))
+        data = base64.b64decode(as_text(value.get("bytes")), validate=True)
+    except ValueError:
+        raise ProviderError("the stream is corrupt: the payload of a frame is not JSON") from None
+    match headers.get(":message-type"):
+        case "event" if headers.get(":event-type") == "chunk":
+            yield "", data
+        case "exception":
+            kind = headers.get(":exception-type", "")
+            error = {"type": kind, "message": as_text(value.get("message"))}
+            status = _STATUS_OF_EXCEPTION.get(kind)
+            yield "error", json.dumps({"error": error | ({} if status is None else {"status": str(status)})}).encode()
+        case "error":
+            error = {"type": headers.get(":error-code", ""), "message": headers.get(":error-message", "")}
+            yield "error", json.dumps({"error": error}).encode()
+        case _:
+            return  # of a kind that does not exist yet
