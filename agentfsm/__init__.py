@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.postgres import PostgresStore
     from agentfsm.journal.records import Record
     from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, WaitingFor
+    from agentfsm.journal.send_signal import SentSignal
     from agentfsm.journal.sqlite import SqliteStore
     from agentfsm.journal.store import Store
     from agentfsm.journal.store_url import open_store
@@ -225,6 +226,7 @@ __all__ = [
     "RunView",
     "RunWarning",
     "Runs",
+    "SentSignal",
     "Session",
     "SessionBusyError",
     "SessionOpenError",
@@ -319,6 +321,7 @@ if not TYPE_CHECKING:
             "agentfsm.journal.postgres": "PostgresStore",
             "agentfsm.journal.records": "Record",
             "agentfsm.journal.run_info": "RunInfo RunPage RunQuery WaitingFor",
+            "agentfsm.journal.send_signal": "SentSignal",
             "agentfsm.journal.sqlite": "SqliteStore",
             "agentfsm.journal.store": "Store",
             "agentfsm.journal.store_url": "open_store",

@@ -1,10 +1,11 @@
-"""``Runs``: the runs of a store, to list, search, read, verify, draw, replay, export, fork and redact."""
+"""``Runs``: the runs of a store, to list, search, read, verify, draw, replay, export, fork, redact, answer, cancel."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agentfsm.diagrams import diagram
 from agentfsm.errors import ConfigurationError, UnknownRunError
@@ -14,12 +15,16 @@ from agentfsm.journal.records import export_lines
 from agentfsm.journal.redact import Occurrence, RunFilter, TextRedaction, find_text, redact_text
 from agentfsm.journal.replay import Replay, replay
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
+from agentfsm.journal.send_signal import SentSignal, send_answer, send_cancel
 from agentfsm.journal.store import Store, consistent_read, off_loop
 from agentfsm.journal.verification import VerificationReport, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.quorum import Actor
 from agentfsm.report.ledger import RunLedger, read_ledger
 from agentfsm.report.run_graph import graph_of_run, path_of_run
+from agentfsm.runtime.approval import HumanInput, to_human_reply
+from agentfsm.runtime.host import Host
 
 __all__ = ["Runs", "StoredRun"]
 
@@ -54,21 +59,31 @@ class Runs:
         run = await runs.get(page.runs[0].run_id)
         print(run.request.tool, run.request.arguments)
 
-    To answer a run or to continue it, resume it with its agent: ``agent.resume(run_id, Allow())``.
+    To answer a run that waits, or to cancel one, no agent is needed: ``runs.answer(run_id, Allow())``. The process that
+    has the agent acts on it, at once if it waits for it (``store.signals()``).
 
     Args:
         store: The store.
         secret: The secret of the host that writes it. Without it, ``verify`` cannot say who wrote a record, and
-            ``fork`` and ``redact_text`` are refused.
+            ``answer``, ``cancel``, ``fork`` and ``redact_text`` are refused.
         old_secrets: Secrets that the host had before.
+        authenticate: What the host has, if it has it: see ``Host``.
 
     Raises:
         ConfigurationError: A secret is too short.
     """
 
-    def __init__(self, store: Store, *, secret: bytes | None = None, old_secrets: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        secret: bytes | None = None,
+        old_secrets: Sequence[bytes] = (),
+        authenticate: Callable[[Any], Actor | Awaitable[Actor | None] | None] | None = None,
+    ) -> None:
         self._store = store
         self._keyring = None if secret is None else Keyring(secret, old_secrets)
+        self._authenticate = authenticate
 
     async def list(self, query: RunQuery | None = None) -> RunPage:
         """The runs that a query finds, the newest first, a page at a time.
@@ -218,6 +233,57 @@ class Runs:
         """
         records, _ = await consistent_read(self._store, await self.find_id(run_id))
         return "".join(export_lines(records))
+
+    async def answer(self, run_id: str, reply: HumanInput, *, by: Any = None, to: str | None = None) -> SentSignal:
+        """Answer what a run waits for, from any process; one that has its agent acts on it.
+
+        The answer is durable when this returns. It is acted on once, also if processes die meanwhile. If the run waits
+        for something else by then, as after an answer that was given in another way, it is dropped.
+
+        Args:
+            run_id: The run's id, or the beginning of it.
+            reply: What ``agent.resume`` takes: a string, ``Allow()``, ``Deny(reason)``, ``Edit(arguments)`` and so on.
+            by: Who answers: what ``authenticate`` takes, such as a token; without it an ``Actor`` or a name, which is
+                recorded as claimed, not verified.
+            to: The digest of the request that was shown (``StoredRun.request.digest``), or at least its first 12
+                digits; None for whatever the run asks now.
+
+        Raises:
+            ConfigurationError: ``Runs`` was made without a secret.
+            UnknownRunError: There is no such run, or there are several.
+            agentfsm.errors.RunError: The run has ended, or is a sub-agent's.
+            agentfsm.errors.StaleHumanReplyError: The run asks something else, or nothing, or was answered already.
+            agentfsm.errors.HumanReplyError: The reply does not fit what it waits for, or whoever answers may not; each
+                case has its own class.
+            agentfsm.errors.SuspensionExpiredError: The request has expired.
+            agentfsm.errors.MissingExtraError: It is an edit of secret arguments, and the extra ``sealing`` is missing.
+            agentfsm.errors.JournalError: The run was sealed under another secret, or was tampered with.
+            agentfsm.errors.StoreError: The store cannot be read or written.
+        """
+        keyring, answer, actor = self._require_keyring(), to_human_reply(reply), await self._identify(by)
+        return await send_answer(self._store, await self.find_id(run_id), answer, keyring, actor=actor, to=to)
+
+    async def cancel(self, run_id: str, reason: str = "cancelled", *, by: Any = None) -> SentSignal:
+        """Cancel a run, whatever process runs it. One that waits or was interrupted ends when one takes it up.
+
+        Args:
+            run_id: The run's id, or the beginning of it.
+            reason: Why; becomes ``RunCancelled.reason``, with who cancelled it.
+            by: Who cancels it, as for ``answer``.
+
+        Raises:
+            ConfigurationError: ``Runs`` was made without a secret.
+            UnknownRunError: There is no such run, or there are several.
+            agentfsm.errors.RunError: The run has ended, or is a sub-agent's.
+            agentfsm.errors.HumanReplyError: Whoever cancels may not deny what the run waits for.
+            agentfsm.errors.JournalError: The run was sealed under another secret, or was tampered with.
+            agentfsm.errors.StoreError: The store cannot be read or written.
+        """
+        keyring, actor = self._require_keyring(), await self._identify(by)
+        return await send_cancel(self._store, await self.find_id(run_id), reason, keyring, actor=actor)
+
+    async def _identify(self, by: Any) -> Actor | None:
+        return await Host(authenticate=self._authenticate).identify(by)
 
     async def fork(self, run_id: str, at: int, new_id: str | None = None) -> str:
         """Start a new run from a run as it was after one of its records; ``agent.resume(new_id)`` continues it.

@@ -405,19 +405,40 @@ class Agent(Generic[AgentDeps, Output]):
         )
 
     async def unfinished_runs(self) -> list[Run[AgentDeps, Output]]:
-        """The interrupted runs of the host's store, loaded; await each one to continue from its last record.
+        """The runs of the host's store that have something to do, loaded; await each one to continue.
 
-        A run that cannot be resumed (another graph that no migration accepts, an unreadable journal, dependencies or
-        a model that are missing) is skipped with a warning in the log. A sub-agent's run is not listed: the run that
-        called it resumes it.
+        They are those that were interrupted, and those that were answered or cancelled from elsewhere (``Runs.answer``,
+        ``Runs.cancel``): these are resumed with the answer. A run that cannot be resumed (another graph that no
+        migration accepts, an unreadable journal, dependencies or a model that are missing) is skipped with a warning in
+        the log. A sub-agent's run is not listed: the run that called it resumes it.
 
         Raises:
             ConfigurationError: The host has no store.
             agentfsm.errors.StoreError: The store cannot be read.
         """
-        from agentfsm.agent.resume import unfinished_runs
+        from agentfsm.agent.recover import unfinished_runs
 
         return await unfinished_runs(self._config)
+
+    async def next_run(self, run_id: str) -> Run[AgentDeps, Output] | None:
+        """A run of the host's store, loaded, if it has something to do that nobody does; None if it has not.
+
+        ``store.signals()`` says which runs to ask about::
+
+            async for run_id in store.signals():
+                if run := await agent.next_run(run_id):
+                    await run
+
+        Args:
+            run_id: The run. It may have been interrupted, or answered or cancelled from elsewhere.
+
+        Raises:
+            ConfigurationError: The host has no store.
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        from agentfsm.agent.recover import next_run
+
+        return await next_run(self._config, run_id)
 
     def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the conventional name for it
         """The agent's graph as a diagram, with its hooks at their states.

@@ -1,4 +1,4 @@
-"""Resumes or dismisses suspended runs, from a signed record or from the store, and finds runs a crash interrupted."""
+"""Resumes or dismisses suspended runs, from a signed record or from the store."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from agentfsm.agent.run_options import restore_options
 from agentfsm.errors import (
     ConfigurationError,
     HumanReplyError,
-    JournalError,
     MissingDepsError,
-    MissingModelError,
     RunError,
     StaleHumanReplyError,
     StaleLease,
     SuspensionExpiredError,
     SuspensionFormatError,
     SuspensionGuardrailsError,
-    SuspensionRecordError,
     SuspensionRegistryError,
     SuspensionRulesError,
     SuspensionToolError,
@@ -36,8 +33,8 @@ from agentfsm.loop.suspension import IN_STORE, SuspensionRecord, check_human_rep
 from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import HumanInput, shown_arguments, to_human_reply
 from agentfsm.runtime.context import AgentConfig
-from agentfsm.runtime.driver import RunRequest, escalation_is_due
-from agentfsm.runtime.hooks import DenyCall, HookContext, logger
+from agentfsm.runtime.driver import RunRequest, escalation_is_due, identify_actor
+from agentfsm.runtime.hooks import DenyCall, HookContext
 from agentfsm.runtime.host import Host, InMemoryReplayGuard
 from agentfsm.runtime.run import Run, stored_run
 from agentfsm.runtime.run_context import check_deps
@@ -46,6 +43,7 @@ from agentfsm.runtime.tools import Tool, describe_validation_error
 
 if TYPE_CHECKING:
     from agentfsm.journal.load import LoadedRun
+    from agentfsm.journal.signals import Signal
     from agentfsm.journal.store import Store
 
 __all__ = [
@@ -61,7 +59,6 @@ __all__ = [
     "parse_record",
     "require_store",
     "resume_run",
-    "unfinished_runs",
 ]
 
 
@@ -80,6 +77,7 @@ class ResumeRequest:
         by: Who replied, as ``Host.identify`` takes it, or None.
         deps: The dependencies with which the run is to go on, or None.
         model: The run's own model, given again, or None.
+        signal: The signal in the store that has the reply and who gave it, in place of the fields above; or None.
 
     Raises:
         HumanReplyError: ``to`` is neither None nor a text that is not blank.
@@ -90,6 +88,7 @@ class ResumeRequest:
     by: Any = field(default=None, repr=False)
     deps: Any = field(default=None, repr=False)
     model: Model | None = None
+    signal: Signal | None = None
 
     def __post_init__(self) -> None:
         to: Any = self.to
@@ -98,6 +97,21 @@ class ResumeRequest:
                 f"to={to!r} names no request: give the digest that was shown with it, or None for whatever the run "
                 "asks now"
             )
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether there is a reply."""
+        return self.human_input is not None or self.signal is not None
+
+    @property
+    def actor(self) -> Any:
+        """Who replies: what ``Host.identify`` takes, or the actor of the signal."""
+        return self.by if self.signal is None else self.signal.actor
+
+    @property
+    def signal_id(self) -> str:
+        """The id of the signal, or an empty string."""
+        return "" if self.signal is None else self.signal.id
 
     def to_human_reply(self, kind: str) -> HumanReply:
         """The reply in the form that the run state stores.
@@ -108,7 +122,10 @@ class ResumeRequest:
         Raises:
             HumanReplyError: The reply does not fit what the run waits for.
         """
-        reply = to_human_reply("" if self.human_input is None else self.human_input)
+        if self.signal is not None and self.signal.reply is not None:
+            reply = self.signal.reply
+        else:
+            reply = to_human_reply("" if self.human_input is None else self.human_input)
         check_human_reply(kind, reply)
         return reply
 
@@ -119,6 +136,11 @@ class ResumeRequest:
             StaleHumanReplyError: It answers something else.
         """
         request_ref, pending = loaded.resume_point.request_ref, loaded.run.pending_request
+        if self.signal is not None and self.signal.to not in loaded.asked:
+            raise StaleHumanReplyError(
+                f"run {loaded.run.run_id!r} waits for something else by now than what the reply of "
+                f"{self.signal.actor or 'somebody'} answers"
+            )
         if self.to is None:
             return
         if request_ref is None or pending is None:
@@ -198,7 +220,9 @@ def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: Res
     return stored_run(config, run_id, lambda: load_resumed(config, stored_or_record, request), request.deps)
 
 
-def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str, by: Any = None) -> Run[Any, Any]:
+def dismiss_run(
+    config: AgentConfig, record: SuspensionRecord | str, reason: str, by: Any = None, signal: Signal | None = None
+) -> Run[Any, Any]:
     """End a suspended or interrupted run without a reply.
 
     Args:
@@ -206,13 +230,14 @@ def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str
         record: The suspension record, its JSON text, or the id of a stored run.
         reason: Why; becomes ``RunCancelled.reason``.
         by: Who dismisses it, as ``Host.identify`` takes it, or None.
+        signal: The signal in the store that cancels it, in place of ``reason`` and ``by``; or None.
 
     Raises:
         SuspensionFormatError: The record is neither a record nor its JSON text.
         ConfigurationError: It is the id of a run, and the host has no store.
     """
     run_id, stored_or_record = _find(config, record)
-    return stored_run(config, run_id, lambda: load_dismissed(config, stored_or_record, reason, by))
+    return stored_run(config, run_id, lambda: load_dismissed(config, stored_or_record, reason, by, signal))
 
 
 def _find(config: AgentConfig, record: SuspensionRecord | str) -> tuple[str, SuspensionRecord | str]:
@@ -269,7 +294,7 @@ async def _check_resumed(
 
 
 async def load_dismissed(
-    config: AgentConfig, record: SuspensionRecord | str, reason: str, by: Any
+    config: AgentConfig, record: SuspensionRecord | str, reason: str, by: Any, signal: Signal | None = None
 ) -> tuple[AgentConfig, RunState, RunRequest]:
     """A run that is dismissed: its configuration, its state, and what is asked of it.
 
@@ -287,7 +312,16 @@ async def load_dismissed(
     if isinstance(record, str):
         loaded = await load_run(config, record)
         _require_calling_run(loaded.run)
-        return config, loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point, by=by)
+        request = RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point, by=by)
+        if signal is not None:
+            from agentfsm.journal.signals import is_about
+
+            records = loaded.resume_point.records
+            if not is_about(signal, lambda seq: records[seq - 1].hash if 0 < seq <= len(records) else None):
+                raise StaleHumanReplyError(f"run {record!r} is not the one that was to be cancelled")
+            request = replace(request, dismiss_reason=signal.cancel_reason, by=signal.actor, signal_id=signal.id)
+            await identify_actor(config, loaded.run, request)  # nobody waits for its error when the run starts
+        return config, loaded.run, request
     state = await open_suspended_state(config, record, allow_expired=True)
     _require_calling_run(state)
     request = RunRequest(suspension_record=record, dismiss_reason=reason, by=by)
@@ -312,7 +346,7 @@ async def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRe
     config = restore_options(config, loaded.run, request.model)
     expires = loaded.resume_point.expires_at
     if loaded.suspension_id is None:
-        if request.human_input is not None:
+        if request.has_reply:
             head = await require_store(config).head(run_id)
             if head is not None and head.owner is not None:  # another process resumed it first
                 raise StaleLease(run_id, head.owner, "is being run")
@@ -324,13 +358,18 @@ async def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRe
         return loaded.run, RunRequest(prompt, resume_point=loaded.resume_point)
     if expires is not None and config.host.clock.time() > expires:
         raise SuspensionExpiredError(f"the request expired without a reply; end the run with agent.dismiss({run_id!r})")
-    if request.human_input is None and escalation_is_due(config, loaded.run):
+    if not request.has_reply and escalation_is_due(config, loaded.run):
         return loaded.run, RunRequest(resume_point=loaded.resume_point)
     request.check_current(loaded)
     answer = request.to_human_reply(loaded.resume_point.kind)
     check_agent(config, loaded.run, loaded.pinned)
     await check_reply(config, loaded.run, answer)
-    return loaded.run, RunRequest(reply=answer, resume_point=loaded.resume_point, by=request.by)
+    run_request = RunRequest(
+        reply=answer, resume_point=loaded.resume_point, by=request.actor, signal_id=request.signal_id
+    )
+    if request.signal is not None:  # nobody waits for its error when the run starts
+        await identify_actor(config, loaded.run, run_request)
+    return loaded.run, run_request
 
 
 async def _resume_from_record(
@@ -552,29 +591,3 @@ def parse_record(record: SuspensionRecord | str) -> SuspensionRecord:
 def is_run_id(record: SuspensionRecord | str) -> bool:
     """Whether the argument is a run's id rather than a suspension record."""
     return isinstance(record, str) and not record.lstrip().startswith("{")
-
-
-async def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:
-    """The interrupted runs of the host's store, loaded and ready to be awaited; without those of sub-agents.
-
-    A run that cannot be resumed is skipped with a warning in the log. A run that another process has resumed in the
-    meantime is skipped too.
-
-    Raises:
-        ConfigurationError: The host has no store.
-        StoreError: The store cannot be read.
-    """
-    runs: list[Run[Any, Any]] = []
-    for head in await require_store(config).heads("running"):
-        if head.owner is not None or not head.seq:
-            continue
-        try:
-            run = await resume_run(config, head.run_id, ResumeRequest(None)).load()
-        except (JournalError, MissingDepsError, MissingModelError) as error:
-            logger.warning("%s", error)
-        except (SuspensionRecordError, RunError):  # it has ended or been suspended since the list was read
-            continue
-        else:
-            if run.run_state.parent is None:
-                runs.append(run)
-    return runs

@@ -20,6 +20,7 @@ from agentfsm.journal.hash_chain import GENESIS_HASH, RecordSealer
 from agentfsm.journal.outcome_codec import CommitmentWriter, OutcomeWriter, to_json
 from agentfsm.journal.records import FORMAT_VERSION, Record, SealedRecord, read_records
 from agentfsm.journal.run_info import RunInfo, called_model, first_info, info_of
+from agentfsm.journal.signal_inbox import SignalInbox
 from agentfsm.journal.store import Lease, Status, Store
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.failures import Failure
@@ -305,12 +306,20 @@ class StoreJournal:
         writer: Writes the records.
         run: The state of the run, which is what it is listed by.
         records: The records that the run has already.
+        inbox: The signals to the run, or None if nobody may cancel it from elsewhere.
     """
 
     def __init__(
-        self, store: Store, lease: Lease, writer: RecordWriter, run: RunState, records: Sequence[SealedRecord] = ()
+        self,
+        store: Store,
+        lease: Lease,
+        writer: RecordWriter,
+        run: RunState,
+        records: Sequence[SealedRecord] = (),
+        inbox: SignalInbox | None = None,
     ) -> None:
         self._store = store
+        self._inbox = inbox
         self._run = run
         self._info: RunInfo | None = None  # what the first records say, once they are known
         self._listed_status: Status | None = None
@@ -350,6 +359,15 @@ class StoreJournal:
     def head(self) -> str:
         """The hash of the last record that was pushed, 64 hex digits."""
         return self._writer.head
+
+    def watch_signals(self, cancel: Callable[[str], None], acted_on: str = "") -> None:
+        """Cancel the run if its store gets a request to do so; see ``JournalSink.watch_signals``."""
+        if self._inbox is not None and self._lease is not None:
+            self._inbox.watch(self._lease, self._hash_of, cancel, acted_on)
+
+    def _hash_of(self, seq: int) -> str | None:
+        records = self.records
+        return records[seq - 1].hash if 0 < seq <= len(records) else None
 
     def push(self, entries: list[JournalEntry]) -> None:
         """Queue entries for appending, in order, without waiting."""
@@ -404,6 +422,8 @@ class StoreJournal:
                 with contextlib.suppress(StoreError):  # the first error is the one to raise
                     await self._store.release(lease)
             raise error
+        if self._inbox is not None and self._inbox.has_work:
+            await self._inbox.clear_up(self._listed_status if self._ended else None)
         if self._ended:
             self._lease = None
 
@@ -437,7 +457,9 @@ async def open_journal(
     writer = RecordWriter(lease.seq, lease.hash, lease.epoch, withholder, keyring.current)
     if resume_point is not None:
         writer.resume_from(resume_point.tool, resume_point.results)
-    return StoreJournal(store, lease, writer, run, () if resume_point is None else resume_point.records)
+    records = () if resume_point is None else resume_point.records
+    inbox = None if run.parent is not None else SignalInbox(store, run_id, keyring)  # its caller's run is cancelled
+    return StoreJournal(store, lease, writer, run, records, inbox)
 
 
 def read_journal(recorder: Recorder, run_id: str, withholder: Withholder) -> list[Record]:

@@ -155,12 +155,15 @@ class LoadedRun:
         resume_point: Where its journal continues.
         suspension_id: The id of its suspension, or None if it was interrupted.
         pinned: Its first record, which has the rules and the guardrails that it began with.
+        asked: Sequence number and hash of each record with the request that it waits for: with the votes on it, a
+            request is written anew.
     """
 
     run: RunState
     resume_point: ResumePoint
     suspension_id: str | None
     pinned: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    asked: tuple[tuple[int, str], ...] = ()
 
 
 async def load_stored_run(
@@ -220,7 +223,7 @@ def _load(
         records=records,
     )
     suspension_id = None if suspension is None else str(suspension["id"])
-    return LoadedRun(run, resume_point, suspension_id, rehydrated.created)
+    return LoadedRun(run, resume_point, suspension_id, rehydrated.created, tuple(rehydrated.asked))
 
 
 @dataclass(frozen=True)

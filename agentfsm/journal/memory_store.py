@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 from weakref import ReferenceType, ref
@@ -13,6 +13,8 @@ from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.maintenance import Damage
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
+from agentfsm.journal.signal_hub import SignalHub
+from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
 from agentfsm.loop.keys import Keyring
 
@@ -65,6 +67,8 @@ class MemoryStore:
     def __init__(self) -> None:
         self._runs: dict[str, _StoredRun] = {}
         self.maintenance = MemoryMaintenance()
+        self._signals: dict[str, SealedSignal] = {}
+        self._hub = SignalHub()
 
     async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
         """Acquire the lease of a run; see ``Store.acquire``."""
@@ -152,6 +156,32 @@ class MemoryStore:
     async def count_runs(self, query: RunQuery) -> int:
         """How many runs a query finds on all its pages."""
         return sum(query.matches(stored.current_info()) for stored in self._runs.values())
+
+    async def send_signal(self, signal: SealedSignal) -> bool:
+        """Keep a signal until it is removed; see ``Store.send_signal``."""
+        stored = self._stored_run(signal.run_id)
+        if self._signals.setdefault(signal.id, signal) != signal:
+            return False
+        lease = None if stored.lease is None else stored.lease()
+        if lease is not None:
+            lease.signal()
+        self._hub.ring(signal.run_id)
+        return True
+
+    async def pending_signals(self, run_id: str | None = None) -> list[SealedSignal]:
+        """The signals that were not removed yet; see ``Store.pending_signals``."""
+        return [signal for signal in self._signals.values() if run_id in (None, signal.run_id)]
+
+    async def remove_signal(self, signal_id: str) -> None:
+        """Remove a signal; see ``Store.remove_signal``."""
+        self._signals.pop(signal_id, None)
+
+    def signals(self) -> AsyncGenerator[str]:
+        """The ids of runs that have signals, and of each that gets one; see ``Store.signals``."""
+        return self._hub.listen(self._runs_with_signals)
+
+    async def _runs_with_signals(self) -> Iterable[str]:
+        return [signal.run_id for signal in self._signals.values()]
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""

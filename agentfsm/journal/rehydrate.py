@@ -49,6 +49,8 @@ class RehydratedRun:
         table: The same, as states and rows.
         suspension: The body of the record with which the run was suspended, or None if it is not suspended.
         request_ref: Sequence number and hash of that record, or None.
+        asked: The same of every record with a request since the run reached the state in which it is: with the votes on
+            it, a request is written anew.
         finished: Whether the run has finished.
         attempts: Number of attempts by effect id.
         visited: The states that the run has left.
@@ -62,6 +64,7 @@ class RehydratedRun:
         self.graph: Data = {}
         self.table: StoredTable
         self.request_ref: tuple[int, str] | None = None
+        self.asked: list[tuple[int, str]] = []
         self.suspension: Data | None = None
         self.finished = False
         self.attempts: dict[str, int] = {}
@@ -101,6 +104,7 @@ class RehydratedRun:
         self.seq, self.hash, self.epoch = record.seq, record.hash, epoch
         if body["kind"] == "run.suspended":
             self.request_ref = record.seq, record.hash
+            self.asked.append(self.request_ref)
 
     @property
     def unclaimed_results(self) -> dict[str, ToolResult]:
@@ -166,6 +170,8 @@ class RehydratedRun:
         transition, states = self.table.rows[row], self.table.states
         if transition.target != target:
             raise JournalError(f"{row} leads to {transition.target!r}, not to {target!r}")
+        if target != source:
+            self.asked.clear()
         run.state = target
         spend_counters(run.counters, transition, states[target])
         failure = load_failure(body["failure"]) if "failure" in body else None

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Literal, Protocol, Self, TypeVar
 
 from agentfsm.journal.maintenance import StoreMaintenance
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
+from agentfsm.journal.signals import SignalStore
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = ["Head", "Lease", "Status", "Store", "consistent_read", "head_row", "off_loop", "seal_row"]
@@ -80,6 +81,8 @@ class Lease:
         epoch: The epoch of the lease.
         seq: The sequence number of the last record when the run was acquired.
         hash: That record's hash, 64 hex digits.
+        is_signalled: Whether the run has got a signal since it was acquired.
+        on_signal: Called for each signal that the run gets from now on, in any thread; None for nothing.
     """
 
     run_id: str
@@ -87,9 +90,17 @@ class Lease:
     epoch: int
     seq: int
     hash: str
+    is_signalled: bool = field(default=False, kw_only=True)
+    on_signal: Callable[[], None] | None = field(default=None, kw_only=True, repr=False)
+
+    def signal(self) -> None:
+        """Tell the owner that the run has got a signal; a store calls this, in any thread."""
+        self.is_signalled = True
+        if self.on_signal is not None:
+            self.on_signal()
 
 
-class Store(Protocol):
+class Store(SignalStore, Protocol):
     """Stores journals. A write is durable when its await returns. Nothing that it does blocks the event loop."""
 
     @property

@@ -17,7 +17,7 @@ __all__ = ["StoreLocation", "locate_store", "open_store"]
 _FORMS = "sqlite:///runs.db (relative), sqlite:////var/lib/runs.db (absolute), postgresql://HOST/DATABASE, memory:"
 _LEVELS = ("full", "normal")
 _POSTGRES = ("postgresql", "postgres")
-_POSTGRES_OPTIONS = ("liveness", "lease_s", "wait_s")
+_POSTGRES_OPTIONS = ("liveness", "lease_s", "wait_s", "listen_url")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ def open_store(url: str | Path) -> Store:
         store = open_store("memory:")
 
     Args:
-        url: The URL, or the path of a SQLite file. ``synchronous`` is as for ``SqliteStore``; ``liveness``, ``lease_s``
-            and ``wait_s`` are as for ``PostgresStore``, beside the parameters of libpq.
+        url: The URL, or the path of a SQLite file. ``synchronous`` is as for ``SqliteStore``; ``liveness``,
+            ``lease_s``, ``wait_s`` and ``listen_url`` are as for ``PostgresStore``, beside the parameters of libpq.
 
     Raises:
         ConfigurationError: It is no URL of a store that this release has.
@@ -142,8 +142,9 @@ def _postgres_store(parts: SplitResult) -> Store:
     ours = {name: value for name, value in query if name in _POSTGRES_OPTIONS}
     rest = urlencode([pair for pair in query if pair[0] not in _POSTGRES_OPTIONS])
     try:
-        seconds = {name: float(ours[name]) for name in ("lease_s", "wait_s") if name in ours}
+        seconds: dict[Any, float] = {name: float(ours[name]) for name in ("lease_s", "wait_s") if name in ours}
     except ValueError:
         raise ConfigurationError("lease_s and wait_s are seconds, as in ?lease_s=15&wait_s=60") from None
     liveness: Any = ours.get("liveness", "session")  # PostgresStore checks it
-    return PostgresStore(parts._replace(query=rest).geturl(), liveness=liveness, **seconds)
+    listen_url = ours.get("listen_url", "")
+    return PostgresStore(parts._replace(query=rest).geturl(), liveness=liveness, listen_url=listen_url, **seconds)

@@ -37,6 +37,8 @@ class KeyPurpose(StrEnum):
     """Encrypts values that must not be readable in a journal."""
     withholding = "withheld value"
     """Tells withheld values apart that are not kept, not even encrypted."""
+    signal = "signal to a run"
+    """Authenticates answers and cancellations that wait in a store."""
 
 
 class Mac:

@@ -36,6 +36,7 @@ __all__ = [
     "lacks_values",
     "marks_secrets",
     "mask_secrets",
+    "seal_value",
     "secret_values",
     "text_forms",
 ]
@@ -413,14 +414,11 @@ class Withholder:
         """What is written instead of a JSON value."""
         if self._mask is not None:
             return self._mask
-        text = encode(value)
-        cipher = _cipher(self._keys)
-        if cipher is None:
-            digest = self._keys.seal(KeyPurpose.withholding, text.encode()).removeprefix(self._keys.key_id)
+        sealed = seal_value(self._keys, value)
+        if sealed is None:
+            digest = self._keys.seal(KeyPurpose.withholding, encode(value).encode()).removeprefix(self._keys.key_id)
             return f"[secret {digest}]"
-        padded = text.ljust(-(-len(text) // _PADDED_TO) * _PADDED_TO).encode()
-        sealed = base64.urlsafe_b64encode(cipher.encrypt(padded, None)).decode().rstrip("=")
-        return f"[sealed {self._keys.key_id} {sealed}]"
+        return sealed
 
     def _withhold(self, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -435,6 +433,22 @@ class Withholder:
 
 def _alone(form: str) -> str:
     return rf"(?<![^\W_]){re.escape(form)}(?![^\W_])"
+
+
+def seal_value(keys: SecretKeys, value: Any) -> str | None:
+    """The placeholder that holds a JSON value encrypted; None without the package ``cryptography``.
+
+    Args:
+        keys: The keys of the host's secret.
+        value: The value.
+    """
+    cipher = _cipher(keys)
+    if cipher is None:
+        return None
+    text = encode(value)
+    padded = text.ljust(-(-len(text) // _PADDED_TO) * _PADDED_TO).encode()
+    sealed = base64.urlsafe_b64encode(cipher.encrypt(padded, None)).decode().rstrip("=")
+    return f"[sealed {keys.key_id} {sealed}]"
 
 
 class SecretOpener:

@@ -21,6 +21,7 @@ from types import CoroutineType
 from typing import Any, cast
 
 from agentfsm.errors import (
+    AuthenticationError,
     GraphError,
     JournalError,
     ModelMismatchError,
@@ -46,6 +47,7 @@ from agentfsm.loop.outcomes import (
     Outcome,
     count_tool_calls,
 )
+from agentfsm.loop.quorum import Actor
 from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.state import RunState
 from agentfsm.loop.suspension import SuspensionRecord
@@ -63,6 +65,7 @@ __all__ = [
     "Driver",
     "RunRequest",
     "escalation_is_due",
+    "identify_actor",
     "require_transition",
     "resume_details",
     "run_header",
@@ -88,6 +91,8 @@ class RunRequest:
         by: Who requests the run, replies or dismisses it, as the caller says: ``Host.identify`` turns it into an
             ``Actor``.
         deps: The run's dependencies, or None.
+        signal_id: The id of the signal in the store that it acts on, or an empty string: ``by`` is then the actor of
+            the signal, for whom a secret of the host vouches.
     """
 
     prompt: str = ""
@@ -98,6 +103,7 @@ class RunRequest:
     guardrails: AgentGuardrails | None = None
     by: Any = field(default=None, repr=False)
     deps: Any = field(default=None, repr=False)
+    signal_id: str = ""
 
     @property
     def expires_at(self) -> float | None:
@@ -107,10 +113,15 @@ class RunRequest:
         return None if self.suspension_record is None else self.suspension_record.expires_at
 
 
-async def _identify(config: AgentConfig, run: RunState, request: RunRequest) -> RunRequest:
+async def identify_actor(config: AgentConfig, run: RunState, request: RunRequest) -> RunRequest:
     """The request with the actor who makes it; a new run gets its requester. Nothing is changed if it is refused.
 
     A sub-agent's run gets both from its calling run.
+
+    Args:
+        config: The agent's configuration.
+        run: The run.
+        request: The request.
 
     Raises:
         HumanReplyError: The host refuses whoever replies, or the approval's rule does.
@@ -121,7 +132,7 @@ async def _identify(config: AgentConfig, run: RunState, request: RunRequest) -> 
     if request.dismiss_reason is not None:
         expired = request.expires_at is not None and host.clock.time() > request.expires_at
         if not expired and (host.authenticate is not None or request.by is not None):
-            actor, pending = await host.identify(request.by), run.pending_request
+            actor, pending = await _actor(config, request), run.pending_request
             if pending is not None and pending.quorum is not None:
                 pending.quorum.check_reply("deny", actor)
         return request
@@ -129,7 +140,7 @@ async def _identify(config: AgentConfig, run: RunState, request: RunRequest) -> 
         if request.suspension_record is None and request.resume_point is None and request.by is not None:
             run.requester = await host.identify(request.by)
         return request
-    actor = await host.identify(request.by)
+    actor = await _actor(config, request)
     pending = run.pending_request
     quorum = None if pending is None else pending.quorum
     plain_name = host.authenticate is None and isinstance(request.by, str)
@@ -138,6 +149,22 @@ async def _identify(config: AgentConfig, run: RunState, request: RunRequest) -> 
         due = quorum.is_due(host.clock.time())
         replace(quorum, escalated=quorum.escalated or due).check_reply(reply.kind, actor)
     return replace(request, reply=reply)
+
+
+async def _actor(config: AgentConfig, request: RunRequest) -> Actor | None:
+    """Who replies or dismisses a run.
+
+    Raises:
+        AuthenticationError: The host refuses whoever it is.
+    """
+    if not request.signal_id:
+        return await config.host.identify(request.by)
+    actor: Actor | None = request.by
+    if config.host.authenticate is not None and (actor is None or not actor.verified):
+        raise AuthenticationError(
+            "nobody vouched for whoever sent this: give Runs(..., authenticate=...) what the host has"
+        )
+    return actor
 
 
 def run_header(config: AgentConfig, run: RunState, request: RunRequest) -> RunHeader:
@@ -357,7 +384,7 @@ class Driver:
         config, run, recorder = self._config, self._run, self.context.recorder
         request = self._request
         if request.by is not None or request.reply is not None or request.dismiss_reason is not None:
-            request = self._request = await _identify(config, run, request)
+            request = self._request = await identify_actor(config, run, request)
         record, resume_point = request.suspension_record, request.resume_point
         run.guardrails = request.guardrails or run.guardrails
         waits = self._states[run.state].waits
@@ -374,6 +401,7 @@ class Driver:
             self.cancel_reason = self.cancel_reason or request.dismiss_reason
         if config.open_journal_sink is not None:  # takes the run's lease: no other process can drive it from here on
             recorder.sink = await config.open_journal_sink(run, resume_point)
+            recorder.sink.watch_signals(self.cancel, request.signal_id)
         counted_elsewhere = resume_point is not None or run.parent is not None  # by the store, or by the calling run
         if record is not None and not counted_elsewhere and not config.host.replay_guard.claim(record.record_id):
             raise SuspensionUsedError(f"record {record.record_id!r} was already resumed")

@@ -6,7 +6,7 @@ Without a store nothing here awaits, encodes or hashes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -133,6 +133,15 @@ class JournalSink(Protocol):
 
         Raises:
             agentfsm.errors.StoreError: It cannot be written; the run must not continue.
+        """
+        ...
+
+    def watch_signals(self, cancel: Callable[[str], None], acted_on: str = "") -> None:
+        """Cancel the run if its store gets a request to do so, from whatever process.
+
+        Args:
+            cancel: Cancels the run, with a reason; called in the event loop of the caller.
+            acted_on: The id of the signal that the run is resumed with, which is removed once that is durable.
         """
         ...
 

@@ -21,6 +21,7 @@ from agentfsm.errors import AgentfsmError, RunExistsError, StaleLease, UnknownRu
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, WaitingFor
+from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Head, Store, seal_row
 from agentfsm.loop.keys import Keyring
 
@@ -397,6 +398,56 @@ async def keeps_pages_apart_while_runs_are_created(make: OpenStore) -> None:
     await store.aclose()
 
 
+def _signal(number: int, run_id: str = "a", body: str = "{}") -> SealedSignal:
+    return SealedSignal(f"{number:032x}", run_id, body, f"{number:040x}")
+
+
+async def keeps_signals_until_they_are_removed(make: OpenStore) -> None:
+    """A signal is kept in the order in which it came, also after the store was reopened, until it is removed."""
+    store = make()
+    _require(await store.pending_signals() == [])
+    for name in ("a", "b"):
+        await store.acquire(name, "me", new=True)
+    signals = [_signal(2, body='{"text":"ü \\u0000 😀"}'), _signal(1), _signal(3, "b")]
+    for signal in signals:
+        _require(await store.send_signal(signal))
+    _require(await store.send_signal(signals[0]))  # once more, as after an answer that was lost
+    _require(not await store.send_signal(signals[0]._replace(body="[]")))
+    await _raises(UnknownRunError, store.send_signal(_signal(4, "c")))
+    await store.aclose()
+    again = make()
+    _require(await again.pending_signals() == signals)
+    _require(await again.pending_signals("a") == signals[:2])
+    _require(await again.pending_signals("c") == [])
+    await again.remove_signal(signals[0].id)
+    await again.remove_signal(signals[0].id)  # nothing is left to do
+    _require(await again.pending_signals() == signals[1:])
+    _require(await again.send_signal(signals[0]))
+    _require(await again.pending_signals() == [*signals[1:], signals[0]])
+    await again.aclose()
+
+
+async def tells_owners_and_listeners_of_signals(make: OpenStore) -> None:
+    """Whoever holds a run is told that it has got a signal; whoever listens is told of those before and after."""
+    store = make()
+    lease = await store.acquire("a", "me", new=True)
+    other = await store.acquire("b", "me", new=True)
+    told: list[str] = []
+    await store.send_signal(_signal(1))
+    _require(lease.is_signalled and not other.is_signalled)
+    other.on_signal = lambda: told.append("b")
+    listener = store.signals()
+    _require(await anext(listener) == "a")
+    waiting = asyncio.ensure_future(anext(listener))
+    await store.send_signal(_signal(2, "b"))
+    found = await waiting
+    while found != "b":  # one that was announced before may be announced again
+        found = await anext(listener)
+    _require("b" in told)
+    await listener.aclose()
+    await store.aclose()
+
+
 CHECKS: tuple[StoreCheck, ...] = (
     returns_what_was_appended,
     isolates_runs,
@@ -414,5 +465,7 @@ CHECKS: tuple[StoreCheck, ...] = (
     lists_a_run_as_it_was_described,
     finds_runs_by_what_they_are_listed_by,
     keeps_pages_apart_while_runs_are_created,
+    keeps_signals_until_they_are_removed,
+    tells_owners_and_listeners_of_signals,
 )
 """Every check."""

@@ -308,7 +308,7 @@ def test_the_schema_of_a_newer_release_is_refused(url: str) -> None:
 
 def test_the_first_schema_is_migrated_by_the_next_write_and_its_runs_are_listed(url: str) -> None:
     write(url)
-    execute(url, "DROP TABLE agentfsm.run_info")
+    execute(url, "DROP TABLE agentfsm.run_info, agentfsm.signal")
     execute(url, "UPDATE agentfsm.version SET number = 1")
 
     async def migrate_and_list() -> list[str]:

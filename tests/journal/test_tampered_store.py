@@ -20,6 +20,7 @@ from agentfsm import Allow, JournalError, SqliteStore
 from agentfsm.cli.app import app
 from agentfsm.errors import StoreError, StoreFormatError
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
+from agentfsm.journal.sqlite.sqlite_store import SCHEMA_VERSION
 from agentfsm.loop.keys import Keyring
 from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run
 
@@ -334,7 +335,7 @@ def test_a_store_of_an_earlier_release_has_its_own_schema_and_one_that_was_migra
     with SqliteStore(path) as store:
         finished_run(store, "new")
     db = sqlite3.connect(path)
-    assert db.execute("PRAGMA user_version").fetchone() == (3,)
+    assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     db.execute("ANALYZE")  # statistics of the user's are no change
     db.commit()
     db.close()

@@ -19,9 +19,9 @@ __all__ = [
     "require_current",
 ]
 
-SCHEMA_VERSION = 2
-"""1: the first one; 2: with columns that list runs. The first write creates it or brings it up to date, and so does
-``agentfsm store migrate``."""
+SCHEMA_VERSION = 3
+"""1: the first one; 2: with columns that list runs; 3: with signals. The first write creates it or brings it up
+to date, and so does ``agentfsm store migrate``."""
 
 _CREATE_LOCK = 0x6166736D
 """The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
@@ -90,6 +90,16 @@ _MIGRATIONS: tuple[LiteralString, ...] = (
     CREATE INDEX run_info_by_model ON agentfsm.run_info (model, id) WHERE model <> '';
     CREATE INDEX run_info_by_parent ON agentfsm.run_info (parent, id) WHERE parent <> '';
     CREATE INDEX run_info_by_tag ON agentfsm.run_info USING gin (tags);
+    """,
+    """
+    CREATE TABLE agentfsm.signal (
+        number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        id text NOT NULL UNIQUE,
+        run_id text NOT NULL,
+        body text NOT NULL,
+        mac bytea NOT NULL
+    );
+    CREATE INDEX signal_by_run ON agentfsm.signal (run_id);
     """,
 )
 """What leads from each version to the next; the first one from an empty schema."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import psycopg
@@ -60,12 +60,24 @@ class PostgresSettings:
         liveness: How the server knows that this process lives: by its session, or by leases that it renews.
         lease_s: Seconds for which a lease is valid.
         wait_s: Seconds to wait for a server that went away.
+        listen_url: The database without a pooler between, where new signals are heard of; empty for ``url``.
     """
 
     url: str
     liveness: Liveness
     lease_s: float
     wait_s: float
+    listen_url: str = ""
+
+    @property
+    def listens(self) -> bool:
+        """Whether a connection may LISTEN, which a pooler does not let through."""
+        return bool(self.listen_url) or self.liveness == "session"
+
+    @property
+    def listen_conninfo(self) -> str:
+        """What libpq connects with to LISTEN."""
+        return replace(self, url=self.listen_url or self.url, liveness="session").conninfo
 
     @property
     def server(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, LiteralString, NamedTuple, Self
@@ -29,8 +29,16 @@ from agentfsm.journal.postgres.postgres_run_info import (
     write_run_info,
 )
 from agentfsm.journal.postgres.postgres_session import Connection, Liveness, PostgresSession, PostgresSettings
+from agentfsm.journal.postgres.postgres_signals import (
+    SignalListener,
+    delete_signal,
+    insert_signal,
+    select_signals,
+)
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
+from agentfsm.journal.signal_hub import SignalHub
+from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
@@ -133,30 +141,40 @@ class PostgresStore:
             works through a pooler in transaction mode, such as pgbouncer.
         lease_s: Seconds for which a lease is valid; a run of a process that died is free after that time.
         wait_s: Seconds to wait for a server that went away, before a write or a read fails.
+        listen_url: The database without a pooler between, so that answers and cancellations that other processes send
+            are heard of at once also with ``liveness="lease"``; without it they are looked for every 2 seconds.
 
     Attributes:
         maintenance: What is done to the store as a whole.
 
     Raises:
-        ConfigurationError: The URL cannot be read, or a number is not greater than 0.
+        ConfigurationError: A URL cannot be read, or a number is not greater than 0.
     """
 
     def __init__(
-        self, url: str, *, liveness: Liveness = "session", lease_s: float = 15.0, wait_s: float = 60.0
+        self,
+        url: str,
+        *,
+        liveness: Liveness = "session",
+        lease_s: float = 15.0,
+        wait_s: float = 60.0,
+        listen_url: str = "",
     ) -> None:
         try:
             conninfo_to_dict(url)
+            conninfo_to_dict(listen_url)
         except ProgrammingError:
             raise ConfigurationError(
                 "that is not the URL of a PostgreSQL database, such as postgresql://user:password@host/database"
             ) from None
         if liveness not in ("session", "lease") or not lease_s > 0 or not wait_s > 0:
             raise ConfigurationError("liveness is session or lease, and lease_s and wait_s are greater than 0")
-        self._settings = PostgresSettings(url, liveness, lease_s, wait_s)
+        self._settings = PostgresSettings(url, liveness, lease_s, wait_s, listen_url)
         self._process = os.getpid()
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = weakref.WeakKeyDictionary()
         self._leases: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
         self.maintenance = PostgresMaintenance(lambda: self._queue().session)
+        self._hub = SignalHub()
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._settings.server})"
@@ -196,6 +214,7 @@ class PostgresStore:
         lease.key = _LeaseKey(run_id, lease.epoch, owner, before.number, keyring)
         lease.finalizer = weakref.finalize(lease, _release_abandoned, queue, lease.key)
         lease.finalizer.atexit = False
+        queue.hear_signals(self._runs_with_signals, self._ring)
         return lease
 
     async def release(self, lease: Lease) -> None:
@@ -240,6 +259,37 @@ class PostgresStore:
                     await update_texts(db, key.number, listed)
 
         await self._queue().session.write(update)
+
+    # -- signals --------------------------------------------------------------------------------------
+
+    async def send_signal(self, signal: SealedSignal) -> bool:
+        """Keep a signal until it is removed; see ``Store.send_signal``."""
+        is_kept = await self._queue().session.write(lambda db, _: insert_signal(db, signal))
+        if is_kept:
+            self._ring(signal.run_id)
+        return is_kept
+
+    def _ring(self, run_id: str) -> None:
+        lease = self._leases.get(run_id)
+        if lease is not None:
+            lease.signal()
+        self._hub.ring(run_id)
+
+    async def pending_signals(self, run_id: str | None = None) -> list[SealedSignal]:
+        """The signals that were not removed yet; see ``Store.pending_signals``."""
+        return await self._queue().session.read(lambda db: select_signals(db, run_id), list[SealedSignal]())
+
+    async def remove_signal(self, signal_id: str) -> None:
+        """Remove a signal; see ``Store.remove_signal``. The server keeps its row in free pages for a while."""
+        await self._queue().session.write(lambda db, _: delete_signal(db, signal_id))
+
+    def signals(self) -> AsyncGenerator[str]:
+        """The ids of runs that have signals, and of each that gets one; see ``Store.signals``."""
+        self._queue().hear_signals(self._runs_with_signals, self._ring).start()
+        return self._hub.listen(self._runs_with_signals)
+
+    async def _runs_with_signals(self) -> list[str]:
+        return [signal.run_id for signal in await self.pending_signals()]
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -341,6 +391,20 @@ class _Queue:
         self._loop = asyncio.get_running_loop()
         self._jobs: list[_Job] = []
         self._flusher: asyncio.Task[None] | None = None
+        self._listener: SignalListener | None = None
+
+    def hear_signals(
+        self, read_pending: Callable[[], Awaitable[list[str]]], ring: Callable[[str], None]
+    ) -> SignalListener:
+        """Hear of new signals from now on.
+
+        Args:
+            read_pending: Reads the ids of the runs that have signals.
+            ring: Called with the id of each run that has got one.
+        """
+        if self._listener is None:
+            self._listener = SignalListener(self.session.settings, read_pending, ring)
+        return self._listener
 
     def submit(
         self,
@@ -405,6 +469,8 @@ class _Queue:
 
     async def aclose(self) -> None:
         """Write what is queued, and close the connections."""
+        if self._listener is not None:
+            await self._listener.aclose()
         if self._flusher is not None:
             await asyncio.wait([self._flusher])
         await self.session.aclose()

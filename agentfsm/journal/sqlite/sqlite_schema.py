@@ -23,6 +23,7 @@ __all__ = [
     "connect",
     "has_macs",
     "has_run_info",
+    "has_signals",
     "has_tables",
     "open_reader",
     "open_writer",
@@ -33,8 +34,9 @@ __all__ = [
 APPLICATION_ID = 0x6166736D
 """``afsm`` in ASCII: tells an agentfsm store from any other SQLite file."""
 
-SCHEMA_VERSION = 3
-"""1: without MACs, as 0.1.0 wrote it; 2: with them; 3: with columns that list runs. The first write migrates a file."""
+SCHEMA_VERSION = 4
+"""1: without MACs, as 0.1.0 wrote it; 2: with them; 3: with columns that list runs; 4: with signals. The first write
+migrates a file."""
 
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait for a lock on the file that another program holds."""
@@ -99,6 +101,21 @@ INSERT INTO run_info (id, status) SELECT id, status FROM run;
 PRAGMA user_version = 3;
 """
 
+_MIGRATION_FROM_3 = """
+CREATE TABLE signal (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    run_id TEXT NOT NULL,
+    body TEXT NOT NULL,
+    mac BLOB NOT NULL
+);
+CREATE INDEX signal_by_run ON signal (run_id);
+PRAGMA user_version = 4;
+"""
+
+_MIGRATIONS = {1: _MIGRATION_FROM_1, 2: _MIGRATION_FROM_2, 3: _MIGRATION_FROM_3}
+"""What leads from each version to the next."""
+
 _SCHEMA_OF_2 = f"""
 CREATE TABLE run (
     id INTEGER PRIMARY KEY,
@@ -137,24 +154,24 @@ def changed_schema(db: sqlite3.Connection) -> str:
     Raises:
         sqlite3.Error: The file cannot be read.
     """
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    by_version: dict[int, list[tuple[str, ...]]] = {
-        1: [(_SCHEMA_OF_1,)],
-        2: [(_SCHEMA_OF_2,), (_SCHEMA_OF_1, _MIGRATION_FROM_1)],
-        3: [(_SCHEMA_OF_2, _MIGRATION_FROM_2), (_SCHEMA_OF_1, _MIGRATION_FROM_1, _MIGRATION_FROM_2)],
-    }
-    allowed = by_version.get(version)
-    if allowed is None:
+    version = _version(db)
+    created = [(first, script) for first, script in ((1, _SCHEMA_OF_1), (2, _SCHEMA_OF_2)) if first <= version]
+    if version not in range(1, SCHEMA_VERSION + 1):
         return f"its schema version is {version}, which no release wrote"
     found = set(db.execute(_SELECT_SCHEMA))
     differences: list[str] = []
-    for scripts in allowed:
-        expected = _schema_after(*scripts)
+    for first, script in created:
+        expected = _schema_after(script, *_migrations(first, version))
         if found == expected:
             return ""
         changed = sorted({f"{kind} {name}" for kind, name, *_ in found ^ expected})
         differences.append(f"its schema differs from the one that agentfsm created: {', '.join(changed)}")
     return min(differences, key=len)
+
+
+def _migrations(version: int, to: int = SCHEMA_VERSION) -> list[str]:
+    """The scripts that lead from one version to another."""
+    return [_MIGRATIONS[number] for number in range(version, to)]
 
 
 def _schema_after(*scripts: str) -> set[tuple[str, str, str, str | None]]:
@@ -177,6 +194,8 @@ def wrong_types(db: sqlite3.Connection) -> list[tuple[int, int | None]]:
     found += [(key >> 32, key & 0xFFFFFFFF) for key in _rows_with_wrong_types(db, "journal")]
     if has_run_info(db):
         found += [(number, None) for number in _rows_with_wrong_types(db, "run_info")]
+    if has_signals(db):
+        found += [(0, None) for _ in _rows_with_wrong_types(db, "signal")]
     return found
 
 
@@ -205,11 +224,9 @@ def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
         db.execute("PRAGMA secure_delete = ON")
         db.execute(f"PRAGMA wal_autocheckpoint = {WAL_AUTOCHECKPOINT_PAGES}")
         if not has_tables(db):
-            db.executescript(f"BEGIN; {_SCHEMA_OF_2} {_MIGRATION_FROM_2} COMMIT;")
-        elif not has_macs(db):
-            db.executescript(f"BEGIN; {_MIGRATION_FROM_1} {_MIGRATION_FROM_2} COMMIT;")
-        elif not has_run_info(db):
-            db.executescript(f"BEGIN; {_MIGRATION_FROM_2} COMMIT;")
+            db.executescript(f"BEGIN; {_SCHEMA_OF_2} {' '.join(_migrations(2))} COMMIT;")
+        elif (version := _version(db)) < SCHEMA_VERSION:
+            db.executescript(f"BEGIN; {' '.join(_migrations(version))} COMMIT;")
 
     with contextlib.suppress(OSError):  # SQLite says what is wrong, and gives the files beside it the same mode
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -310,12 +327,21 @@ def _has_journals(db: sqlite3.Connection) -> bool:
 
 def has_macs(db: sqlite3.Connection) -> bool:
     """Whether the file has columns for MACs; a file of schema version 1 has none until it is written."""
-    return bool(db.execute("PRAGMA user_version").fetchone()[0] != 1)
+    return _version(db) != 1
 
 
 def has_run_info(db: sqlite3.Connection) -> bool:
     """Whether the file has the columns that list runs; a file of version 1 or 2 has none until it is written."""
-    return bool(db.execute("PRAGMA user_version").fetchone()[0] > 2)
+    return _version(db) > 2
+
+
+def has_signals(db: sqlite3.Connection) -> bool:
+    """Whether the file has the table of signals; a file of an earlier version has none until it is written."""
+    return _version(db) > 3
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _application_id(db: sqlite3.Connection) -> int:
@@ -327,7 +353,7 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     if not has_tables(db):
         return
     application = _application_id(db)
-    version = db.execute("PRAGMA user_version").fetchone()[0]
+    version = _version(db)
     if application != APPLICATION_ID:
         raise StoreFormatError(f"{path} is a database of another program")
     if version > SCHEMA_VERSION:

@@ -1,0 +1,104 @@
+"""Finds what the runs of a store wait for that this agent can do: go on after a crash, or act on an answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentfsm.agent.resume import ResumeRequest, dismiss_run, require_store, resume_run
+from agentfsm.errors import (
+    HumanReplyError,
+    JournalError,
+    MissingDepsError,
+    MissingExtraError,
+    MissingModelError,
+    RunError,
+    SuspensionExpiredError,
+    SuspensionRecordError,
+)
+from agentfsm.runtime.context import AgentConfig
+from agentfsm.runtime.hooks import logger
+from agentfsm.runtime.run import Run
+
+if TYPE_CHECKING:
+    from agentfsm.journal.signals import Signal
+    from agentfsm.journal.store import Head
+
+__all__ = ["next_run", "unfinished_runs"]
+
+
+async def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:
+    """The runs of the host's store that have something to do, loaded and ready to be awaited.
+
+    They are those that were interrupted, and those that were answered or cancelled with ``Runs``; without those of
+    sub-agents. A run that cannot be resumed is skipped with a warning in the log. A run that another process has
+    resumed in the meantime is skipped too.
+
+    Raises:
+        ConfigurationError: The host has no store.
+        StoreError: The store cannot be read.
+    """
+    store = require_store(config)
+    signalled = [signal.run_id for signal in await store.pending_signals()]
+    interrupted = [head.run_id for head in await store.heads("running") if head.owner is None and head.seq]
+    found = [await next_run(config, run_id) for run_id in dict.fromkeys([*interrupted, *signalled])]
+    return [run for run in found if run is not None]
+
+
+async def next_run(config: AgentConfig, run_id: str) -> Run[Any, Any] | None:
+    """A run, loaded and ready to be awaited, if it has something to do and nobody does it; else None.
+
+    Answers and cancellations that fit the run no longer are removed.
+
+    Args:
+        config: The agent's configuration.
+        run_id: The run.
+
+    Raises:
+        ConfigurationError: The host has no store.
+        StoreError: The store cannot be read.
+    """
+    from agentfsm.journal.signals import read_signals  # only needed for runs in a store
+
+    store = require_store(config)
+    head = await store.head(run_id)
+    if head is None or head.owner is not None or not head.seq:
+        return None
+    signals = await read_signals(store, config.host.keyring, run_id)
+    for signal in sorted(signals, key=lambda each: each.kind != "cancel"):
+        run = await _act_on(config, head, signal)
+        if run is not None:
+            return run
+    return await _loaded(resume_run(config, run_id, ResumeRequest(None))) if head.status == "running" else None
+
+
+async def _act_on(config: AgentConfig, head: Head, signal: Signal) -> Run[Any, Any] | None:
+    """A run, loaded with what a signal says; None if it does not fit the run or this agent."""
+    if head.status == "finished":
+        await require_store(config).remove_signal(signal.id)
+        return None
+    if signal.kind == "cancel":
+        run = dismiss_run(config, signal.run_id, signal.reason, signal=signal)
+    elif head.status == "suspended":
+        run = resume_run(config, signal.run_id, ResumeRequest(None, signal=signal))
+    else:
+        return None  # it was interrupted on the way to asking for it
+    try:
+        return await run.load()
+    except (HumanReplyError, SuspensionExpiredError) as error:
+        logger.warning("run %s: a reply is refused: %s", signal.run_id, error)
+        await require_store(config).remove_signal(signal.id)
+    except (SuspensionRecordError, JournalError, RunError, MissingExtraError) as error:
+        logger.warning("%s", error)  # another agent may be able to
+    return None
+
+
+async def _loaded(run: Run[Any, Any]) -> Run[Any, Any] | None:
+    try:
+        await run.load()
+    except (JournalError, MissingDepsError, MissingModelError) as error:
+        logger.warning("%s", error)
+    except (SuspensionRecordError, RunError):  # it has ended or been suspended since the list was read
+        pass
+    else:
+        return run if run.run_state.parent is None else None
+    return None

@@ -1,0 +1,130 @@
+"""The table of signals in a PostgreSQL store, and the connection on which a process hears of new ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from typing import LiteralString
+
+import psycopg
+from psycopg import AsyncConnection
+
+from agentfsm.errors import StoreError, UnknownRunError
+from agentfsm.journal.postgres.postgres_session import Connection, PostgresSettings
+from agentfsm.journal.signals import SealedSignal
+
+__all__ = ["SignalListener", "delete_signal", "insert_signal", "select_signals"]
+
+CHANNEL = "agentfsm_signal"
+
+POLL_S = 2.0
+"""Seconds between two looks at the table where the server cannot say that it has changed."""
+
+START_DELAY_S = 0.25
+"""Seconds that a process has a run before it listens: a shorter run needs no connection for that."""
+
+RECONNECT_S = 1.0
+"""Seconds before the next attempt to connect again."""
+
+MAX_PAYLOAD_CHARS = 1000
+"""A longer id is not sent along: the server takes at most 8000 bytes."""
+
+_SELECT: LiteralString = "SELECT id, run_id, body, encode(mac, 'hex') FROM agentfsm.signal "
+
+
+async def insert_signal(db: Connection, signal: SealedSignal) -> bool:
+    """Add a signal and announce it; False if there is another one with its id. It may be repeated.
+
+    Raises:
+        UnknownRunError: There is no such run.
+    """
+    async with db.transaction():
+        await db.execute(
+            "INSERT INTO agentfsm.signal (id, run_id, body, mac) SELECT %s, run_id, %s, %s FROM agentfsm.run"
+            " WHERE run_id = %s ON CONFLICT (id) DO NOTHING",
+            (signal.id, signal.body, bytes.fromhex(signal.mac), signal.run_id),
+        )
+        row = await (await db.execute(_SELECT + "WHERE id = %s", (signal.id,))).fetchone()
+        if row is None:
+            raise UnknownRunError(f"there is no run {signal.run_id!r}")
+        if SealedSignal(*row) != signal:
+            return False
+        payload = signal.run_id if len(signal.run_id) <= MAX_PAYLOAD_CHARS else ""
+        await db.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
+        return True
+
+
+async def select_signals(db: Connection, run_id: str | None) -> list[SealedSignal]:
+    """The signals of a run, or of all runs, the oldest first."""
+    if run_id is None:
+        rows = await db.execute(_SELECT + "ORDER BY number")
+    else:
+        rows = await db.execute(_SELECT + "WHERE run_id = %s ORDER BY number", (run_id,))
+    return [SealedSignal(*row) for row in await rows.fetchall()]
+
+
+async def delete_signal(db: Connection, signal_id: str) -> None:
+    """Delete a signal."""
+    await db.execute("DELETE FROM agentfsm.signal WHERE id = %s", (signal_id,))
+
+
+class SignalListener:
+    """Hears of new signals, in a task of the event loop, until it is closed.
+
+    Args:
+        settings: The settings of the store. With a connection of its own, it hears of a signal at once; behind a
+            pooler without a direct URL, it looks every ``POLL_S`` seconds.
+        read_pending: Reads the ids of the runs that have signals.
+        ring: Called with the id of each run that has got one.
+    """
+
+    def __init__(
+        self,
+        settings: PostgresSettings,
+        read_pending: Callable[[], Awaitable[Iterable[str]]],
+        ring: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._read_pending = read_pending
+        self._ring = ring
+        self._awaited = asyncio.Event()
+        self._task = asyncio.create_task(self._listen() if settings.listens else self._poll())
+
+    def start(self) -> None:
+        """Listen from now on: somebody waits for it."""
+        self._awaited.set()
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            with contextlib.suppress(StoreError):  # the next look may succeed; whoever uses the store gets the error
+                self._ring_all(await self._read_pending())
+
+    def _ring_all(self, run_ids: Iterable[str]) -> None:
+        for run_id in dict.fromkeys(run_ids):
+            self._ring(run_id)
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_DELAY_S):
+                await self._awaited.wait()
+        while True:
+            with contextlib.suppress(psycopg.Error):
+                async with await AsyncConnection.connect(self._settings.listen_conninfo, autocommit=True) as db:
+                    await db.execute("LISTEN " + CHANNEL)
+                    await self._ring_pending(db)  # those that were sent while nobody listened
+                    async for notice in db.notifies():
+                        if notice.payload:
+                            self._ring(notice.payload)
+                        else:
+                            await self._ring_pending(db)
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _ring_pending(self, db: Connection) -> None:
+        self._ring_all([signal.run_id for signal in await select_signals(db, None)])
+
+    async def aclose(self) -> None:
+        """Stop listening."""
+        self._task.cancel()
+        await asyncio.wait([self._task])

@@ -1,0 +1,196 @@
+"""Sends answers and cancellations to stored runs, after checking that they still fit what the run waits for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agentfsm.errors import (
+    JournalError,
+    MissingExtraError,
+    RepeatedVoteError,
+    RunError,
+    StaleHumanReplyError,
+    SuspensionExpiredError,
+    UnknownRunError,
+)
+from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
+from agentfsm.journal.signals import Signal, SignalKind, read_signals, seal_signal, signal_id
+from agentfsm.journal.store import Head, Store
+from agentfsm.loop.keys import KeyPurpose, Keyring
+from agentfsm.loop.quorum import Actor
+from agentfsm.loop.state import HumanReply
+from agentfsm.loop.suspension import check_human_reply
+from agentfsm.loop.withholding import lacks_values, seal_value
+
+__all__ = ["SentSignal", "send_answer", "send_cancel"]
+
+MIN_DIGEST_DIGITS = 12
+"""How many hex digits of a record's hash are enough to identify it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentSignal:
+    """An answer or a cancellation that a store keeps until a process acts on it.
+
+    Attributes:
+        run_id: The run.
+        kind: ``answer`` or ``cancel``.
+        owner: The process that runs the run and was told; None if it waits for the next process that has its agent.
+    """
+
+    run_id: str
+    kind: SignalKind
+    owner: str | None
+
+
+async def send_answer(
+    store: Store,
+    run_id: str,
+    reply: HumanReply,
+    keyring: Keyring,
+    *,
+    actor: Actor | None = None,
+    to: str | None = None,
+) -> SentSignal:
+    """Send a reply to what a stored run waits for.
+
+    Args:
+        store: The store that has the run.
+        run_id: The run.
+        reply: The reply.
+        keyring: The keys of the host: one of them sealed the run, and the current one seals the reply.
+        actor: Who replies, or None.
+        to: The digest of the request that was shown to them, or at least its first 12 digits; None for whatever the
+            run asks now.
+
+    Raises:
+        UnknownRunError: There is no such run.
+        RunError: It has ended, or is a sub-agent's.
+        HumanReplyError: The reply does not fit what the run waits for, whoever replies may not, the request was
+            answered already, or the run asks nothing or something else; each has a class of its own.
+        SuspensionExpiredError: The request has expired.
+        MissingExtraError: The reply has secret arguments, which cannot be encrypted.
+        JournalError: The run was not sealed under a secret of the host, or was tampered with.
+        StoreError: The store cannot be read or written.
+    """
+    head = await _head(store, run_id, keyring)
+    request = await pending_request(store, head)
+    if request is None:
+        doing = f"{head.owner} is running it" if head.owner else "it was interrupted"
+        raise StaleHumanReplyError(f"run {run_id!r} asks nothing now: {doing}")
+    _check_current(request, to)
+    if request.has_expired(now := time.time()):
+        raise SuspensionExpiredError(f"the request of run {run_id!r} expired without a reply; cancel the run")
+    check_human_reply(request.kind, reply)
+    _check_encryption(request, reply, keyring)
+    waiting = [each for each in await read_signals(store, keyring, run_id) if each.kind == "answer"]
+    voter = _check_votes(request, reply, actor, waiting, now)
+    signal = Signal(
+        signal_id(run_id, "answer", request.digest, voter),
+        run_id,
+        "answer",
+        (request.seq, request.digest),
+        now,
+        actor,
+        reply,
+    )
+    if not await store.send_signal(seal_signal(signal, keyring)):
+        raise _answered(run_id, await read_signals(store, keyring, run_id))
+    return SentSignal(run_id, "answer", None)
+
+
+async def send_cancel(
+    store: Store, run_id: str, reason: str, keyring: Keyring, *, actor: Actor | None = None
+) -> SentSignal:
+    """Send a stored run the request to cancel itself. Sending it twice is sending it once.
+
+    Args:
+        store: The store that has the run.
+        run_id: The run.
+        reason: Why; becomes ``RunCancelled.reason``, with the actor.
+        keyring: The keys of the host: one of them sealed the run, and the current one seals the request.
+        actor: Who cancels it, or None.
+
+    Raises:
+        UnknownRunError: There is no such run.
+        RunError: It has ended, or is a sub-agent's.
+        HumanReplyError: The run waits for people with a role, and the actor is none of them.
+        JournalError: The run was not sealed under a secret of the host, or was tampered with.
+        StoreError: The store cannot be read or written.
+    """
+    head = await _head(store, run_id, keyring)
+    request = await pending_request(store, head)
+    if request is not None and request.quorum is not None and actor is not None:
+        request.quorum.check_reply("deny", actor)
+    signal = Signal(
+        signal_id(run_id, "cancel"), run_id, "cancel", (head.seq, head.hash), time.time(), actor, reason=reason
+    )
+    await store.send_signal(seal_signal(signal, keyring))  # an earlier one stays
+    return SentSignal(run_id, "cancel", head.owner)
+
+
+async def _head(store: Store, run_id: str, keyring: Keyring) -> Head:
+    """The head of a run that has not ended."""
+    head = await store.head(run_id)
+    if head is None or not head.seq:
+        raise UnknownRunError(f"there is no run {run_id!r}")
+    is_sealed = keyring.check_seal(KeyPurpose.run, head.row.encode(), head.mac) if head.mac else None
+    if is_sealed is None:
+        raise JournalError(
+            f"run {run_id!r} was not sealed under this secret, so no process with its agent would believe what is sent "
+            "to it: give the secret of the host that runs it"
+        )
+    if not is_sealed:
+        raise JournalError(f"run {run_id!r} was changed by somebody without the secret: agentfsm verify shows how")
+    if head.status == "finished":
+        raise RunError(f"run {run_id!r} has ended")
+    if await is_subagent_run(store, run_id):
+        raise RunError(f"run {run_id!r} is a sub-agent's run: answer or cancel the run that called it")
+    return head
+
+
+def _check_current(request: StoredRequest, to: str | None) -> None:
+    if to is None or (len(to) >= MIN_DIGEST_DIGITS and request.digest.startswith(to)):
+        return
+    hint = f" (give at least its first {MIN_DIGEST_DIGITS} digits)" if len(to) < MIN_DIGEST_DIGITS else ""
+    raise StaleHumanReplyError(
+        f"the reply is to record {to[:MIN_DIGEST_DIGITS]!r}{hint}, but run {request.run_id!r} now waits for a reply to "
+        f"record {request.seq} ({request.digest[:MIN_DIGEST_DIGITS]}): {request}"
+    )
+
+
+def _check_encryption(request: StoredRequest, reply: HumanReply, keyring: Keyring) -> None:
+    """Refuse to write secret arguments as they are."""
+    if reply.kind == "edit" and lacks_values(request.arguments) and seal_value(keyring.current, "") is None:
+        raise MissingExtraError("a reply with secret arguments that waits in a store", "sealing")
+
+
+def _check_votes(
+    request: StoredRequest, reply: HumanReply, actor: Actor | None, waiting: Sequence[Signal], now: float
+) -> str:
+    """Check that an actor may reply; returns what tells the vote from the other votes on the request."""
+    quorum = request.quorum
+    if quorum is None:
+        return ""
+    quorum = replace(quorum, escalated=quorum.escalated or quorum.is_due(now))
+    quorum.check_reply(reply.kind, actor)
+    if quorum.rule.n == 1:
+        return ""
+    for each in waiting:  # votes on their way count, too
+        if each.actor is None or each.reply is None or each.reply.kind == "deny" or not quorum.missing:
+            raise _answered(request.run_id, waiting)
+        if actor is not None and each.actor.is_same_as(actor) and reply.kind != "deny":
+            raise RepeatedVoteError(f"{actor.id!r} has approved this call already, and the vote is on its way")
+        quorum = quorum.with_vote(each.actor)
+    if waiting and not quorum.missing:
+        raise _answered(request.run_id, waiting)
+    return "" if actor is None or reply.kind == "deny" else actor.id
+
+
+def _answered(run_id: str, waiting: Sequence[Signal]) -> StaleHumanReplyError:
+    by = next((str(each.actor) for each in waiting if each.kind == "answer" and each.actor is not None), "")
+    return StaleHumanReplyError(
+        f"run {run_id!r} was answered already{f' by {by}' if by else ''}; a process with its agent will act on that"
+    )

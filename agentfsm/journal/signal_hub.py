@@ -1,0 +1,80 @@
+"""``SignalHub``: tells whoever listens in this process, in any thread, which runs have got signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+
+__all__ = ["RECHECK_S", "SignalHub"]
+
+RECHECK_S = 30.0
+"""Seconds after which all pending signals are listed anew, also where each new one is announced: for those that whoever
+held the run could not act on."""
+
+
+class _Listener:
+    """One iteration over the runs that get signals."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.rung = asyncio.Event()
+        self.run_ids: dict[str, None] = {}
+
+    def ring(self, run_id: str) -> None:
+        self.run_ids[run_id] = None
+        self.rung.set()
+
+    async def is_rung(self, until: float) -> bool:
+        """Whether it is rung before a time of its loop."""
+        try:
+            async with asyncio.timeout_at(until):
+                await self.rung.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def take(self) -> list[str]:
+        run_ids, self.run_ids = list(self.run_ids), {}
+        self.rung.clear()
+        return run_ids
+
+
+class SignalHub:
+    """The listeners of one store in this process."""
+
+    def __init__(self) -> None:
+        self._listeners: set[_Listener] = set()
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
+    def ring(self, run_id: str) -> None:
+        """Tell every listener that a run has got a signal; may be called from any thread."""
+        for listener in tuple(self._listeners):
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                listener.loop.call_soon_threadsafe(listener.ring, run_id)
+
+    async def listen(
+        self, read_pending: Callable[[], Awaitable[Iterable[str]]], recheck_s: float = RECHECK_S
+    ) -> AsyncGenerator[str]:
+        """The ids of runs that have signals, and of those that get some, for ever.
+
+        Args:
+            read_pending: Reads the ids of the runs that have signals.
+            recheck_s: Seconds after which they are read again.
+        """
+        listener = _Listener()
+        self._listeners.add(listener)  # before they are read, so that none is missed
+        try:
+            while True:
+                for run_id in dict.fromkeys(await read_pending()):
+                    yield run_id
+                recheck_at = listener.loop.time() + recheck_s
+                while await listener.is_rung(recheck_at):
+                    for run_id in listener.take():
+                        yield run_id
+        finally:
+            self._listeners.discard(listener)

@@ -1,0 +1,233 @@
+"""Signals: answers and cancellations that wait in a store until a process that has the agent of the run acts on them.
+
+A signal names a record of its run that whoever sent it had seen, and has a MAC under the secret of the host, so that
+nobody without the secret can answer or cancel a run by writing to the store. It is removed once what it led to is
+durable. A process that dies between the two leaves a signal that no longer fits its run, and is not acted on again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, cast
+
+from agentfsm.loop.canonical_json import decode, encode
+from agentfsm.loop.keys import KeyPurpose, Keyring
+from agentfsm.loop.quorum import Actor
+from agentfsm.loop.state import HumanReply
+from agentfsm.loop.withholding import SecretOpener, lacks_values, seal_value
+
+__all__ = [
+    "SealedSignal",
+    "Signal",
+    "SignalKind",
+    "SignalStore",
+    "is_about",
+    "open_signal",
+    "read_signals",
+    "seal_signal",
+    "signal_id",
+]
+
+SignalKind = Literal["answer", "cancel"]
+
+_VERSION = 1
+
+
+class SealedSignal(NamedTuple):
+    """A signal as a store keeps it.
+
+    Attributes:
+        id: Names it; a store has one signal with an id at a time.
+        run_id: The run.
+        body: What it says, as JSON.
+        mac: The seal of the body under a secret of the host, in hex.
+    """
+
+    id: str
+    run_id: str
+    body: str
+    mac: str
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """An answer to a run that waits, or the request to cancel a run.
+
+    Attributes:
+        id: Names it; see ``signal_id``.
+        run_id: The run.
+        kind: ``answer`` or ``cancel``.
+        to: Sequence number and hash of the record that the sender had seen: for an answer that of the request, for a
+            cancellation the last one; 0 and any hash for a run without a record.
+        sent_at: When it was sent, in seconds since the epoch.
+        actor: Who sent it, or None if nobody said.
+        reply: For an answer, the reply.
+        reason: For a cancellation, why.
+    """
+
+    id: str
+    run_id: str
+    kind: SignalKind
+    to: tuple[int, str]
+    sent_at: float
+    actor: Actor | None = None
+    reply: HumanReply | None = None
+    reason: str = ""
+
+    @property
+    def cancel_reason(self) -> str:
+        """Why the run is cancelled, and by whom."""
+        return self.reason if self.actor is None else f"{self.reason} (by {self.actor})"
+
+
+class SignalStore(Protocol):
+    """The part of a store that keeps signals."""
+
+    async def send_signal(self, signal: SealedSignal) -> bool:
+        """Keep a signal until it is removed, and wake whoever runs the run or listens to ``signals``.
+
+        Returns:
+            True once it is durable; False if the store has another signal with that id, which stays as it is.
+
+        Raises:
+            agentfsm.errors.UnknownRunError: There is no such run.
+            agentfsm.errors.StoreError: The store cannot write.
+        """
+        ...
+
+    async def pending_signals(self, run_id: str | None = None) -> list[SealedSignal]:
+        """The signals of one run, or of all runs, that were not removed yet, the oldest first.
+
+        Raises:
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        ...
+
+    async def remove_signal(self, signal_id: str) -> None:
+        """Remove a signal, and erase what it said; does nothing if there is no such signal.
+
+        Raises:
+            agentfsm.errors.StoreError: The store cannot write.
+        """
+        ...
+
+    def signals(self) -> AsyncGenerator[str]:
+        """The ids of runs that have signals: of those that have some now, and then of each that gets one, for ever.
+
+        An id may come again, also if nothing of it is left to do. It comes at once if the signal was sent through a
+        store that can wake this one, and else after a few seconds.
+
+        Raises:
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        ...
+
+
+def signal_id(run_id: str, kind: SignalKind, digest: str = "", voter: str = "") -> str:
+    """The id of a signal, the same for all that say the same: a second answer to a request is refused by the store.
+
+    Args:
+        run_id: The run.
+        kind: What it is.
+        digest: For an answer, the hash of the record with the request.
+        voter: For one of several votes, who votes.
+    """
+    return hashlib.sha256(encode([run_id, kind, digest, voter]).encode()).hexdigest()[:32]
+
+
+def seal_signal(signal: Signal, keyring: Keyring) -> SealedSignal:
+    """A signal as a store keeps it. What it says is encrypted where the package ``cryptography`` is installed.
+
+    Args:
+        signal: The signal.
+        keyring: The keys of the host; the current one seals it.
+    """
+    content: dict[str, Any] = {"ts": int(signal.sent_at * 1000)}
+    if signal.reply is not None:
+        reply = signal.reply
+        content["reply"] = {
+            "kind": reply.kind,
+            "text": reply.text,
+            "arguments": reply.arguments,
+            "unit": reply.unit,
+            "amount": reply.amount,
+        }
+    if signal.reason:
+        content["reason"] = signal.reason
+    body: dict[str, Any] = {
+        "v": _VERSION,
+        "id": signal.id,
+        "run": signal.run_id,
+        "kind": signal.kind,
+        "to": list(signal.to),
+        "content": seal_value(keyring.current, content) or content,
+    }
+    if (actor := signal.actor) is not None:
+        body["actor"] = {"id": actor.id, "roles": actor.roles, "kind": actor.kind, "verified": actor.verified}
+    text = encode(body)
+    mac = keyring.current.seal(KeyPurpose.signal, text.encode("utf-8", "surrogatepass"))
+    return SealedSignal(signal.id, signal.run_id, text, mac)
+
+
+def open_signal(sealed: SealedSignal, keyring: Keyring) -> Signal | None:
+    """What a signal says; None if none of the host's secrets sealed it, so that it must not be acted on.
+
+    Args:
+        sealed: The signal.
+        keyring: The keys of the host.
+
+    Raises:
+        agentfsm.errors.MissingExtraError: It is encrypted, and the package ``cryptography`` is not installed.
+    """
+    text = sealed.body.encode("utf-8", "surrogatepass")
+    if not keyring.check_seal(KeyPurpose.signal, text, sealed.mac):
+        return None
+    body = cast("Mapping[str, Any]", decode(sealed.body))
+    if body["v"] != _VERSION or (body["id"], body["run"]) != (sealed.id, sealed.run_id):
+        return None  # a row whose columns were changed, or what a newer release means is not known
+    content: Any = body["content"]
+    if isinstance(content, str):
+        content = SecretOpener(keyring).open(content)
+        if lacks_values(content):
+            return None
+    seq, digest = body["to"]
+    actor = body.get("actor")
+    return Signal(
+        sealed.id,
+        sealed.run_id,
+        body["kind"],
+        (seq, digest),
+        content["ts"] / 1000,
+        None if actor is None else Actor(actor["id"], tuple(actor["roles"]), actor["kind"], actor["verified"]),
+        HumanReply(**content["reply"]) if "reply" in content else None,
+        content.get("reason", ""),
+    )
+
+
+async def read_signals(store: SignalStore, keyring: Keyring, run_id: str | None = None) -> list[Signal]:
+    """The signals of one run, or of all runs, that a secret of the host sealed, the oldest first.
+
+    Args:
+        store: The store.
+        keyring: The keys of the host.
+        run_id: The run; None for all.
+
+    Raises:
+        agentfsm.errors.MissingExtraError: One is encrypted, and the package ``cryptography`` is not installed.
+        agentfsm.errors.StoreError: The store cannot be read.
+    """
+    opened = [open_signal(sealed, keyring) for sealed in await store.pending_signals(run_id)]
+    return [signal for signal in opened if signal is not None]
+
+
+def is_about(signal: Signal, hash_of: Callable[[int], str | None]) -> bool:
+    """Whether the record that a signal names is in the journal of its run.
+
+    Args:
+        signal: The signal.
+        hash_of: The hash of the record with a sequence number, or None if there is none.
+    """
+    seq, digest = signal.to
+    return not seq or hash_of(seq) == digest

@@ -1,0 +1,378 @@
+"""Answers and cancellations that wait in a store: sent from anywhere, acted on once, and only if they still fit."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    Actor,
+    Agent,
+    Allow,
+    Approval,
+    Deny,
+    Edit,
+    Host,
+    ItRan,
+    MemoryStore,
+    ModelReplied,
+    RunCancelled,
+    RunCompleted,
+    Runs,
+    SqliteStore,
+    UserInputRequested,
+    tool,
+)
+from agentfsm.errors import (
+    AuthenticationError,
+    BlankHumanReplyError,
+    ConfigurationError,
+    HumanReplyError,
+    JournalError,
+    RepeatedVoteError,
+    RunError,
+    StaleHumanReplyError,
+    UnknownRunError,
+)
+from agentfsm.journal.signals import open_signal, read_signals, seal_signal
+from agentfsm.journal.verification import GOOD
+from agentfsm.loop.keys import Keyring
+from agentfsm.testing import ScriptedModel, call
+
+SECRET = b"the secret of the tests"
+ANN, BOB, CY = (Actor(name, ("manager",)) for name in ("ann", "bob", "cy"))
+
+
+class Shop:
+    """An app with a store: its agent, and what it has paid."""
+
+    def __init__(self, store: Any, **host: Any) -> None:
+        self.store, self.paid = store, list[int]()
+        self.host = Host(store=store, secret=SECRET, **host)
+        self.runs = Runs(store, secret=SECRET)
+        self.inside, self.go_on = asyncio.Event(), asyncio.Event()
+
+    def agent(self, *script: Any, rule: Approval | bool = True) -> Agent:
+        @tool(requires_approval=rule)
+        def pay(amount: int) -> str:
+            """Pay."""
+            self.paid.append(amount)
+            return "paid"
+
+        @tool
+        async def wait() -> str:
+            """Wait."""
+            self.inside.set()
+            await self.go_on.wait()
+            return "waited"
+
+        @tool
+        def look() -> str:
+            """Look."""
+            return "seen"
+
+        return Agent(ScriptedModel(list(script)), tools=[pay, wait, look], host=self.host)
+
+    async def asks(self, run_id: str = "one", **options: Any) -> UserInputRequested:
+        result = await self.agent(call("pay", amount=5), **options).run("Pay 5.", run_id=run_id, actor="eve")
+        assert isinstance(result.outcome, UserInputRequested)
+        return result.outcome
+
+    async def outcomes(self, *script: Any, **options: Any) -> list[Any]:
+        """What the runs come to that have something to do."""
+        return [(await run).outcome for run in await self.agent(*script, **options).unfinished_runs()]
+
+    async def pending(self) -> int:
+        return len(await self.store.pending_signals())
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def with_shop(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
+    def play(scenario: Callable[[Shop], Awaitable[None]], **host: Any) -> None:
+        async def main() -> None:
+            async with MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "runs.db") as store:
+                await scenario(Shop(store, **host))
+
+        asyncio.run(main())
+
+    return play
+
+
+def test_an_answer_is_acted_on_once_by_whoever_has_the_agent(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks()
+        sent = await shop.runs.answer("on", Allow(), by="ann")
+        assert (sent.run_id, sent.kind, sent.owner) == ("one", "answer", None)
+        assert shop.paid == []
+        (outcome,) = await shop.outcomes("Paid.")
+        assert isinstance(outcome, RunCompleted)
+        assert (shop.paid, await shop.pending()) == ([5], 0)
+        assert await shop.outcomes() == []
+        run = await shop.runs.get("one")
+        assert [decision.by for decision in run.ledger.decisions] == ["ann"]
+        assert (await shop.runs.verify("one")).code == GOOD
+
+    with_shop(scenario)
+
+
+@pytest.mark.parametrize(
+    ("reply", "paid"), [(Deny("too much"), []), (Edit({"amount": 3}), [3]), (Allow(), [5])], ids=repr
+)
+def test_every_reply_to_an_approval_can_be_sent(with_shop: Any, reply: Any, paid: list[int]) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks()
+        await shop.runs.answer("one", reply)
+        await shop.outcomes("Done.")
+        assert shop.paid == paid
+
+    with_shop(scenario)
+
+
+def test_a_second_answer_to_a_request_is_refused_and_so_is_one_to_another_request(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        request = await shop.asks()
+        with pytest.raises(StaleHumanReplyError, match="now waits for a reply to record"):
+            await shop.runs.answer("one", Allow(), to="0" * 64)
+        with pytest.raises(StaleHumanReplyError, match="at least its first 12 digits"):
+            await shop.runs.answer("one", Allow(), to=request.digest[:5])
+        sent = await asyncio.gather(
+            shop.runs.answer("one", Allow(), by="ann", to=request.digest),
+            shop.runs.answer("one", Deny("no"), by="bob"),
+            return_exceptions=True,
+        )
+        (refused,) = (each for each in sent if isinstance(each, Exception))
+        assert isinstance(refused, StaleHumanReplyError)
+        assert "was answered already by" in str(refused)
+        assert await shop.pending() == 1
+
+    with_shop(scenario)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"), [("yes", HumanReplyError), (" ", BlankHumanReplyError), (ItRan(), HumanReplyError)]
+)
+def test_a_reply_of_another_kind_is_refused_when_it_is_sent(with_shop: Any, reply: Any, error: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks()
+        with pytest.raises(error):
+            await shop.runs.answer("one", reply)
+        assert await shop.pending() == 0
+
+    with_shop(scenario)
+
+
+def test_an_answer_that_was_overtaken_is_dropped(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks()
+        await shop.runs.answer("one", Allow())
+        asked_again = await shop.agent(call("pay", amount=7)).resume("one", Deny("not 5"))
+        assert isinstance(asked_again.outcome, UserInputRequested)
+        assert await shop.outcomes() == []
+        assert (shop.paid, await shop.pending()) == ([], 0)
+        await shop.runs.answer("one", Allow())
+        await shop.outcomes("Paid.")
+        assert shop.paid == [7]
+
+    with_shop(scenario)
+
+
+def test_a_reply_that_the_tool_refuses_is_dropped_and_the_run_waits_on(
+    with_shop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks()
+        await shop.runs.answer("one", Edit({"amount": "much"}))
+        with caplog.at_level(logging.WARNING, "agentfsm"):
+            assert await shop.outcomes() == []
+        assert "not valid for 'pay'" in caplog.text
+        await shop.runs.answer("one", Allow())
+        await shop.outcomes("Paid.")
+        assert shop.paid == [5]
+
+    with_shop(scenario)
+
+
+def test_what_nobody_with_the_secret_sent_is_not_acted_on(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        request = await shop.asks()
+        with pytest.raises(ConfigurationError, match="give the secret"):
+            await Runs(shop.store).answer("one", Allow())
+        with pytest.raises(JournalError, match="not sealed under this secret"):
+            await Runs(shop.store, secret=b"another one").answer("one", Allow())
+        await shop.runs.answer("one", Allow(), to=request.digest)
+        (sealed,) = await shop.store.pending_signals()
+        await shop.store.remove_signal(sealed.id)
+        signal = open_signal(sealed, Keyring(SECRET))
+        assert signal is not None
+        for forged in (
+            seal_signal(signal, Keyring(b"another one")),
+            sealed._replace(mac="00" * 20),
+            sealed._replace(body=sealed.body.replace('"answer"', '"cancel"')),
+        ):
+            assert await shop.store.send_signal(forged)
+            assert await read_signals(shop.store, Keyring(SECRET)) == []
+            assert await shop.outcomes() == []
+            await shop.store.remove_signal(sealed.id)
+        assert shop.paid == []
+
+    with_shop(scenario)
+
+
+def test_an_answer_to_one_run_does_not_answer_another(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks("one")
+        await shop.asks("two")
+        await shop.runs.answer("one", Allow())
+        (sealed,) = await shop.store.pending_signals()
+        await shop.store.remove_signal(sealed.id)
+        await shop.store.send_signal(sealed._replace(run_id="two"))
+        assert await shop.outcomes() == []
+        assert shop.paid == []
+
+    with_shop(scenario)
+
+
+RULE = Approval(n=2, roles=("manager",))
+
+
+def test_votes_that_are_sent_while_nobody_acts_count_once_each(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks(rule=RULE)
+        with pytest.raises(HumanReplyError, match="one of"):
+            await shop.runs.answer("one", Allow(), by=Actor("dan", ("clerk",)))
+        await shop.runs.answer("one", Allow(), by=ANN)
+        with pytest.raises(RepeatedVoteError):
+            await shop.runs.answer("one", Allow(), by=Actor("ANN", ("manager",)))
+        await shop.runs.answer("one", Allow(), by=BOB)
+        with pytest.raises(StaleHumanReplyError, match="answered already"):
+            await shop.runs.answer("one", Allow(), by=CY)
+        (waiting,) = await shop.outcomes(rule=RULE)
+        assert isinstance(waiting, UserInputRequested)
+        assert waiting.quorum is not None
+        assert [vote.id for vote in waiting.quorum.votes] == ["ann"]
+        assert shop.paid == []
+        (outcome,) = await shop.outcomes("Paid.", rule=RULE)
+        assert isinstance(outcome, RunCompleted)
+        assert (shop.paid, await shop.pending()) == ([5], 0)
+
+    with_shop(scenario)
+
+
+def test_a_vote_that_was_acted_on_and_not_removed_does_not_count_again(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks(rule=RULE)
+        await shop.runs.answer("one", Allow(), by=ANN)
+        (sealed,) = await shop.store.pending_signals()
+        await shop.outcomes(rule=RULE)
+        await shop.store.send_signal(sealed)  # as after a crash between acting and removing
+        assert await shop.outcomes(rule=RULE) == []
+        assert (shop.paid, await shop.pending()) == ([], 0)
+
+    with_shop(scenario)
+
+
+def test_a_host_that_authenticates_believes_only_who_was_authenticated(
+    with_shop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = {"token of ann": ANN, "eve": Actor("eve")}
+
+    async def scenario(shop: Shop) -> None:
+        await shop.asks()
+        desk = Runs(shop.store, secret=SECRET, authenticate=tokens.get)
+        with pytest.raises(AuthenticationError):
+            await desk.answer("one", Allow(), by="token of mallory")
+        await shop.runs.answer("one", Allow(), by=ANN)  # nobody vouches for her
+        with caplog.at_level(logging.WARNING, "agentfsm"):
+            assert await shop.outcomes() == []
+        assert "nobody vouched" in caplog.text
+        await desk.answer("one", Allow(), by="token of ann")
+        await shop.outcomes("Paid.")
+        assert shop.paid == [5]
+        run = await shop.runs.get("one")
+        assert [decision.by for decision in run.ledger.decisions] == ["ann (manager)"]
+
+    with_shop(scenario, authenticate=tokens.get)
+
+
+# -- cancellations ------------------------------------------------------------------------------------
+
+
+def test_a_run_that_works_is_cancelled_at_once(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        running = asyncio.ensure_future(shop.agent(call("wait")).run("Wait.", run_id="one"))
+        await shop.inside.wait()
+        sent = await shop.runs.cancel("one", "not needed", by="ann")
+        assert sent.owner is not None
+        outcome = (await running).outcome
+        assert isinstance(outcome, RunCancelled)
+        assert outcome.reason == "not needed (by ann, claimed, not verified)"
+        assert await shop.pending() == 0
+        assert (await shop.runs.verify("one")).code == GOOD
+        with pytest.raises(RunError, match="has ended"):
+            await shop.runs.cancel("one")
+
+    with_shop(scenario)
+
+
+def test_a_run_that_waits_is_cancelled_by_whoever_takes_it_up(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks()
+        await shop.runs.answer("one", Allow())
+        for _ in range(2):
+            assert (await shop.runs.cancel("one", "not needed")).owner is None
+        (outcome,) = await shop.outcomes()
+        assert isinstance(outcome, RunCancelled)
+        assert shop.paid == []
+        assert await shop.outcomes() == []
+        assert await shop.pending() == 0  # the answer fits no more
+
+    with_shop(scenario)
+
+
+def test_a_run_that_was_interrupted_is_cancelled_and_its_effect_is_not_repeated(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        run = shop.agent(call("look"), call("wait"), "Done.").run("Wait.", run_id="one")
+        replies = 0
+        while replies < 2:
+            replies += isinstance(await anext(run), ModelReplied)
+        del run
+        gc.collect()  # its lease is free again
+        await shop.runs.cancel("one", "not needed")
+        (outcome,) = await shop.outcomes()
+        assert isinstance(outcome, RunCancelled)
+        assert not shop.inside.is_set()
+
+    with_shop(scenario)
+
+
+def test_what_is_sent_to_no_run_is_refused(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        with pytest.raises(UnknownRunError):
+            await shop.runs.cancel("one")
+        await shop.agent("Done.").run("Go.", run_id="one")
+        with pytest.raises(RunError, match="has ended"):
+            await shop.runs.answer("one", Allow())
+
+    with_shop(scenario)
+
+
+def test_an_answer_wakes_whoever_listens(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        async def worker() -> None:
+            async for run_id in shop.store.signals():
+                if run := await shop.agent("Paid.").next_run(run_id):
+                    await run
+                    return
+
+        await shop.asks()
+        working = asyncio.ensure_future(worker())
+        await shop.runs.answer("one", Allow())
+        await working
+        assert shop.paid == [5]
+
+    with_shop(scenario)
