@@ -303,6 +303,7 @@ async def load_dismissed(
         record: The suspension record, or the id of a stored run.
         reason: Why; becomes ``RunCancelled.reason``.
         by: Who dismisses it, as ``Host.identify`` takes it, or None.
+        signal: The signal in the store that cancels it, in place of ``reason`` and ``by``; or None.
 
     Raises:
         SuspensionRecordError: The record is invalid.

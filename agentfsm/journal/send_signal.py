@@ -18,9 +18,9 @@ from agentfsm.errors import (
 from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
 from agentfsm.journal.signals import Signal, SignalKind, read_signals, seal_signal, signal_id
 from agentfsm.journal.store import Head, Store
+from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.quorum import Actor
-from agentfsm.loop.state import HumanReply
 from agentfsm.loop.suspension import check_human_reply
 from agentfsm.loop.withholding import lacks_values, seal_value
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from agentfsm.loop.canonical_json import decode, encode
+from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.quorum import Actor
-from agentfsm.loop.state import HumanReply
 from agentfsm.loop.withholding import SecretOpener, lacks_values, seal_value
 
 __all__ = [

@@ -104,7 +104,7 @@ _MIGRATIONS: tuple[LiteralString, ...] = (
 )
 """What leads from each version to the next; the first one from an empty schema."""
 
-TABLES = ("journal", "owner", "run", "run_info", "version")
+TABLES = ("journal", "owner", "run", "run_info", "signal", "version")
 """The tables of the schema."""
 
 _REFUSE = "BEGIN RAISE EXCEPTION 'a journal is append-only'; END"
