@@ -60,7 +60,7 @@ class Runs:
         print(run.request.tool, run.request.arguments)
 
     To answer a run that waits, or to cancel one, no agent is needed: ``runs.answer(run_id, Allow())``. The process that
-    has the agent acts on it, at once if it waits for it (``store.signals()``).
+    has the agent acts on it, at once if it waits for it (``store.signals.listen()``).
 
     Args:
         store: The store.

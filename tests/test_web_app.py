@@ -49,7 +49,7 @@ def server(folder: Path, *, kill: bool = False) -> Iterator[httpx.Client]:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
                 yield client
         finally:
-            process.send_signal(signal.SIGKILL if kill else signal.SIGINT)
+            process.signals.send(signal.SIGKILL if kill else signal.SIGINT)
             process.wait(30)
 
 

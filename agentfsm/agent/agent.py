@@ -423,9 +423,9 @@ class Agent(Generic[AgentDeps, Output]):
     async def next_run(self, run_id: str) -> Run[AgentDeps, Output] | None:
         """A run of the host's store, loaded, if it has something to do that nobody does; None if it has not.
 
-        ``store.signals()`` says which runs to ask about::
+        ``store.signals.listen()`` says which runs to ask about::
 
-            async for run_id in store.signals():
+            async for run_id in store.signals.listen():
                 if run := await agent.next_run(run_id):
                     await run
 

@@ -38,7 +38,7 @@ async def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:
         StoreError: The store cannot be read.
     """
     store = require_store(config)
-    signalled = [signal.run_id for signal in await store.pending_signals()]
+    signalled = [signal.run_id for signal in await store.signals.pending()]
     interrupted = [head.run_id for head in await store.heads("running") if head.owner is None and head.seq]
     found = [await next_run(config, run_id) for run_id in dict.fromkeys([*interrupted, *signalled])]
     return [run for run in found if run is not None]
@@ -63,7 +63,7 @@ async def next_run(config: AgentConfig, run_id: str) -> Run[Any, Any] | None:
     head = await store.head(run_id)
     if head is None or head.owner is not None or not head.seq:
         return None
-    signals = await read_signals(store, config.host.keyring, run_id)
+    signals = await read_signals(store.signals, config.host.keyring, run_id)
     for signal in sorted(signals, key=lambda each: each.kind != "cancel"):
         run = await _act_on(config, head, signal)
         if run is not None:
@@ -74,7 +74,7 @@ async def next_run(config: AgentConfig, run_id: str) -> Run[Any, Any] | None:
 async def _act_on(config: AgentConfig, head: Head, signal: Signal) -> Run[Any, Any] | None:
     """A run, loaded with what a signal says; None if it does not fit the run or this agent."""
     if head.status == "finished":
-        await require_store(config).remove_signal(signal.id)
+        await require_store(config).signals.remove(signal.id)
         return None
     if signal.kind == "cancel":
         run = dismiss_run(config, signal.run_id, signal.reason, signal=signal)
@@ -86,7 +86,7 @@ async def _act_on(config: AgentConfig, head: Head, signal: Signal) -> Run[Any, A
         return await run.load()
     except (HumanReplyError, SuspensionExpiredError) as error:
         logger.warning("run %s: a reply is refused: %s", signal.run_id, error)
-        await require_store(config).remove_signal(signal.id)
+        await require_store(config).signals.remove(signal.id)
     except (SuspensionRecordError, JournalError, RunError, MissingExtraError) as error:
         logger.warning("%s", error)  # another agent may be able to
     return None

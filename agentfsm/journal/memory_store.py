@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 from weakref import ReferenceType, ref
@@ -57,18 +57,58 @@ class MemoryMaintenance:
         return []
 
 
+class MemorySignals:
+    """The signals of a store in memory.
+
+    Args:
+        stored_run: Returns a run, or raises ``UnknownRunError``.
+    """
+
+    def __init__(self, stored_run: Callable[[str], _StoredRun]) -> None:
+        self._stored_run = stored_run
+        self._signals: dict[str, SealedSignal] = {}
+        self._hub = SignalHub(self._lease_of)
+
+    def _lease_of(self, run_id: str) -> Lease | None:
+        lease = self._stored_run(run_id).lease
+        return None if lease is None else lease()
+
+    async def send(self, signal: SealedSignal) -> bool:
+        """Keep a signal; see ``SignalQueue.send``."""
+        self._stored_run(signal.run_id)
+        if self._signals.setdefault(signal.id, signal) != signal:
+            return False
+        self._hub.ring(signal.run_id)
+        return True
+
+    async def pending(self, run_id: str | None = None) -> list[SealedSignal]:
+        """The signals that were not removed yet; see ``SignalQueue.pending``."""
+        return [signal for signal in self._signals.values() if run_id in (None, signal.run_id)]
+
+    async def remove(self, signal_id: str) -> None:
+        """Remove a signal; see ``SignalQueue.remove``."""
+        self._signals.pop(signal_id, None)
+
+    def listen(self) -> AsyncGenerator[str]:
+        """The ids of runs that have signals; see ``SignalQueue.listen``."""
+        return self._hub.listen(self._run_ids)
+
+    async def _run_ids(self) -> list[str]:
+        return [signal.run_id for signal in self._signals.values()]
+
+
 class MemoryStore:
     """Stores journals in memory, for as long as the process runs.
 
     Attributes:
         maintenance: What is done to the store as a whole.
+        signals: The answers and cancellations that wait for runs.
     """
 
     def __init__(self) -> None:
         self._runs: dict[str, _StoredRun] = {}
         self.maintenance = MemoryMaintenance()
-        self._signals: dict[str, SealedSignal] = {}
-        self._hub = SignalHub()
+        self.signals = MemorySignals(self._stored_run)
 
     async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
         """Acquire the lease of a run; see ``Store.acquire``."""
@@ -156,32 +196,6 @@ class MemoryStore:
     async def count_runs(self, query: RunQuery) -> int:
         """How many runs a query finds on all its pages."""
         return sum(query.matches(stored.current_info()) for stored in self._runs.values())
-
-    async def send_signal(self, signal: SealedSignal) -> bool:
-        """Keep a signal until it is removed; see ``Store.send_signal``."""
-        stored = self._stored_run(signal.run_id)
-        if self._signals.setdefault(signal.id, signal) != signal:
-            return False
-        lease = None if stored.lease is None else stored.lease()
-        if lease is not None:
-            lease.signal()
-        self._hub.ring(signal.run_id)
-        return True
-
-    async def pending_signals(self, run_id: str | None = None) -> list[SealedSignal]:
-        """The signals that were not removed yet; see ``Store.pending_signals``."""
-        return [signal for signal in self._signals.values() if run_id in (None, signal.run_id)]
-
-    async def remove_signal(self, signal_id: str) -> None:
-        """Remove a signal; see ``Store.remove_signal``."""
-        self._signals.pop(signal_id, None)
-
-    def signals(self) -> AsyncGenerator[str]:
-        """The ids of runs that have signals, and of each that gets one; see ``Store.signals``."""
-        return self._hub.listen(self._runs_with_signals)
-
-    async def _runs_with_signals(self) -> Iterable[str]:
-        return [signal.run_id for signal in self._signals.values()]
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""

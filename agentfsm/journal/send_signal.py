@@ -85,7 +85,7 @@ async def send_answer(
         raise SuspensionExpiredError(f"the request of run {run_id!r} expired without a reply; cancel the run")
     check_human_reply(request.kind, reply)
     _check_encryption(request, reply, keyring)
-    waiting = [each for each in await read_signals(store, keyring, run_id) if each.kind == "answer"]
+    waiting = [each for each in await read_signals(store.signals, keyring, run_id) if each.kind == "answer"]
     voter = _check_votes(request, reply, actor, waiting, now)
     signal = Signal(
         signal_id(run_id, "answer", request.digest, voter),
@@ -96,8 +96,8 @@ async def send_answer(
         actor,
         reply,
     )
-    if not await store.send_signal(seal_signal(signal, keyring)):
-        raise _answered(run_id, await read_signals(store, keyring, run_id))
+    if not await store.signals.send(seal_signal(signal, keyring)):
+        raise _answered(run_id, await read_signals(store.signals, keyring, run_id))
     return SentSignal(run_id, "answer", None)
 
 
@@ -127,7 +127,7 @@ async def send_cancel(
     signal = Signal(
         signal_id(run_id, "cancel"), run_id, "cancel", (head.seq, head.hash), time.time(), actor, reason=reason
     )
-    await store.send_signal(seal_signal(signal, keyring))  # an earlier one stays
+    await store.signals.send(seal_signal(signal, keyring))  # an earlier one stays
     return SentSignal(run_id, "cancel", head.owner)
 
 

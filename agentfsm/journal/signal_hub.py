@@ -1,10 +1,12 @@
-"""``SignalHub``: tells whoever listens in this process, in any thread, which runs have got signals."""
+"""``SignalHub``: tells whoever runs a run or listens in this process, in any thread, that it has got a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+
+from agentfsm.journal.store import Lease
 
 __all__ = ["RECHECK_S", "SignalHub"]
 
@@ -41,18 +43,21 @@ class _Listener:
 
 
 class SignalHub:
-    """The listeners of one store in this process."""
+    """Who has to hear of the signals of one store in this process.
 
-    def __init__(self) -> None:
+    Args:
+        lease_of: The lease that this process has of a run, or None.
+    """
+
+    def __init__(self, lease_of: Callable[[str], Lease | None]) -> None:
+        self._lease_of = lease_of
         self._listeners: set[_Listener] = set()
 
-    @property
-    def has_listeners(self) -> bool:
-        """Whether anybody listens."""
-        return bool(self._listeners)
-
     def ring(self, run_id: str) -> None:
-        """Tell every listener that a run has got a signal; may be called from any thread."""
+        """Tell the owner of a run, and every listener, that it has got a signal; may be called from any thread."""
+        lease = self._lease_of(run_id)
+        if lease is not None:
+            lease.signal()
         for listener in tuple(self._listeners):
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 listener.loop.call_soon_threadsafe(listener.ring, run_id)

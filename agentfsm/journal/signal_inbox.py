@@ -82,7 +82,7 @@ class SignalInbox:
             self._reading = None
 
     async def _act(self) -> None:
-        for sealed in await self._store.pending_signals(self._run_id):
+        for sealed in await self._store.signals.pending(self._run_id):
             signal = open_signal(sealed, self._keyring)
             if signal is not None and signal.kind == "cancel" and is_about(signal, self._hash_of):
                 self._cancellations[signal.id] = sealed
@@ -101,10 +101,10 @@ class SignalInbox:
             done += self._cancellations
         with contextlib.suppress(StoreError):  # what is left fits no run any more, and is removed when it is read
             for signal_id in done:
-                await self._store.remove_signal(signal_id)
+                await self._store.signals.remove(signal_id)
             if status == "suspended":  # it was cancelled at the very moment at which it began to wait
                 for sealed in self._cancellations.values():
-                    await self._store.send_signal(sealed)
+                    await self._store.signals.send(sealed)
         self._acted_on = ""
         if status is not None:
             self._cancellations.clear()

@@ -22,7 +22,7 @@ __all__ = [
     "SealedSignal",
     "Signal",
     "SignalKind",
-    "SignalStore",
+    "SignalQueue",
     "is_about",
     "open_signal",
     "read_signals",
@@ -82,14 +82,14 @@ class Signal:
         return self.reason if self.actor is None else f"{self.reason} (by {self.actor})"
 
 
-class SignalStore(Protocol):
-    """The part of a store that keeps signals."""
+class SignalQueue(Protocol):
+    """The signals of a store. Each is kept until it is removed, durably where the store is durable."""
 
-    async def send_signal(self, signal: SealedSignal) -> bool:
-        """Keep a signal until it is removed, and wake whoever runs the run or listens to ``signals``.
+    async def send(self, signal: SealedSignal) -> bool:
+        """Keep a signal, and wake whoever runs the run or listens.
 
         Returns:
-            True once it is durable; False if the store has another signal with that id, which stays as it is.
+            True once it is durable; False if there is another signal with that id, which stays as it is.
 
         Raises:
             agentfsm.errors.UnknownRunError: There is no such run.
@@ -97,7 +97,7 @@ class SignalStore(Protocol):
         """
         ...
 
-    async def pending_signals(self, run_id: str | None = None) -> list[SealedSignal]:
+    async def pending(self, run_id: str | None = None) -> list[SealedSignal]:
         """The signals of one run, or of all runs, that were not removed yet, the oldest first.
 
         Raises:
@@ -105,7 +105,7 @@ class SignalStore(Protocol):
         """
         ...
 
-    async def remove_signal(self, signal_id: str) -> None:
+    async def remove(self, signal_id: str) -> None:
         """Remove a signal, and erase what it said; does nothing if there is no such signal.
 
         Raises:
@@ -113,7 +113,7 @@ class SignalStore(Protocol):
         """
         ...
 
-    def signals(self) -> AsyncGenerator[str]:
+    def listen(self) -> AsyncGenerator[str]:
         """The ids of runs that have signals: of those that have some now, and then of each that gets one, for ever.
 
         An id may come again, also if nothing of it is left to do. It comes at once if the signal was sent through a
@@ -206,11 +206,11 @@ def open_signal(sealed: SealedSignal, keyring: Keyring) -> Signal | None:
     )
 
 
-async def read_signals(store: SignalStore, keyring: Keyring, run_id: str | None = None) -> list[Signal]:
+async def read_signals(signals: SignalQueue, keyring: Keyring, run_id: str | None = None) -> list[Signal]:
     """The signals of one run, or of all runs, that a secret of the host sealed, the oldest first.
 
     Args:
-        store: The store.
+        signals: The signals of a store.
         keyring: The keys of the host.
         run_id: The run; None for all.
 
@@ -218,7 +218,7 @@ async def read_signals(store: SignalStore, keyring: Keyring, run_id: str | None 
         agentfsm.errors.MissingExtraError: One is encrypted, and the package ``cryptography`` is not installed.
         agentfsm.errors.StoreError: The store cannot be read.
     """
-    opened = [open_signal(sealed, keyring) for sealed in await store.pending_signals(run_id)]
+    opened = [open_signal(sealed, keyring) for sealed in await signals.pending(run_id)]
     return [signal for signal in opened if signal is not None]
 
 

@@ -16,7 +16,7 @@ from typing import Literal, Protocol, Self, TypeVar
 from agentfsm.journal.maintenance import StoreMaintenance
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
-from agentfsm.journal.signals import SignalStore
+from agentfsm.journal.signals import SignalQueue
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = ["Head", "Lease", "Status", "Store", "consistent_read", "head_row", "off_loop", "seal_row"]
@@ -100,12 +100,17 @@ class Lease:
             self.on_signal()
 
 
-class Store(SignalStore, Protocol):
+class Store(Protocol):
     """Stores journals. A write is durable when its await returns. Nothing that it does blocks the event loop."""
 
     @property
     def maintenance(self) -> StoreMaintenance:
         """What is done to the store as a whole."""
+        ...
+
+    @property
+    def signals(self) -> SignalQueue:
+        """The answers and cancellations that wait for runs."""
         ...
 
     async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:

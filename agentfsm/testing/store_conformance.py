@@ -405,25 +405,25 @@ def _signal(number: int, run_id: str = "a", body: str = "{}") -> SealedSignal:
 async def keeps_signals_until_they_are_removed(make: OpenStore) -> None:
     """A signal is kept in the order in which it came, also after the store was reopened, until it is removed."""
     store = make()
-    _require(await store.pending_signals() == [])
+    _require(await store.signals.pending() == [])
     for name in ("a", "b"):
         await store.acquire(name, "me", new=True)
     signals = [_signal(2, body='{"text":"ü \\u0000 😀"}'), _signal(1), _signal(3, "b")]
     for signal in signals:
-        _require(await store.send_signal(signal))
-    _require(await store.send_signal(signals[0]))  # once more, as after an answer that was lost
-    _require(not await store.send_signal(signals[0]._replace(body="[]")))
-    await _raises(UnknownRunError, store.send_signal(_signal(4, "c")))
+        _require(await store.signals.send(signal))
+    _require(await store.signals.send(signals[0]))  # once more, as after an answer that was lost
+    _require(not await store.signals.send(signals[0]._replace(body="[]")))
+    await _raises(UnknownRunError, store.signals.send(_signal(4, "c")))
     await store.aclose()
     again = make()
-    _require(await again.pending_signals() == signals)
-    _require(await again.pending_signals("a") == signals[:2])
-    _require(await again.pending_signals("c") == [])
-    await again.remove_signal(signals[0].id)
-    await again.remove_signal(signals[0].id)  # nothing is left to do
-    _require(await again.pending_signals() == signals[1:])
-    _require(await again.send_signal(signals[0]))
-    _require(await again.pending_signals() == [*signals[1:], signals[0]])
+    _require(await again.signals.pending() == signals)
+    _require(await again.signals.pending("a") == signals[:2])
+    _require(await again.signals.pending("c") == [])
+    await again.signals.remove(signals[0].id)
+    await again.signals.remove(signals[0].id)  # nothing is left to do
+    _require(await again.signals.pending() == signals[1:])
+    _require(await again.signals.send(signals[0]))
+    _require(await again.signals.pending() == [*signals[1:], signals[0]])
     await again.aclose()
 
 
@@ -433,13 +433,13 @@ async def tells_owners_and_listeners_of_signals(make: OpenStore) -> None:
     lease = await store.acquire("a", "me", new=True)
     other = await store.acquire("b", "me", new=True)
     told: list[str] = []
-    await store.send_signal(_signal(1))
+    await store.signals.send(_signal(1))
     _require(lease.is_signalled and not other.is_signalled)
     other.on_signal = lambda: told.append("b")
-    listener = store.signals()
+    listener = store.signals.listen()
     _require(await anext(listener) == "a")
     waiting = asyncio.ensure_future(anext(listener))
-    await store.send_signal(_signal(2, "b"))
+    await store.signals.send(_signal(2, "b"))
     found = await waiting
     while found != "b":  # one that was announced before may be announced again
         found = await anext(listener)

@@ -88,7 +88,7 @@ class Shop:
         return [(await run).outcome for run in await self.agent(*script, **options).unfinished_runs()]
 
     async def pending(self) -> int:
-        return len(await self.store.pending_signals())
+        return len(await self.store.signals.pending())
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -205,8 +205,8 @@ def test_what_nobody_with_the_secret_sent_is_not_acted_on(with_shop: Any) -> Non
         with pytest.raises(JournalError, match="not sealed under this secret"):
             await Runs(shop.store, secret=b"another one").answer("one", Allow())
         await shop.runs.answer("one", Allow(), to=request.digest)
-        (sealed,) = await shop.store.pending_signals()
-        await shop.store.remove_signal(sealed.id)
+        (sealed,) = await shop.store.signals.pending()
+        await shop.store.signals.remove(sealed.id)
         signal = open_signal(sealed, Keyring(SECRET))
         assert signal is not None
         for forged in (
@@ -214,10 +214,10 @@ def test_what_nobody_with_the_secret_sent_is_not_acted_on(with_shop: Any) -> Non
             sealed._replace(mac="00" * 20),
             sealed._replace(body=sealed.body.replace('"answer"', '"cancel"')),
         ):
-            assert await shop.store.send_signal(forged)
-            assert await read_signals(shop.store, Keyring(SECRET)) == []
+            assert await shop.store.signals.send(forged)
+            assert await read_signals(shop.store.signals, Keyring(SECRET)) == []
             assert await shop.outcomes() == []
-            await shop.store.remove_signal(sealed.id)
+            await shop.store.signals.remove(sealed.id)
         assert shop.paid == []
 
     with_shop(scenario)
@@ -228,9 +228,9 @@ def test_an_answer_to_one_run_does_not_answer_another(with_shop: Any) -> None:
         await shop.asks("one")
         await shop.asks("two")
         await shop.runs.answer("one", Allow())
-        (sealed,) = await shop.store.pending_signals()
-        await shop.store.remove_signal(sealed.id)
-        await shop.store.send_signal(sealed._replace(run_id="two"))
+        (sealed,) = await shop.store.signals.pending()
+        await shop.store.signals.remove(sealed.id)
+        await shop.store.signals.send(sealed._replace(run_id="two"))
         assert await shop.outcomes() == []
         assert shop.paid == []
 
@@ -267,9 +267,9 @@ def test_a_vote_that_was_acted_on_and_not_removed_does_not_count_again(with_shop
     async def scenario(shop: Shop) -> None:
         await shop.asks(rule=RULE)
         await shop.runs.answer("one", Allow(), by=ANN)
-        (sealed,) = await shop.store.pending_signals()
+        (sealed,) = await shop.store.signals.pending()
         await shop.outcomes(rule=RULE)
-        await shop.store.send_signal(sealed)  # as after a crash between acting and removing
+        await shop.store.signals.send(sealed)  # as after a crash between acting and removing
         assert await shop.outcomes(rule=RULE) == []
         assert (shop.paid, await shop.pending()) == ([], 0)
 
@@ -364,7 +364,7 @@ def test_what_is_sent_to_no_run_is_refused(with_shop: Any) -> None:
 def test_an_answer_wakes_whoever_listens(with_shop: Any) -> None:
     async def scenario(shop: Shop) -> None:
         async def worker() -> None:
-            async for run_id in shop.store.signals():
+            async for run_id in shop.store.signals.listen():
                 if run := await shop.agent("Paid.").next_run(run_id):
                     await run
                     return

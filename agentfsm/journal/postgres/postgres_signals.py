@@ -1,20 +1,22 @@
-"""The table of signals in a PostgreSQL store, and the connection on which a process hears of new ones."""
+"""The signals of a PostgreSQL store: a table, and the connection on which a process hears of new ones."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import LiteralString
 
 import psycopg
 from psycopg import AsyncConnection
 
 from agentfsm.errors import StoreError, UnknownRunError
-from agentfsm.journal.postgres.postgres_session import Connection, PostgresSettings
+from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession, PostgresSettings
+from agentfsm.journal.signal_hub import SignalHub
 from agentfsm.journal.signals import SealedSignal
+from agentfsm.journal.store import Lease
 
-__all__ = ["SignalListener", "delete_signal", "insert_signal", "select_signals"]
+__all__ = ["PostgresSignals", "SignalListener", "delete_signal", "insert_signal", "select_signals"]
 
 CHANNEL = "agentfsm_signal"
 
@@ -77,6 +79,9 @@ class SignalListener:
             pooler without a direct URL, it looks every ``POLL_S`` seconds.
         read_pending: Reads the ids of the runs that have signals.
         ring: Called with the id of each run that has got one.
+
+    Attributes:
+        task: What listens.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class SignalListener:
         self._read_pending = read_pending
         self._ring = ring
         self._awaited = asyncio.Event()
-        self._task = asyncio.create_task(self._listen() if settings.listens else self._poll())
+        self.task = asyncio.create_task(self._listen() if settings.listens else self._poll())
 
     def start(self) -> None:
         """Listen from now on: somebody waits for it."""
@@ -126,5 +131,57 @@ class SignalListener:
 
     async def aclose(self) -> None:
         """Stop listening."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
+class PostgresSignals:
+    """The signals of one database.
+
+    Args:
+        session: Returns the connections of the running event loop.
+        lease_of: The lease that this process has of a run, or None.
+    """
+
+    def __init__(self, session: Callable[[], PostgresSession], lease_of: Callable[[str], Lease | None]) -> None:
+        self._session = session
+        self._hub = SignalHub(lease_of)
+        self._listeners: dict[asyncio.AbstractEventLoop, SignalListener] = {}
+
+    async def send(self, signal: SealedSignal) -> bool:
+        """Keep a signal; see ``SignalQueue.send``."""
+        is_kept = await self._session().write(lambda db, _: insert_signal(db, signal))
+        if is_kept:
+            self._hub.ring(signal.run_id)
+        return is_kept
+
+    async def pending(self, run_id: str | None = None) -> list[SealedSignal]:
+        """The signals that were not removed yet; see ``SignalQueue.pending``."""
+        return await self._session().read(lambda db: select_signals(db, run_id), list[SealedSignal]())
+
+    async def remove(self, signal_id: str) -> None:
+        """Remove a signal; see ``SignalQueue.remove``. The server keeps its row in free pages for a while."""
+        await self._session().write(lambda db, _: delete_signal(db, signal_id))
+
+    def listen(self) -> AsyncGenerator[str]:
+        """The ids of runs that have signals; see ``SignalQueue.listen``."""
+        self.hear().start()
+        return self._hub.listen(self._run_ids)
+
+    async def _run_ids(self) -> list[str]:
+        return [signal.run_id for signal in await self.pending()]
+
+    def hear(self) -> SignalListener:
+        """Hear of new signals from now on, in the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._listeners:
+            listener = SignalListener(self._session().settings, self._run_ids, self._hub.ring)
+            self._listeners[loop] = listener
+            listener.task.add_done_callback(lambda _: self._listeners.pop(loop, None))  # at the latest with its loop
+        return self._listeners[loop]
+
+    async def aclose(self) -> None:
+        """Hear of no more signals in the running event loop."""
+        listener = self._listeners.pop(asyncio.get_running_loop(), None)
+        if listener is not None:
+            await listener.aclose()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, LiteralString, NamedTuple, Self
@@ -29,16 +29,9 @@ from agentfsm.journal.postgres.postgres_run_info import (
     write_run_info,
 )
 from agentfsm.journal.postgres.postgres_session import Connection, Liveness, PostgresSession, PostgresSettings
-from agentfsm.journal.postgres.postgres_signals import (
-    SignalListener,
-    delete_signal,
-    insert_signal,
-    select_signals,
-)
+from agentfsm.journal.postgres.postgres_signals import PostgresSignals
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
-from agentfsm.journal.signal_hub import SignalHub
-from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
@@ -146,6 +139,7 @@ class PostgresStore:
 
     Attributes:
         maintenance: What is done to the store as a whole.
+        signals: The answers and cancellations that wait for runs.
 
     Raises:
         ConfigurationError: A URL cannot be read, or a number is not greater than 0.
@@ -174,7 +168,7 @@ class PostgresStore:
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = weakref.WeakKeyDictionary()
         self._leases: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
         self.maintenance = PostgresMaintenance(lambda: self._queue().session)
-        self._hub = SignalHub()
+        self.signals = PostgresSignals(lambda: self._queue().session, self._leases.get)
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._settings.server})"
@@ -214,7 +208,7 @@ class PostgresStore:
         lease.key = _LeaseKey(run_id, lease.epoch, owner, before.number, keyring)
         lease.finalizer = weakref.finalize(lease, _release_abandoned, queue, lease.key)
         lease.finalizer.atexit = False
-        queue.hear_signals(self._runs_with_signals, self._ring)
+        self.signals.hear()
         return lease
 
     async def release(self, lease: Lease) -> None:
@@ -259,37 +253,6 @@ class PostgresStore:
                     await update_texts(db, key.number, listed)
 
         await self._queue().session.write(update)
-
-    # -- signals --------------------------------------------------------------------------------------
-
-    async def send_signal(self, signal: SealedSignal) -> bool:
-        """Keep a signal until it is removed; see ``Store.send_signal``."""
-        is_kept = await self._queue().session.write(lambda db, _: insert_signal(db, signal))
-        if is_kept:
-            self._ring(signal.run_id)
-        return is_kept
-
-    def _ring(self, run_id: str) -> None:
-        lease = self._leases.get(run_id)
-        if lease is not None:
-            lease.signal()
-        self._hub.ring(run_id)
-
-    async def pending_signals(self, run_id: str | None = None) -> list[SealedSignal]:
-        """The signals that were not removed yet; see ``Store.pending_signals``."""
-        return await self._queue().session.read(lambda db: select_signals(db, run_id), list[SealedSignal]())
-
-    async def remove_signal(self, signal_id: str) -> None:
-        """Remove a signal; see ``Store.remove_signal``. The server keeps its row in free pages for a while."""
-        await self._queue().session.write(lambda db, _: delete_signal(db, signal_id))
-
-    def signals(self) -> AsyncGenerator[str]:
-        """The ids of runs that have signals, and of each that gets one; see ``Store.signals``."""
-        self._queue().hear_signals(self._runs_with_signals, self._ring).start()
-        return self._hub.listen(self._runs_with_signals)
-
-    async def _runs_with_signals(self) -> list[str]:
-        return [signal.run_id for signal in await self.pending_signals()]
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -370,6 +333,7 @@ class PostgresStore:
 
     async def aclose(self) -> None:
         """Write what is queued, give up all leases, and close the connections of this event loop."""
+        await self.signals.aclose()
         queue = self._queues.pop(asyncio.get_running_loop(), None)
         for lease in list(self._leases.values()):
             self._drop_lease(lease)
@@ -391,20 +355,6 @@ class _Queue:
         self._loop = asyncio.get_running_loop()
         self._jobs: list[_Job] = []
         self._flusher: asyncio.Task[None] | None = None
-        self._listener: SignalListener | None = None
-
-    def hear_signals(
-        self, read_pending: Callable[[], Awaitable[list[str]]], ring: Callable[[str], None]
-    ) -> SignalListener:
-        """Hear of new signals from now on.
-
-        Args:
-            read_pending: Reads the ids of the runs that have signals.
-            ring: Called with the id of each run that has got one.
-        """
-        if self._listener is None:
-            self._listener = SignalListener(self.session.settings, read_pending, ring)
-        return self._listener
 
     def submit(
         self,
@@ -469,8 +419,6 @@ class _Queue:
 
     async def aclose(self) -> None:
         """Write what is queued, and close the connections."""
-        if self._listener is not None:
-            await self._listener.aclose()
         if self._flusher is not None:
             await asyncio.wait([self._flusher])
         await self.session.aclose()

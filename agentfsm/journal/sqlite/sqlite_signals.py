@@ -1,14 +1,19 @@
-"""The table of signals in a SQLite store."""
+"""The signals of a SQLite store: a table of the file."""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import AsyncGenerator, Callable
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import UnknownRunError
+from agentfsm.journal.signal_hub import SignalHub
 from agentfsm.journal.signals import SealedSignal
+from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
+from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
+from agentfsm.journal.store import Lease
 
-__all__ = ["delete_signal", "insert_signal", "select_signals"]
+__all__ = ["SqliteSignals", "delete_signal", "insert_signal", "select_signals"]
 
 _COLUMNS = "CAST(id AS TEXT), CAST(run_id AS TEXT), CAST(body AS TEXT), lower(hex(mac))"
 
@@ -41,3 +46,40 @@ def select_signals(db: sqlite3.Connection, run_id: str | None) -> list[SealedSig
 def delete_signal(db: sqlite3.Connection, signal_id: str) -> None:
     """Delete a signal."""
     db.execute("DELETE FROM signal WHERE id = ?", (signal_id,))
+
+
+class SqliteSignals:
+    """The signals of one file.
+
+    Args:
+        writer: Its writer.
+        reader: Its reader.
+        lease_of: The lease that this process has of a run, or None.
+    """
+
+    def __init__(self, writer: SqliteWriter, reader: SqliteReader, lease_of: Callable[[str], Lease | None]) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._hub = SignalHub(lease_of)
+
+    async def send(self, signal: SealedSignal) -> bool:
+        """Keep a signal; see ``SignalQueue.send``."""
+        is_kept: bool = await self._writer.submit(lambda db: insert_signal(db, signal))
+        if is_kept:
+            self._hub.ring(signal.run_id)
+        return is_kept
+
+    async def pending(self, run_id: str | None = None) -> list[SealedSignal]:
+        """The signals that were not removed yet; see ``SignalQueue.pending``."""
+        return await self._reader.read(lambda db: select_signals(db, run_id), list[SealedSignal]())
+
+    async def remove(self, signal_id: str) -> None:
+        """Remove a signal, and erase it from the file and its log; see ``SignalQueue.remove``."""
+        await self._writer.submit(lambda db: delete_signal(db, signal_id), truncate_wal=True)
+
+    def listen(self) -> AsyncGenerator[str]:
+        """The ids of runs that have signals; see ``SignalQueue.listen``."""
+        return self._hub.listen(self._run_ids)
+
+    async def _run_ids(self) -> list[str]:
+        return [signal.run_id for signal in await self.pending()]

@@ -8,7 +8,7 @@ commits. A second process that wants to write is refused with the name of the fi
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -19,8 +19,6 @@ from agentfsm.errors import RunExistsError, StaleLease, StoreError, UnknownRunEr
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
-from agentfsm.journal.signal_hub import SignalHub
-from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.sqlite.sqlite_maintenance import SqliteMaintenance
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
 from agentfsm.journal.sqlite.sqlite_run_info import (
@@ -30,7 +28,7 @@ from agentfsm.journal.sqlite.sqlite_run_info import (
     write_run_info,
 )
 from agentfsm.journal.sqlite.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION
-from agentfsm.journal.sqlite.sqlite_signals import delete_signal, insert_signal, select_signals
+from agentfsm.journal.sqlite.sqlite_signals import SqliteSignals
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import StoreFile
 from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
@@ -263,6 +261,7 @@ class SqliteStore:
     Attributes:
         path: The file, as an absolute path.
         maintenance: What is done to the store as a whole.
+        signals: The answers and cancellations that wait for runs.
 
     Raises:
         StoreFormatError: The file is not an agentfsm store, or a newer release wrote it.
@@ -274,8 +273,8 @@ class SqliteStore:
         self.path = self._file.given
         self._writer = SqliteWriter(self._file, synchronous)
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
-        self._hub = SignalHub()
         self._reader = SqliteReader(self._file)
+        self.signals = SqliteSignals(self._writer, self._reader, self._leases.get)
         self.maintenance = SqliteMaintenance(self.path, self._writer)
         self._reader.read_now(lambda db: None, None)  # is it a store?
 
@@ -334,36 +333,6 @@ class SqliteStore:
         """Replace the hidden values of one record, and erase the old ones from the file and its log."""
         key = _lease_key(lease)
         await self._writer.submit(lambda db: update_hidden(db, key, seq, hidden, listed), truncate_wal=True)
-
-    # -- signals --------------------------------------------------------------------------------------
-
-    async def send_signal(self, signal: SealedSignal) -> bool:
-        """Keep a signal until it is removed; see ``Store.send_signal``."""
-        is_kept: bool = await self._writer.submit(lambda db: insert_signal(db, signal))
-        if is_kept:
-            self._ring(signal.run_id)
-        return is_kept
-
-    def _ring(self, run_id: str) -> None:
-        lease = self._leases.get(run_id)
-        if lease is not None:
-            lease.signal()
-        self._hub.ring(run_id)
-
-    async def pending_signals(self, run_id: str | None = None) -> list[SealedSignal]:
-        """The signals that were not removed yet; see ``Store.pending_signals``."""
-        return await self._reader.read(lambda db: select_signals(db, run_id), list[SealedSignal]())
-
-    async def remove_signal(self, signal_id: str) -> None:
-        """Remove a signal, and erase it from the file and its log; see ``Store.remove_signal``."""
-        await self._writer.submit(lambda db: delete_signal(db, signal_id), truncate_wal=True)
-
-    def signals(self) -> AsyncGenerator[str]:
-        """The ids of runs that have signals, and of each that gets one; see ``Store.signals``."""
-        return self._hub.listen(self._runs_with_signals)
-
-    async def _runs_with_signals(self) -> list[str]:
-        return [signal.run_id for signal in await self.pending_signals()]
 
     # -- reading --------------------------------------------------------------------------------------
 
