@@ -41,10 +41,6 @@ YIELD_AFTER_S = 0.005
 """A run whose effects never wait yields to its event loop this often, so that it can be cancelled, and others run."""
 
 
-def _nothing() -> float:
-    return 0.0
-
-
 Effect = Callable[["Context"], Any]
 """What a state does to the outside world: returns an outcome, or a coroutine that returns one."""
 
@@ -142,7 +138,7 @@ class Context:
         yield_at: When the event loop is to be yielded to, as a reading of ``time.perf_counter``.
         seen: What user code sees of the run in its current state, once there was any to see it.
         sequential_search: Where tool dispatch has searched the batch: the batch, and two indexes in it.
-        uncharged_s: Returns the seconds that have passed since the run was last charged for its time.
+        charged_at: When the run was last charged for its time, as a reading of ``Clock.monotonic`` in seconds.
     """
 
     def __init__(self, config: AgentConfig, run: RunState, prompt: str = "", deps: Any = None) -> None:
@@ -169,7 +165,7 @@ class Context:
         self.timeout = Timeout(run.guardrails.cancel_grace_s)
         self.sequential_search: tuple[object, int, int] = (None, 0, 0)
         self.yield_at = perf_counter() + YIELD_AFTER_S
-        self.uncharged_s: Callable[[], float] = _nothing
+        self.charged_at = 0.0
         self._blocked: list[str] = []
         self._seq = run.event_seq
         self._secrets = EventFilter(config.open_withholder, run)
@@ -190,16 +186,16 @@ class Context:
             return None
         if run.final_turn:
             limit += run.guardrails.finalize_grace_s
-        return limit - run.elapsed_s - self.uncharged_s()
+        return limit - run.elapsed_s - self.uncharged_s
 
     @property
-    def yield_is_due(self) -> bool:
-        """Whether the event loop has not been yielded to for ``YIELD_AFTER_S``."""
-        return perf_counter() > self.yield_at
+    def uncharged_s(self) -> float:
+        """Seconds that have passed since the run was last charged for its time."""
+        return self.config.host.clock.monotonic() - self.charged_at
 
     async def yield_if_due(self) -> None:
         """Let the event loop run whatever else is waiting, every few milliseconds."""
-        if self.yield_is_due:
+        if perf_counter() > self.yield_at:
             await asyncio.sleep(0)
             self.yield_at = perf_counter() + YIELD_AFTER_S
 

@@ -270,8 +270,6 @@ class Driver:
         self._move_limit = run.guardrails.max_moves or CHECKED_MOVES
         self._monitor: Monitor | None = None
         self._started = False
-        self._idle_since = 0.0
-        self.context.uncharged_s = lambda: self._now() - self._idle_since
         self._escalates = False
         self.cancel_reason: str | None = None
         self._owner: asyncio.Task[Any]
@@ -317,8 +315,8 @@ class Driver:
         Args:
             since: The reading of ``Clock.monotonic``, in seconds.
         """
-        now = self._now()
-        self._idle_since += max(0.0, now - max(since, self._idle_since))
+        now, charged_at = self._now(), self.context.charged_at
+        self.context.charged_at += max(0.0, now - max(since, charged_at))
 
     async def run_to_end(self) -> None:
         """Advance until the run has ended or is suspended, all in the current task.
@@ -329,8 +327,7 @@ class Driver:
         self._owner = self.context.timeout.owner = _current_task()
         end_watch = WATCHDOG.watch(self.context, self._config.host.watchdog_s)
         try:
-            while self.outcome is None:
-                await self._advance()
+            await self._advance(to_end=True)
         finally:
             end_watch()
 
@@ -339,46 +336,50 @@ class Driver:
         self._owner = self.context.timeout.owner = _current_task()
         end_watch = WATCHDOG.watch(self.context, self._config.host.watchdog_s)
         try:
-            await self._advance()
+            await self._advance(to_end=False)
         finally:
             end_watch()
 
-    async def _advance(self) -> None:
-        run = self._run
-        sink = self.context.recorder.sink
-        if sink is not None and sink.error is not None:  # a record was lost: none may follow it
-            await sink.flush()  # raises, and releases the lease
-        if not self._started:
-            await self._open_run()
-            if (
-                run.state in self._config.stop_states
-                and not self._escalates
-                and _is_at_its_end(self._request, self._states[run.state].final)
+    async def _advance(self, to_end: bool) -> None:
+        """Take one transition, or go on until the run has ended or is suspended."""
+        run, context, states, stop_states = self._run, self.context, self._states, self._config.stop_states
+        now = self._now  # calling an attribute that is not a method is slower than calling a variable
+        while self.outcome is None:
+            sink = context.recorder.sink
+            if sink is not None and sink.error is not None:  # a record was lost: none may follow it
+                await sink.flush()  # raises, and releases the lease
+            if not self._started:
+                await self._open_run()
+                if (
+                    run.state in stop_states
+                    and not self._escalates
+                    and _is_at_its_end(self._request, states[run.state].final)
+                ):
+                    await self._finish()
+                    return
+            outcome: Any = self._start_effect(run.state)
+            if outcome.__class__ is CoroutineType:
+                started = now()
+                idle_s = started - context.charged_at
+                try:
+                    outcome = await self._await_effect(run.state, outcome)
+                except asyncio.CancelledError:
+                    self.cancel_reason = self.cancel_reason or "the task was cancelled"
+                    self._apply_outcome(self._cancelled_outcome(), started, idle_s)
+                    await self._drain_cancelled()
+                    raise
+                self._apply_outcome(outcome, started, idle_s)
+            elif states[run.state].effect is CHECK_BUDGETS:  # its guards read the clock, so its time must be counted
+                started = now()
+                self._apply_outcome(outcome, started, started - context.charged_at)
+            else:  # the time of a plain function is negligible; it is counted with the next effect
+                self._apply_outcome(outcome)
+            if run.state in stop_states and not (
+                type(outcome) is Escalated and self._request.reply is not None  # which is applied next
             ):
                 await self._finish()
+            elif not to_end:
                 return
-        now = self._now  # calling an attribute that is not a method is slower than calling a variable
-        outcome: Any = self._start_effect(run.state)
-        if outcome.__class__ is CoroutineType:
-            started = now()
-            idle_s = started - self._idle_since
-            try:
-                outcome = await self._await_effect(run.state, outcome)
-            except asyncio.CancelledError:
-                self.cancel_reason = self.cancel_reason or "the task was cancelled"
-                self._apply_outcome(self._cancelled_outcome(), started, idle_s)
-                await self._drain_cancelled()
-                raise
-            self._apply_outcome(outcome, started, idle_s)
-        elif self._states[run.state].effect is CHECK_BUDGETS:  # its guards read the clock, so its time must be counted
-            started = now()
-            self._apply_outcome(outcome, started, started - self._idle_since)
-        else:  # the time of a plain function is negligible; it is counted with the next effect
-            self._apply_outcome(outcome)
-        if run.state in self._config.stop_states and not (
-            type(outcome) is Escalated and self._request.reply is not None  # which is applied next
-        ):
-            await self._finish()
 
     async def _open_run(self) -> None:
         config, run, recorder = self._config, self._run, self.context.recorder
@@ -426,7 +427,7 @@ class Driver:
         if config.open_monitor is not None:
             self._monitor = config.open_monitor(run)
         self._started = True
-        self._idle_since = self._now()
+        self.context.charged_at = self._now()
 
     # -- the effect -----------------------------------------------------------------------------------
 
@@ -544,13 +545,13 @@ class Driver:
         elapsed_us = idle_us = 0
         if started is not None:
             now = self._now
-            self._idle_since = ended = now()
+            context.charged_at = ended = now()
             # rounded to whole microseconds, so that replaying the journal adds up exactly the same times
             elapsed_us, idle_us = round((ended - started) * 1e6), round(idle_s * 1e6)
         try:
             if elapsed_us or idle_us:
                 on_outcome(run, outcome, elapsed_us / 1e6, idle_us / 1e6)
-            else:
+            elif outcome is not None:
                 on_outcome(run, outcome)
         except Exception as error:  # a user's model or effect returned something that cannot be applied
             outcome, elapsed_us, idle_us = self._exception_outcome(run.state, error), 0, 0
@@ -574,7 +575,7 @@ class Driver:
         if context.builds_events:
             emitted = self._now()
             _emit_transition(context, outcome, decision)
-            self._idle_since += self._now() - emitted  # the time that observers take is not idle time
+            context.charged_at += self._now() - emitted  # the time that observers take is not idle time
         on_transition(run, decision, self._states)
         context.seen = None
         if self._monitor is not None:

@@ -364,7 +364,7 @@ class EffectCalls:
         trial, used = copy.copy(self._context.run), self.charge()
         trial.counters = dict(trial.counters)
         charge(trial, used.usage, used.model_calls)
-        trial.elapsed_s += self._context.uncharged_s()
+        trial.elapsed_s += self._context.uncharged_s
         return trial
 
     def _require_budget(self) -> None:

@@ -315,7 +315,7 @@ def _live_calling_run(context: Context, call: ToolCall, share: BudgetShare, chan
     if channel is not None:
         caller = replace(caller, progress=channel.progress)
     on_event = partial(context.emit_subagent, call) if context.has_listeners else None
-    uncharged_s, deps = context.uncharged_s(), context.deps
+    uncharged_s, deps = context.uncharged_s, context.deps
     return replace(caller, share=share, uncharged_s=uncharged_s, on_event=on_event, deps=deps)
 
 

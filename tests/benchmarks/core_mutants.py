@@ -31,7 +31,6 @@ CORE = (
 )
 ALIKE = {
     ("@lru_cache(maxsize=16)", ""): "it only saves time",
-    ("self._idle_since = 0.0", "self._idle_since = -1.0"): "a run sets it when it starts, before it is read",
     ("record_result(run, results[0])", "record_result(run, results[ -1])"): "there is exactly one result",
 }
 """Lines, and what a mutant may have in their place and behave exactly like the core, each with the reason."""

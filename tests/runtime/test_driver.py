@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from typing import Any
@@ -40,6 +41,45 @@ from tests.helpers.scenarios import (
 )
 
 # -- a plain run --------------------------------------------------------------------------------------
+
+
+def count_run_states() -> int:
+    return sum(isinstance(each, RunState) for each in gc.get_objects())
+
+
+@tool(requires_approval=True)
+async def wipe(path: str) -> str:
+    """Wipe a disk."""
+    return path
+
+
+async def await_run(agent: Agent) -> None:
+    await agent.run("go")
+
+
+async def iterate_run(agent: Agent) -> None:
+    async for _ in agent.run("go"):
+        pass
+
+
+@pytest.mark.parametrize("use", [await_run, iterate_run])
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("look", {"where": "here"}), ("wipe", {"path": "/"}), ("missing", {}), ("look", {"at": 1})]
+)
+def test_a_run_that_nobody_uses_any_more_is_freed_at_once(use, name, arguments):
+    # A run in a reference cycle keeps its whole history until the garbage collector looks at all objects.
+    async def scene() -> None:
+        agent, _ = scripted_agent(call(name, **arguments), "done", tools=[look, wipe])
+        gc.collect()
+        gc.disable()
+        try:
+            before = count_run_states()
+            await use(agent)
+            assert count_run_states() == before
+        finally:
+            gc.enable()
+
+    run_async(scene)
 
 
 def test_a_run_takes_only_transitions_of_the_table():
