@@ -1,11 +1,12 @@
-"""``Runs``: the runs of a store, to list, search, read, verify, draw, replay, export, fork, redact, answer, cancel."""
+"""``Runs``: the stored runs: submit, answer, cancel, list, search, read, verify, draw, replay, export, fork, redact."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from agentfsm.diagrams import diagram
 from agentfsm.errors import ConfigurationError, UnknownRunError
@@ -25,6 +26,9 @@ from agentfsm.report.ledger import RunLedger, read_ledger
 from agentfsm.report.run_graph import graph_of_run, path_of_run
 from agentfsm.runtime.approval import HumanInput, to_human_reply
 from agentfsm.runtime.host import Host
+
+if TYPE_CHECKING:
+    from agentfsm.workers.waker import Waker
 
 __all__ = ["Runs", "StoredRun"]
 
@@ -68,6 +72,7 @@ class Runs:
             ``answer``, ``cancel``, ``fork`` and ``redact_text`` are refused.
         old_secrets: Secrets that the host had before.
         authenticate: What the host has, if it has it: see ``Host``.
+        waker: The engine of the workers, from ``agentfsm.workers.open_waker``. Without it, ``submit`` is refused.
 
     Raises:
         ConfigurationError: A secret is too short.
@@ -80,10 +85,72 @@ class Runs:
         secret: bytes | None = None,
         old_secrets: Sequence[bytes] = (),
         authenticate: Callable[[Any], Actor | Awaitable[Actor | None] | None] | None = None,
+        waker: Waker | None = None,
     ) -> None:
         self._store = store
+        self._waker = waker
         self._keyring = None if secret is None else Keyring(secret, old_secrets)
         self._authenticate = authenticate
+
+    async def submit(
+        self,
+        agent: str,
+        prompt: str,
+        *,
+        session_id: str = "",
+        actor: Actor | str | None = None,
+        tags: Iterable[str] = (),
+        metadata: Mapping[str, Any] = MappingProxyType({}),
+        idempotency_key: str | None = None,
+        priority: int = 0,
+        delay_s: float = 0.0,
+    ) -> str:
+        """Have a worker run an agent (``agentfsm worker``). When this returns, the request is stored.
+
+        Until a worker starts it, the run is listed as suspended, waiting for a ``worker``.
+
+        Args:
+            agent: The name under which workers serve the agent.
+            prompt: The user's message.
+            session_id: The conversation's id, if you have one.
+            actor: Who requests it, as ``agent.run`` takes it: an ``Actor``, a name or a token.
+            tags: Short texts by which the run is found. One such as ``tenant:acme`` says whose run it is, for limits
+                by tenant.
+            metadata: A JSON object, from which the agent's ``deps_factory`` may make the run's dependencies.
+            idempotency_key: The same key again, with the same agent, is the same run: it is started once.
+            priority: Runs with lower numbers are started first; from -1000 to 1000.
+            delay_s: Seconds to wait before it is started.
+
+        Returns:
+            The id of the run.
+
+        Raises:
+            ConfigurationError: ``Runs`` was made without a secret or without a waker.
+            RunError: An argument is not what it must be; the error says which.
+            agentfsm.errors.MissingExtraError: The package that encrypts requests is not installed.
+            agentfsm.errors.StoreError: The store or the engine cannot be reached.
+        """
+        from agentfsm.workers.submission import Submission, submit  # only where workers are used
+
+        if self._waker is None:
+            raise ConfigurationError("nobody would start it: give the waker, as in Runs(store, waker=open_waker(url))")
+        submission = Submission(
+            agent=agent,
+            prompt=prompt,
+            session_id=session_id,
+            actor=actor,
+            tags=tuple(tags),
+            metadata=metadata,
+        )
+        return await submit(
+            self._store,
+            self._waker,
+            self._require_keyring(),
+            submission,
+            idempotency_key=idempotency_key,
+            priority=priority,
+            delay_s=delay_s,
+        )
 
     async def list(self, query: RunQuery | None = None) -> RunPage:
         """The runs that a query finds, the newest first, a page at a time.

@@ -20,6 +20,7 @@ PACKAGES = (
     "agentfsm.testing.model_conformance",
     "agentfsm.testing.store_conformance",
     "agentfsm.testing.strategies",
+    "agentfsm.workers",
     "agentfsm.integrations.mcp.toolset",
     "agentfsm.integrations.otel",
     "agentfsm.integrations.pydantic_ai",

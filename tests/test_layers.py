@@ -32,6 +32,7 @@ LAYERS = {
     "models": {"errors", "lazy_imports", "machine", "loop", "runtime"},
     "integrations": {"errors", "machine", "loop", "runtime", "models"},
     "agent": {"errors", "machine", "loop", "runtime", "journal", "models", "diagrams", "analysis"},
+    "workers": {"errors", "machine", "loop", "runtime", "journal", "agent"},
 }
 """What each layer may import beside itself: when it loads, inside functions, and for types. The layers that are not
 here put the others together for somebody, and may import all of them."""

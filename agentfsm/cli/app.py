@@ -36,6 +36,8 @@ COMMANDS = {
     "demo": CommandEntry("demo_command", "Watch a complete run; needs no API key and no network."),
     "run": CommandEntry("run_command", "Run an agent on a prompt."),
     "resume": CommandEntry("resume_command", "Resume suspended or interrupted runs."),
+    "submit": CommandEntry("submit_command", "Have a worker run an agent."),
+    "worker": CommandEntry("worker_command", "Run what is submitted, and take over what was cut off."),
     "diagram": CommandEntry("diagram_command", "Draw a graph, or check a committed diagram."),
     "check": CommandEntry("check_command", "Prove properties of a graph."),
     "diff": CommandEntry("diff_command", "Compare two graphs: their rows and their decisions."),

@@ -427,6 +427,18 @@ class StoreJournal:
         if self._ended:
             self._lease = None
 
+    async def release(self) -> None:
+        """Wait until everything that was pushed is durable, and release the lease of a run that has not ended.
+
+        Raises:
+            agentfsm.errors.StoreError: The store cannot write.
+            agentfsm.errors.JournalError: An entry cannot be written as JSON.
+        """
+        await self.flush()
+        if self._lease is not None:
+            lease, self._lease = self._lease, None
+            await self._store.release(lease)
+
 
 async def open_journal(
     store: Store,

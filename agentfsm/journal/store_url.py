@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store import Store
 
-__all__ = ["StoreLocation", "locate_store", "open_store"]
+__all__ = ["StoreLocation", "locate_store", "open_store", "server_database"]
 
 _FORMS = "sqlite:///runs.db (relative), sqlite:////var/lib/runs.db (absolute), postgresql://HOST/DATABASE, memory:"
 _LEVELS = ("full", "normal")
@@ -140,11 +140,24 @@ def _postgres_store(parts: SplitResult) -> Store:
 
     query = parse_qsl(parts.query, keep_blank_values=True)
     ours = {name: value for name, value in query if name in _POSTGRES_OPTIONS}
-    rest = urlencode([pair for pair in query if pair[0] not in _POSTGRES_OPTIONS])
     try:
         seconds: dict[Any, float] = {name: float(ours[name]) for name in ("lease_s", "wait_s") if name in ours}
     except ValueError:
         raise ConfigurationError("lease_s and wait_s are seconds, as in ?lease_s=15&wait_s=60") from None
     liveness: Any = ours.get("liveness", "session")  # PostgresStore checks it
     listen_url = ours.get("listen_url", "")
-    return PostgresStore(parts._replace(query=rest).geturl(), liveness=liveness, listen_url=listen_url, **seconds)
+    return PostgresStore(_without_our_options(parts), liveness=liveness, listen_url=listen_url, **seconds)
+
+
+def server_database(url: str | Path) -> str:
+    """The URL of the database of a PostgreSQL store, as libpq takes it: without our own options.
+
+    Raises:
+        ConfigurationError: It is no URL of a store that this release has.
+    """
+    return _without_our_options(_split(url))
+
+
+def _without_our_options(parts: SplitResult) -> str:
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    return parts._replace(query=urlencode([pair for pair in query if pair[0] not in _POSTGRES_OPTIONS])).geturl()

@@ -145,6 +145,14 @@ class JournalSink(Protocol):
         """
         ...
 
+    async def release(self) -> None:
+        """Wait until everything pushed is durable, and release the lease of a run that has not ended.
+
+        Raises:
+            agentfsm.errors.StoreError: It cannot be written.
+        """
+        ...
+
 
 class Recorder:
     """Collects the journal entries of one run.

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 __all__ = [
     "LoadRun",
     "Run",
+    "advance",
     "check_prompt",
     "count_model_requests",
+    "hand_over",
     "live_state",
     "new_run",
     "normalize_history",
@@ -305,6 +307,29 @@ def live_state(run: Run[Any, Any]) -> RunState:
 def send_events(run: Run[Any, Any], listener: Callable[[Event], None]) -> None:
     """Send a run's events to a function, for a run that is awaited and not iterated."""
     run._driver.context.set_listener(listener)  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
+
+
+async def advance(run: Run[Any, Any]) -> None:
+    """Start a run if it has not started, await one effect and take one transition.
+
+    Raises:
+        SuspensionRecordError: The run is resumed, and the record or the reply is invalid.
+        agentfsm.errors.StoreError: The run is not in the store, or its journal cannot be written.
+        agentfsm.errors.JournalError: The stored run cannot be resumed.
+    """
+    await _advance(run, Driver.advance)
+
+
+async def hand_over(run: Run[Any, Any]) -> None:
+    """Give up a run between two effects, so that another process can go on with it at once.
+
+    Raises:
+        agentfsm.errors.StoreError: Its journal cannot be written.
+    """
+    recorder = run._driver.context.recorder  # pyright: ignore[reportPrivateUsage]
+    recorder.push()
+    if recorder.sink is not None:
+        await recorder.sink.release()
 
 
 class _EventQueue(deque[Event]):

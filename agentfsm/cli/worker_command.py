@@ -1,0 +1,196 @@
+"""``agentfsm worker``: a process that starts submitted runs and goes on with those that were cut off or are due."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from agentfsm.agent.agent import Agent
+from agentfsm.cli.console import single_line
+from agentfsm.cli.local_store import await_result, store_option, store_secrets
+from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.user_code import load_object
+from agentfsm.errors import ConfigurationError
+from agentfsm.journal.store_url import StoreLocation, open_store
+from agentfsm.workers import Waker, Worker, WorkerSettings, open_waker
+
+__all__ = ["worker"]
+
+HANDED_OVER = 1
+"""The exit code of a worker that left effects in the middle, for other workers to take their runs over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WorkerOptions:
+    """The options of a worker that serves."""
+
+    concurrency: int
+    tenant_concurrency: int | None
+    grace: float
+    max_attempts: int
+
+    def settings(self) -> WorkerSettings:
+        """The settings of the worker."""
+        return WorkerSettings(grace_s=self.grace, max_attempts=self.max_attempts)
+
+
+def _worker_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of ``_WorkerOptions`` to a command, which gets them as ``worker_opts``."""
+    positive = click.IntRange(min=1)
+    return collect_options(
+        _WorkerOptions,
+        "worker_opts",
+        [
+            click.option(
+                "--concurrency",
+                type=positive,
+                default=10,
+                show_default=True,
+                help="How many new runs of an agent, and how many that go on, are handled at a time.",
+            ),
+            click.option(
+                "--tenant-concurrency",
+                type=positive,
+                metavar="N",
+                help="The same for runs with one tag tenant:NAME, in all workers together; default: no limit.",
+            ),
+            click.option(
+                "--grace",
+                type=click.FloatRange(min=0),
+                default=30.0,
+                show_default=True,
+                metavar="SECONDS",
+                help="How long calls that have begun may go on after SIGTERM.",
+            ),
+            click.option(
+                "--max-attempts",
+                type=positive,
+                default=5,
+                show_default=True,
+                help="How often a run is tried without progress before it is set aside.",
+            ),
+        ],
+    )(command)
+
+
+_EXAMPLES = """\b
+Examples:
+  agentfsm worker shop:support --store postgresql://db/shop
+  agentfsm worker shop:support billing=shop.money:agent --concurrency 50
+  agentfsm worker --set-aside                   list the runs that are set aside, with their reasons
+  agentfsm worker --put-back 3f9c0a1b2c3d4e5f   try one of them again
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("agents", nargs=-1, metavar="[[NAME=]MODULE:AGENT]...")
+@_worker_options
+@click.option("--set-aside", is_flag=True, help="List the runs that are set aside, and end.")
+@click.option("--put-back", metavar="RUN", help="Have a run that is set aside tried once more, and end.")
+@store_option
+def worker(
+    agents: tuple[str, ...], worker_opts: _WorkerOptions, set_aside: bool, put_back: str | None, location: StoreLocation
+) -> None:
+    """Serve agents from a store: start what is submitted, and go on with what was cut off.
+
+    Any number of workers may serve one PostgreSQL store; a SQLite file has one. An agent is served under the name of
+    its variable, or under NAME. A worker goes on only with runs whose graph it accepts and whose tools it has, so old
+    and new versions can work side by side.
+
+    After SIGTERM or Ctrl-C the worker takes nothing new, lets calls end that have begun, and hands the rest over; after
+    a second one, or the grace period, it ends at once, and other workers take over what it leaves.
+
+    Exit codes: 0 all runs were handed over; 1 calls were left in the middle; 2 wrong usage.
+    """
+    if set_aside or put_back is not None:
+        waker = open_waker(location.url)
+        await_result(_list_set_aside(waker) if put_back is None else _put_back(waker, put_back))
+        return
+    if not agents:
+        raise click.UsageError("name at least one agent, as in: agentfsm worker shop:support")
+    served = load_agents(agents)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("dbos").setLevel(logging.ERROR)
+    await_result(_serve(served, location, worker_opts))
+
+
+def load_agents(names: tuple[str, ...]) -> dict[str, Agent[Any, Any]]:
+    """The agents that a command line names.
+
+    Args:
+        names: Each is ``MODULE:AGENT``, with ``NAME=`` before it if it is served under another name.
+
+    Raises:
+        ConfigurationError: One of them does not exist, is no agent, or two have the same name.
+    """
+    found: dict[str, Agent[Any, Any]] = {}
+    for each in names:
+        given, equals, source = each.rpartition("=")
+        name = given if equals else source.rpartition(":")[2].rpartition(".")[2]
+        agent = load_object(source)
+        if not isinstance(agent, Agent):
+            raise ConfigurationError(f"{source} is a {type(agent).__name__}, not an Agent")
+        if name in found:
+            raise ConfigurationError(f"two agents are named {name!r}: give one another name, as in NAME={source}")
+        found[name] = agent
+    return found
+
+
+async def _serve(agents: Mapping[str, Agent[Any, Any]], location: StoreLocation, options: _WorkerOptions) -> None:
+    found = store_secrets(location, create=True)
+    waker = open_waker(location.url, concurrency=options.concurrency, tenant_concurrency=options.tenant_concurrency)
+    async with open_store(location.url) as store:
+        working = Worker(
+            agents, store, waker, secret=found[0], old_secrets=tuple(found[1:]), settings=options.settings()
+        )
+        with _stop_on_signals(working):
+            if not await working.run():
+                sys.stderr.flush()
+                os._exit(HANDED_OVER)  # what still runs must not write any more, and its threads cannot be ended
+        await waker.aclose()
+
+
+@contextlib.contextmanager
+def _stop_on_signals(working: Worker) -> Any:
+    """Stop the worker at the first SIGTERM or SIGINT, and end the process at the second."""
+    loop, asked = asyncio.get_running_loop(), False
+
+    def stop() -> None:
+        nonlocal asked
+        if asked:
+            os._exit(HANDED_OVER)
+        asked = True
+        working.stop()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stop)
+    try:
+        yield
+    finally:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+
+
+async def _list_set_aside(waker: Waker) -> None:
+    try:
+        for each in await waker.list_set_aside():
+            click.echo(f"{each.activation.run_id}  {single_line(each.reason)}")
+    finally:
+        await waker.aclose()
+
+
+async def _put_back(waker: Waker, run_id: str) -> None:
+    try:
+        if not await waker.put_back(run_id):
+            raise click.UsageError(f"run {run_id!r} is not set aside")
+    finally:
+        await waker.aclose()

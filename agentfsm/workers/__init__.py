@@ -1,0 +1,34 @@
+"""Workers: processes that start submitted runs and go on with those that were cut off, on an existing engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentfsm.journal.store_url import locate_store, server_database
+from agentfsm.workers.submission import Submission, submit
+from agentfsm.workers.waker import Activation, SetAside, Waker
+from agentfsm.workers.worker import Worker, WorkerSettings
+
+__all__ = ["Activation", "SetAside", "Submission", "Waker", "Worker", "WorkerSettings", "open_waker", "submit"]
+
+
+def open_waker(url: str | Path, *, concurrency: int = 10, tenant_concurrency: int | None = None) -> Waker:
+    """The engine for a store: DBOS, in the same PostgreSQL database, or in a file beside a SQLite store.
+
+    Args:
+        url: The URL of the store, or the path of a SQLite file.
+        concurrency: How many activations of a queue a process handles at a time.
+        tenant_concurrency: How many of a queue are handled at a time for one tenant, by all processes together.
+
+    Raises:
+        ConfigurationError: It is no URL of a store that other processes can reach.
+        agentfsm.errors.MissingExtraError: The package is not installed.
+    """
+    from agentfsm.workers.dbos_waker import DbosWaker  # an extra
+
+    file = locate_store(url).file
+    if file is None:
+        database = server_database(url)
+    else:
+        database = f"sqlite:///{file.absolute().with_name(f'{file.name}.queue')}"
+    return DbosWaker(database, concurrency=concurrency, tenant_concurrency=tenant_concurrency)

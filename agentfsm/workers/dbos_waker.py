@@ -1,0 +1,254 @@
+"""``DbosWaker``: wakes runs through DBOS (extra ``dbos``), on PostgreSQL or, for one machine, on SQLite.
+
+Each activation is one workflow, with the id ``RUN:EPOCH``. Its arguments are JSON, never a pickle. DBOS itself recovers
+nothing here: each process is an executor of its own, whose unfinished workflows the sweep of the workers settles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agentfsm.errors import MissingExtraError, StoreError
+from agentfsm.workers.waker import MAX_PRIORITY, Activation, Deliver, DeliveredActivation, SetAside
+
+try:
+    import sqlalchemy.exc
+    from dbos import DBOS, DBOSClient, EnqueueOptions, WorkflowSerializationFormat, WorkflowStatus, error
+except ImportError as reason:
+    raise MissingExtraError("a worker on DBOS", "dbos") from reason
+
+if TYPE_CHECKING:
+    from dbos import DBOSConfig
+
+__all__ = ["DbosWaker"]
+
+APPLICATION = "agentfsm"
+SCHEMA = "agentfsm_dbos"
+WORKFLOW = "agentfsm.activation"
+PORTABLE = WorkflowSerializationFormat.PORTABLE
+DELAYED, DELIVERED = "DELAYED", "PENDING"
+_FIRST_PRIORITY = 1 + MAX_PRIORITY  # its own begin at 1
+_SET_ASIDE = {"state": "set aside"}
+
+Result = TypeVar("Result")
+
+
+class DbosWaker:
+    """Wakes runs through DBOS. There is one in a process that serves; others only submit.
+
+    Args:
+        url: The database of DBOS: ``postgresql://...``, in which it has a schema of its own, or ``sqlite:///FILE``.
+        poll_s: Seconds between two looks at a queue.
+        concurrency: How many activations of a queue are handled at a time in one process.
+        tenant_concurrency: How many activations of a queue are handled at a time for one tenant, by all processes
+            together; None for no such limit.
+    """
+
+    def __init__(
+        self, url: str, *, poll_s: float = 0.2, concurrency: int = 10, tenant_concurrency: int | None = None
+    ) -> None:
+        self._url = url
+        self._poll_s = poll_s
+        self._concurrency = concurrency
+        self._tenant_concurrency = tenant_concurrency
+        self._serves = False
+        self._active = 0
+        self._opened: DBOSClient | None = None
+        self._opening = threading.Lock()
+
+    # -- queueing -------------------------------------------------------------------------------------
+
+    async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
+        """Have an activation delivered once; see ``Waker.wake``."""
+        return await self._call(lambda: self._wake(activation, delay_s))
+
+    def _wake(self, activation: Activation, delay_s: float) -> bool:
+        known = self._status(activation.key)
+        if known is None:
+            options: EnqueueOptions = {
+                "workflow_name": WORKFLOW,
+                "queue_name": activation.queue,
+                "workflow_id": activation.key,
+                "workflow_id_reuse_policy": "reject",
+                "priority": _FIRST_PRIORITY + activation.priority,
+                "queue_partition_key": activation.tenant or "-",
+                "serialization_type": PORTABLE,
+            }
+            if delay_s > 0:
+                options["delay_seconds"] = delay_s
+            with contextlib.suppress(error.DBOSWorkflowIDInUseError):  # by another process, in the meantime
+                self._client.enqueue(options, asdict(activation))
+                return True
+        elif known.status == DELAYED:
+            due = time.time() + max(0.0, delay_s)
+            if known.delay_until_epoch_ms is None or due * 1000 < known.delay_until_epoch_ms:
+                self._client.set_workflow_delay(activation.key, delay_until_epoch_ms=int(due * 1000))
+        return False
+
+    async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
+        """What was delivered and is not finished; see ``Waker.unfinished``."""
+
+        def select() -> list[DeliveredActivation]:
+            before = (time.time() - older_than_s) * 1000
+            found = self._client.list_workflows(status=DELIVERED, name=WORKFLOW, load_output=False)
+            return [
+                DeliveredActivation(_activation(each), 1 + int(_attributes(each).get("redelivered", 0)))
+                for each in found
+                if each.dequeued_at is None or each.dequeued_at <= before
+            ]
+
+        return await self._call(select)
+
+    async def redeliver(self, activation: Activation) -> None:
+        """Deliver an unfinished activation again; see ``Waker.redeliver``."""
+
+        def resume() -> None:
+            known = self._status(activation.key)
+            if known is not None and known.status == DELIVERED:
+                times = int(_attributes(known).get("redelivered", 0)) + 1
+                self._client.update_workflow_attributes(activation.key, {"redelivered": times})
+                self._client.resume_workflow(activation.key, queue_name=activation.queue)
+
+        await self._call(resume)
+
+    async def drop(self, activation: Activation) -> None:
+        """Finish an unfinished activation; see ``Waker.drop``."""
+        await self._call(lambda: self._client.cancel_workflow(activation.key))
+
+    # -- set aside ------------------------------------------------------------------------------------
+
+    async def set_aside(self, activation: Activation, reason: str) -> None:
+        """Keep an activation, with a reason; see ``Waker.set_aside``."""
+        attributes = {**_SET_ASIDE, "reason": reason}
+        await self._call(lambda: self._client.update_workflow_attributes(activation.key, attributes))
+
+    async def list_set_aside(self) -> list[SetAside]:
+        """The runs that are set aside; see ``Waker.list_set_aside``."""
+        return await self._call(lambda: list(self._set_aside(None)))
+
+    def _set_aside(self, prefix: str | None) -> Iterator[SetAside]:
+        found = self._client.list_workflows(
+            name=WORKFLOW, workflow_id_prefix=prefix, attributes=_SET_ASIDE, load_output=False
+        )
+        for each in found:
+            yield SetAside(_activation(each), str(_attributes(each).get("reason", "")))
+
+    async def put_back(self, run_id: str) -> bool:
+        """Have a run that is set aside delivered again; see ``Waker.put_back``."""
+
+        def put_back() -> bool:
+            found = list(self._set_aside(f"{run_id}:"))
+            for each in found:
+                self._client.delete_workflow(each.activation.key)
+                self._wake(replace(each.activation, retried_from=each.activation.epoch), 0.0)
+            return bool(found)
+
+        return await self._call(put_back)
+
+    # -- serving --------------------------------------------------------------------------------------
+
+    async def serve(self, queues: Sequence[str], deliver: Deliver) -> None:
+        """Deliver activations of some queues to this process; see ``Waker.serve``."""
+        loop = asyncio.get_running_loop()
+        config: DBOSConfig = {
+            "name": APPLICATION,
+            "system_database_url": self._url,
+            "dbos_system_schema": SCHEMA,
+            "executor_id": uuid.uuid4().hex,  # under a shared one, two processes would run each other's workflows
+            "application_version": APPLICATION,  # the queues say which worker knows what
+            "log_level": "ERROR",
+            "enable_otlp": False,
+        }
+
+        async def activation_workflow(arguments: dict[str, Any]) -> str:
+            # DBOS has an event loop of its own; stores, agents and signals belong to that of the worker
+            self._active += 1
+            try:
+                handled = asyncio.run_coroutine_threadsafe(_handle(deliver, Activation(**arguments)), loop)
+                return await asyncio.wrap_future(handled)
+            finally:
+                self._active -= 1
+
+        def launch() -> None:
+            for queue in queues:
+                self._client.register_queue(
+                    queue,
+                    worker_concurrency=self._concurrency,
+                    partition_concurrency=self._tenant_concurrency,
+                    polling_interval_sec=self._poll_s,
+                    on_conflict="always_update",
+                )
+            DBOS(config=config)
+            DBOS.workflow(name=WORKFLOW, serialization_type=PORTABLE, max_recovery_attempts=None)(activation_workflow)
+            DBOS.listen_queues(queues)
+            DBOS.launch()
+
+        self._serves = True
+        await self._call(launch)
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept no more activations, and wait for those that are being handled; see ``Waker.stop``."""
+        if self._serves:
+            self._serves = False
+            wait_s = max(1, round(grace_s)) if self._active else 0
+            await asyncio.to_thread(DBOS.destroy, workflow_completion_timeout_sec=wait_s, destroy_registry=True)
+
+    async def aclose(self) -> None:
+        """Release all resources; see ``Waker.aclose``."""
+        await self.stop(0)
+        if self._opened is not None:
+            client, self._opened = self._opened, None
+            await asyncio.to_thread(client.destroy)
+
+    # -- the database ---------------------------------------------------------------------------------
+
+    @property
+    def _client(self) -> DBOSClient:
+        """What reads and writes the queues; the tables are created if they are missing."""
+        with self._opening:
+            if self._opened is None:
+                DBOS.migrate(self._url, schema=SCHEMA)
+                self._opened = DBOSClient(
+                    system_database_url=self._url,
+                    dbos_system_schema=SCHEMA,
+                    application_name=APPLICATION,
+                    retry_connection_errors=False,
+                )
+            return self._opened
+
+    def _status(self, key: str) -> WorkflowStatus | None:
+        found = self._client.list_workflows(workflow_ids=[key], load_input=False, load_output=False)
+        return found[0] if found else None
+
+    async def _call(self, work: Callable[[], Result]) -> Result:
+        """What a function of the engine returns, which blocks and so is called in a thread.
+
+        Raises:
+            StoreError: The engine's database cannot be reached or used.
+        """
+        try:
+            return await asyncio.to_thread(work)
+        except (sqlalchemy.exc.SQLAlchemyError, error.DBOSException) as failure:
+            reason = getattr(failure, "orig", None) or failure
+            raise StoreError(f"the queues of DBOS cannot be used: {type(reason).__name__}: {reason}") from failure
+
+
+async def _handle(deliver: Deliver, activation: Activation) -> str:
+    return await deliver(activation)
+
+
+def _attributes(workflow: WorkflowStatus) -> dict[str, Any]:
+    return workflow.attributes or {}
+
+
+def _activation(workflow: WorkflowStatus) -> Activation:
+    arguments: tuple[Any, ...] = () if workflow.input is None else workflow.input["args"]
+    given: dict[str, Any] = arguments[0]
+    return Activation(**given)

@@ -1,0 +1,109 @@
+"""``ServedAgents``: the agents of a worker, the queues that it serves, and which stored runs it can go on with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentfsm.agent.agent import Agent
+from agentfsm.errors import ConfigurationError
+from agentfsm.journal.records import SealedRecord, is_kind, open_record
+from agentfsm.journal.run_info import first_info
+from agentfsm.workers.submission import agent_tag
+
+__all__ = ["ServedAgent", "ServedAgents"]
+
+
+@dataclass(frozen=True)
+class ServedAgent:
+    """An agent under the name by which runs are submitted to it.
+
+    Attributes:
+        name: The name.
+        agent: The agent, on the store of the worker.
+    """
+
+    name: str
+    agent: Agent[Any, Any]
+
+    @property
+    def version(self) -> str:
+        """What its runs depend on, as 12 hex digits: the graph and the tools."""
+        config = self.agent.config
+        tools = sorted((tool.name, tool.digest) for tool in config.tools.values())
+        text = json.dumps([config.machine.graph.fingerprint, tools])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def queue(self) -> str:
+        """The queue of its runs that have begun: only workers with the same graph and tools serve it."""
+        return f"{self.name}@{self.version}"
+
+    def knows(self, graph: str, tools: Mapping[str, str]) -> bool:
+        """Whether a run with a graph and tools can go on with it.
+
+        Args:
+            graph: The fingerprint of the graph that the run's journal pins.
+            tools: The digests of the tools that it began with, by name.
+        """
+        config = self.agent.config
+        accepted = (
+            graph == config.machine.graph.fingerprint
+            or graph in config.former_graphs
+            or any(each.matches(graph) for each in config.migrations)
+        )
+        return accepted and tools.keys() <= config.tools.keys()
+
+
+class ServedAgents:
+    """The agents of a worker.
+
+    Args:
+        agents: The agents by name.
+
+    Raises:
+        ConfigurationError: There is none, or a name cannot be that of a queue.
+    """
+
+    def __init__(self, agents: Mapping[str, Agent[Any, Any]]) -> None:
+        if not agents:
+            raise ConfigurationError("a worker serves at least one agent")
+        for name in agents:
+            if not name.strip() or ":" in name or "@" in name:
+                raise ConfigurationError(f"{name!r} is not a name for an agent: it has no ':' and no '@'")
+        self._served = [ServedAgent(name, agent) for name, agent in agents.items()]
+        self._by_queue = {queue: each for each in self._served for queue in (each.name, each.queue)}
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queues that the worker serves: for each agent, that of new runs and that of runs that have begun."""
+        return tuple(self._by_queue)
+
+    def by_queue(self, queue: str) -> ServedAgent:
+        """The agent whose queue it is."""
+        return self._by_queue[queue]
+
+    def for_run(self, run_id: str, records: Sequence[SealedRecord]) -> ServedAgent | None:
+        """The agent that can go on with a stored run, or None if this worker has none.
+
+        A run that was submitted belongs to the agent with its name. Another one belongs to the one agent that knows
+        its graph and its tools; a run that fits several of them is left to the program that started it.
+
+        Args:
+            run_id: The run.
+            records: Its records.
+
+        Raises:
+            JournalError: The first record cannot be read.
+        """
+        first, tags = open_record(records[0]), first_info(run_id, records[0]).tags
+        if not is_kind(records[0], "run.created") or "call" in first.get("parent", {}):
+            return None  # a fork is resumed by whoever made it, and a sub-agent's run by the run that called it
+        graph, tools = str(first["graph"]["fingerprint"]), dict[str, str](first.get("tools", {}))
+        knowing = [each for each in self._served if each.knows(graph, tools)]
+        if any(tag.startswith(agent_tag("")) for tag in tags):
+            return next((each for each in knowing if agent_tag(each.name) in tags), None)
+        return knowing[0] if len(knowing) == 1 else None

@@ -1,0 +1,227 @@
+"""``Submission``: a run that is to be started by a worker, and its sealed form for the queue.
+
+A queue is kept by an engine in tables of its own, which other people may browse and back up than those of the store. So
+what was submitted is encrypted there under the host's sealing key, and bound to its run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from agentfsm.agent.run_options import run_details
+from agentfsm.errors import JournalError, MissingExtraError, RunError, RunExistsError, StaleLease, StoreLockedError
+from agentfsm.journal.run_info import LISTED_LETTERS, RunInfo, WaitingFor
+from agentfsm.journal.store import Store
+from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
+from agentfsm.loop.quorum import Actor
+from agentfsm.loop.withholding import environment_secrets, mask_secrets
+from agentfsm.workers.waker import MAX_PRIORITY, Activation, Waker
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+
+__all__ = [
+    "QUEUED",
+    "SUBMITTER",
+    "Submission",
+    "agent_tag",
+    "open_submission",
+    "seal_submission",
+    "submit",
+    "tenant_of",
+]
+
+QUEUED = "worker"
+"""What a submitted run is listed as waiting for, until a worker starts it."""
+
+SUBMITTER = "a process that submits it"
+"""The owner of a run while it is being submitted."""
+
+_TENANT = "tenant:"
+_LONGEST_NAME = 100
+
+
+def agent_tag(name: str) -> str:
+    """The tag of the runs of an agent that workers serve under a name."""
+    return f"agent:{name}"
+
+
+def tenant_of(tags: Iterable[str]) -> str:
+    """The tenant that a tag such as ``tenant:acme`` names; empty if none does."""
+    return next((tag.removeprefix(_TENANT) for tag in tags if tag.startswith(_TENANT)), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A run that is to be started.
+
+    Attributes:
+        agent: The name under which workers serve its agent.
+        prompt: The user's message.
+        session_id: The conversation's id.
+        actor: Who requests it, as ``agent.run`` takes it: an ``Actor``, a name or a token.
+        tags: Its tags. One such as ``tenant:acme`` says whose run it is, for limits by tenant.
+        metadata: A JSON object, from which the agent's ``deps_factory`` may make its dependencies.
+
+    Raises:
+        RunError: One of them is not what it must be.
+    """
+
+    agent: str
+    prompt: str
+    session_id: str = ""
+    actor: Actor | str | None = field(default=None, repr=False)
+    tags: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        for name, value in (("agent", self.agent), ("prompt", self.prompt)):
+            if not isinstance(value, str) or not value.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise RunError(f"{name} is a text that is not blank, not {value!r}")
+        if len(self.agent) > _LONGEST_NAME or ":" in self.agent or "@" in self.agent:
+            raise RunError(f"agent {self.agent!r}: a name has at most {_LONGEST_NAME} letters, and no ':' and no '@'")
+        details = run_details(self.tags, self.metadata, None)
+        object.__setattr__(self, "tags", details.tags)
+        object.__setattr__(self, "metadata", dict(details.metadata))
+
+    @property
+    def all_tags(self) -> tuple[str, ...]:
+        """Its own tags, and the one for its agent."""
+        return tuple(dict.fromkeys((*self.tags, agent_tag(self.agent))))
+
+
+_JSON: TypeAdapter[Submission] = TypeAdapter(Submission)
+
+
+def _cipher(keys: SecretKeys) -> AESSIV:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESSIV  # only workers and those who submit need it
+    except ImportError as error:
+        raise MissingExtraError("submitting runs", "dbos") from error
+    return AESSIV(keys.key(KeyPurpose.sealing))
+
+
+def seal_submission(submission: Submission, run_id: str, keyring: Keyring) -> str:
+    """A submission, encrypted for the queue.
+
+    Args:
+        submission: The submission.
+        run_id: The run that it starts.
+        keyring: The keys of the host.
+
+    Raises:
+        MissingExtraError: The package that encrypts is not installed.
+    """
+    keys = keyring.current
+    sealed = _cipher(keys).encrypt(_JSON.dump_json(submission), [b"submission", run_id.encode()])
+    return f"{keys.key_id} {base64.urlsafe_b64encode(sealed).decode()}"
+
+
+def open_submission(sealed: str, run_id: str, keyring: Keyring) -> Submission:
+    """A submission that was sealed.
+
+    Args:
+        sealed: Its sealed form.
+        run_id: The run that it starts.
+        keyring: The keys of the host.
+
+    Raises:
+        JournalError: It was not sealed under a secret of the host, or not for that run.
+        MissingExtraError: The package that decrypts is not installed.
+    """
+    key_id, _, text = sealed.partition(" ")
+    keys = keyring.find(key_id)
+    if keys is None:
+        raise JournalError(f"run {run_id!r} was submitted under another secret: give its workers the same one")
+    cipher = _cipher(keys)
+    try:
+        return _JSON.validate_json(cipher.decrypt(base64.urlsafe_b64decode(text), [b"submission", run_id.encode()]))
+    except (ValueError, ValidationError, RunError) as error:
+        raise JournalError(f"what was submitted for run {run_id!r} cannot be read") from error
+    except Exception as error:  # cryptography's InvalidTag, which is not imported where nothing is sealed
+        raise JournalError(f"what was submitted for run {run_id!r} was changed since") from error
+
+
+def run_id_for(agent: str, idempotency_key: str) -> str:
+    """The id of the run that an idempotency key stands for.
+
+    Args:
+        agent: The name of the agent.
+        idempotency_key: The key; the same key with the same agent is the same run.
+    """
+    if not idempotency_key.strip():
+        raise RunError("an idempotency key is a text that is not blank")
+    return hashlib.sha256(f"{agent}\n{idempotency_key}".encode()).hexdigest()[:16]
+
+
+async def submit(
+    store: Store,
+    waker: Waker,
+    keyring: Keyring,
+    submission: Submission,
+    *,
+    idempotency_key: str | None = None,
+    priority: int = 0,
+    delay_s: float = 0.0,
+) -> str:
+    """Submit a run for the workers of an agent. When this returns, the request is stored.
+
+    Args:
+        store: The store in which the run is listed.
+        waker: The engine that delivers it.
+        keyring: The keys of the host.
+        submission: The run.
+        idempotency_key: The same key again is the same run, which is started once.
+        priority: Lower numbers are started first.
+        delay_s: Seconds to wait before it is started.
+
+    Returns:
+        The id of the run.
+
+    Raises:
+        RunError: The key is blank, the delay is negative, or there is no such priority.
+        agentfsm.errors.StoreError: The store or the engine cannot be reached.
+        MissingExtraError: A package is not installed.
+    """
+    if abs(priority) > MAX_PRIORITY or not 0 <= delay_s < float("inf"):
+        raise RunError(f"a priority is from -{MAX_PRIORITY} to {MAX_PRIORITY}, and a delay is 0 s or more")
+    run_id = secrets.token_hex(8) if idempotency_key is None else run_id_for(submission.agent, idempotency_key)
+    head = await store.head(run_id)
+    if head is not None and head.seq:
+        return run_id  # it has begun
+    sealed = seal_submission(submission, run_id, keyring)
+    if head is None:
+        await _list_as_queued(store, keyring, submission, run_id)
+    activation = Activation(run_id, 0, submission.agent, sealed, priority, tenant_of(submission.tags))
+    await waker.wake(activation, delay_s=delay_s)
+    return run_id
+
+
+async def _list_as_queued(store: Store, keyring: Keyring, submission: Submission, run_id: str) -> None:
+    """Enter a run without records in the store, by which it is listed until a worker starts it."""
+    try:
+        lease = await store.acquire(run_id, SUBMITTER, new=True, keyring=keyring)
+    except (RunExistsError, StaleLease, StoreLockedError):
+        return  # the same request, from another process; or the worker of a SQLite file, which lists it when it begins
+    actor, now = submission.actor, time.time()
+    info = RunInfo(
+        run_id,
+        "suspended",
+        started=now,
+        updated=now,
+        prompt=" ".join(mask_secrets(submission.prompt, environment_secrets(os.environ)).split())[:LISTED_LETTERS],
+        actor=actor.id if isinstance(actor, Actor) else "",  # a text may be a token
+        session=submission.session_id,
+        tags=submission.all_tags,
+        waiting_for=WaitingFor(QUEUED),
+    )
+    await store.append(lease, (), "suspended", info)

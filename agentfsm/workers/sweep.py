@@ -1,0 +1,58 @@
+"""What is to be done about runs and activations whose worker died, decided from what the store says; nothing awaits.
+
+The store knows which owners live: a run that is running and has no owner was cut off. An engine does not know it: an
+activation that was delivered to a process that died stays unfinished until somebody settles it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from agentfsm.journal.records import SealedRecord, is_kind
+from agentfsm.journal.store import Head
+from agentfsm.loop.canonical_json import decode
+from agentfsm.workers.waker import Activation
+
+__all__ = ["Settlement", "attempts_without_progress", "is_cut_off", "settle"]
+
+Settlement = Literal["leave", "redeliver", "drop"]
+
+_REPEATED_KINDS = ("run.resumed", "run.migrated", "effect.intent")
+"""The kinds of records that each attempt at the same effect writes again."""
+
+
+def is_cut_off(head: Head) -> bool:
+    """Whether a run was begun and then left by its owner in the middle."""
+    return head.status == "running" and head.owner is None and head.seq > 0
+
+
+def settle(activation: Activation, head: Head | None) -> Settlement:
+    """What to do about an activation that was delivered a while ago and is not finished.
+
+    Args:
+        activation: The activation.
+        head: The head of its run now, or None if the store does not have it.
+    """
+    if head is None or not head.seq:  # the run has not begun
+        owned = head is not None and head.owner is not None
+        return "leave" if owned else "redeliver"
+    if activation.epoch == 0:  # it did begin
+        return "leave" if head.owner is not None else "drop"
+    if head.epoch == activation.epoch:  # nobody has acquired the run since
+        return "drop" if head.status == "finished" else "redeliver"
+    at_work = head.owner is not None and head.epoch == activation.epoch + 1
+    return "leave" if at_work else "drop"
+
+
+def attempts_without_progress(records: Sequence[SealedRecord], head: Head) -> int:
+    """How often a run was tried at the point where it was cut off.
+
+    Args:
+        records: The run's records.
+        head: Its head.
+    """
+    for record in reversed(records):
+        if not any(is_kind(record, kind) for kind in _REPEATED_KINDS):
+            return head.epoch - int(decode(record.body)["epoch"]) + 1
+    return head.epoch

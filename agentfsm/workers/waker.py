@@ -1,0 +1,135 @@
+"""``Waker``: what an engine of durable queues and timers has to do for workers.
+
+A waker delivers *activations*: each is a reason to look at one run and to go on with it. It knows nothing of what the
+run is or where it stands; the store does. So an activation that is delivered twice, late, or to a worker that dies does
+no harm: whoever acquires the run first, in a new epoch, goes on with it, and all others find that they came too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["MAX_PRIORITY", "Activation", "Deliver", "DeliveredActivation", "SetAside", "Waker"]
+
+MAX_PRIORITY = 1000
+"""A priority is a whole number from minus this to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A reason to look at a run.
+
+    Attributes:
+        run_id: The run.
+        epoch: The epoch in which the run was seen; 0 for a run that was submitted and has not begun.
+        queue: The queue whose workers know its agent.
+        request: For a run that has not begun, what was submitted, sealed; else empty.
+        priority: Lower numbers come first; 0 is the default.
+        tenant: Whose run it is, for limits by tenant; empty for nobody's.
+        retried_from: The epoch from which cut-off attempts are counted, for a run that was set aside and put back.
+    """
+
+    run_id: str
+    epoch: int
+    queue: str
+    request: str = ""
+    priority: int = 0
+    tenant: str = ""
+    retried_from: int = 0
+
+    @property
+    def key(self) -> str:
+        """``RUN:EPOCH``: two activations with the same key are one."""
+        return f"{self.run_id}:{self.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveredActivation:
+    """An activation that was delivered to a worker, which has not finished it.
+
+    Attributes:
+        activation: The activation.
+        deliveries: How often it was delivered.
+    """
+
+    activation: Activation
+    deliveries: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A run that no worker goes on with until it is put back.
+
+    Attributes:
+        activation: The activation that was set aside.
+        reason: Why.
+    """
+
+    activation: Activation
+    reason: str
+
+
+Deliver = Callable[[Activation], Awaitable[str]]
+"""Handles one activation. Returns a word on how that went, for the engine's own display, and never raises."""
+
+
+class Waker(Protocol):
+    """Wakes runs, through an engine whose queues and timers survive a crash."""
+
+    async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
+        """Have an activation delivered once, to one of the workers that serve its queue.
+
+        Args:
+            activation: The activation. One that is known by its key is not queued again; if it still waits for its
+                time, it is brought forward.
+            delay_s: Seconds to wait before that.
+
+        Returns:
+            Whether it was new.
+
+        Raises:
+            agentfsm.errors.StoreError: The engine cannot be reached.
+        """
+        ...
+
+    async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
+        """The activations that were delivered at least so many seconds ago, to any worker, and are not finished."""
+        ...
+
+    async def redeliver(self, activation: Activation) -> None:
+        """Deliver an unfinished activation again: its worker died before it acquired the run."""
+        ...
+
+    async def drop(self, activation: Activation) -> None:
+        """Finish an unfinished activation whose worker died."""
+        ...
+
+    async def set_aside(self, activation: Activation, reason: str) -> None:
+        """Keep an activation that was delivered, with a reason, so that it is not delivered again."""
+        ...
+
+    async def list_set_aside(self) -> list[SetAside]:
+        """The runs that are set aside, the oldest first."""
+        ...
+
+    async def put_back(self, run_id: str) -> bool:
+        """Have a run that is set aside delivered again; False if it is not set aside."""
+        ...
+
+    async def serve(self, queues: Sequence[str], deliver: Deliver) -> None:
+        """Deliver activations of some queues to this process, until ``stop``. Returns as soon as it does so."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept no more activations, and wait for those that are being handled.
+
+        Args:
+            grace_s: Seconds to wait at most.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Release all resources."""
+        ...

@@ -1,0 +1,117 @@
+"""What is submitted: checked, encrypted for the queue, listed, and started once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentfsm import Actor, ConfigurationError, JournalError, MemoryStore, RunError, RunQuery, Runs
+from agentfsm.journal.run_info import WaitingFor
+from agentfsm.loop.keys import Keyring
+from agentfsm.workers.submission import Submission, open_submission, seal_submission, submit
+from agentfsm.workers.waker import Activation
+
+KEYS = Keyring(b"the secret of these tests, long enough")
+GIVEN = Submission(
+    agent="support",
+    prompt="Ship order 7 for token-of-ann.",
+    session_id="s",
+    actor=Actor("ann", ("buyer",)),
+    tags=("billing", "tenant:acme"),
+    metadata={"order": 7},
+)
+
+
+class Recorded:
+    """Records what is to be delivered."""
+
+    def __init__(self) -> None:
+        self.woken: list[tuple[Activation, float]] = []
+
+    async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
+        known = any(each.key == activation.key for each, _ in self.woken)
+        if not known:
+            self.woken.append((activation, delay_s))
+        return not known
+
+
+def test_a_sealed_submission_is_what_it_was_and_shows_nothing() -> None:
+    sealed = seal_submission(GIVEN, "r", KEYS)
+    assert open_submission(sealed, "r", KEYS) == GIVEN
+    for text in ("token", "ann", "billing", "acme", "order"):
+        assert text not in sealed
+
+
+def test_a_replaced_secret_still_opens_what_was_submitted_before() -> None:
+    sealed = seal_submission(GIVEN, "r", KEYS)
+    after = Keyring(b"a newer secret of these tests, long enough", [b"the secret of these tests, long enough"])
+    assert open_submission(sealed, "r", after) == GIVEN
+
+
+def test_a_submission_is_refused_under_another_secret_for_another_run_or_changed() -> None:
+    sealed = seal_submission(GIVEN, "r", KEYS)
+    with pytest.raises(JournalError, match="under another secret"):
+        open_submission(sealed, "r", Keyring(b"somebody else's secret, long enough too"))
+    with pytest.raises(JournalError, match="changed"):
+        open_submission(sealed, "another", KEYS)
+    with pytest.raises(JournalError, match="changed"):
+        open_submission(sealed[:-8] + "AAAAAAA=", "r", KEYS)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"agent": " "},
+        {"agent": "a:b"},
+        {"agent": "a@b"},
+        {"agent": "a" * 101},
+        {"prompt": ""},
+        {"tags": ("",)},
+        {"metadata": {"when": object()}},
+    ],
+)
+def test_what_cannot_be_submitted_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(RunError):
+        Submission(**({"agent": "support", "prompt": "Ship."} | wrong))  # type: ignore[arg-type]
+
+
+def test_a_submitted_run_is_listed_until_it_begins() -> None:
+    async def scenario() -> None:
+        store, waker = MemoryStore(), Recorded()
+        run_id = await submit(store, waker, KEYS, GIVEN, priority=3, delay_s=60)  # type: ignore[arg-type]
+        (info,) = (await store.find_runs(RunQuery(tag="tenant:acme"))).runs
+        assert (info.run_id, info.status, info.waiting_for) == (run_id, "suspended", WaitingFor("worker"))
+        assert (info.actor, info.session, info.tags) == ("ann", "s", ("billing", "tenant:acme", "agent:support"))
+        ((activation, delay_s),) = waker.woken
+        assert (activation.key, activation.queue, activation.tenant) == (f"{run_id}:0", "support", "acme")
+        assert (activation.priority, delay_s) == (3, 60)
+        assert open_submission(activation.request, run_id, KEYS) == GIVEN
+
+    asyncio.run(scenario())
+
+
+def test_the_same_idempotency_key_is_the_same_run_of_that_agent() -> None:
+    async def scenario() -> None:
+        runs, waker = MemoryStore(), Recorded()
+        submitted = Runs(runs, secret=b"the secret of these tests, long enough", waker=waker)  # type: ignore[arg-type]
+        first, second = [await submitted.submit("support", "Ship.", idempotency_key="7") for _ in range(2)]
+        other = await submitted.submit("billing", "Ship.", idempotency_key="7")
+        assert first == second != other
+        assert [each.run_id for each, _ in waker.woken] == [first, other]
+        assert await submitted.count() == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("wrong", [{"priority": 1001}, {"delay_s": -1.0}, {"delay_s": float("inf")}])
+def test_a_wrong_priority_or_delay_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(RunError, match="priority"):
+        asyncio.run(submit(MemoryStore(), Recorded(), KEYS, GIVEN, **wrong))  # type: ignore[arg-type]
+
+
+def test_runs_without_a_waker_or_a_secret_submit_nothing() -> None:
+    with pytest.raises(ConfigurationError, match="waker"):
+        asyncio.run(Runs(MemoryStore(), secret=b"s" * 32).submit("support", "Ship."))
+    with pytest.raises(ConfigurationError, match="secret"):
+        asyncio.run(Runs(MemoryStore(), waker=Recorded()).submit("support", "Ship."))  # type: ignore[arg-type]

@@ -1,0 +1,77 @@
+"""What is done about runs and activations whose worker died."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.store import Head
+from agentfsm.workers.sweep import attempts_without_progress, is_cut_off, settle
+from agentfsm.workers.waker import Activation
+
+HEAD = Head("r", epoch=3, owner=None, seq=5, hash="0" * 64, status="running")
+SEEN = Activation("r", 3, "support@1")
+NEW = Activation("r", 0, "support", request="sealed")
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (HEAD, True),
+        (replace(HEAD, owner="worker"), False),
+        (replace(HEAD, status="suspended"), False),
+        (replace(HEAD, status="finished"), False),
+        (replace(HEAD, seq=0), False),  # it has not begun
+    ],
+)
+def test_a_run_is_cut_off_if_it_is_running_and_nobody_owns_it(head: Head, expected: bool) -> None:
+    assert is_cut_off(head) is expected
+
+
+@pytest.mark.parametrize(
+    ("why", "activation", "head", "expected"),
+    [
+        ("it died before the run was in the store", NEW, None, "redeliver"),
+        ("it died before it acquired the run", NEW, replace(HEAD, seq=0, epoch=1), "redeliver"),
+        ("it acquired the run, and died before the first record", NEW, replace(HEAD, seq=0, epoch=2), "redeliver"),
+        ("it is about to write the first record", NEW, replace(HEAD, seq=0, owner="worker"), "leave"),
+        ("it is at work", NEW, replace(HEAD, owner="worker"), "leave"),
+        ("it died at work, and the run is woken in its new epoch", NEW, HEAD, "drop"),
+        ("it died when the run had ended", NEW, replace(HEAD, status="finished"), "drop"),
+        ("it died before it acquired the run", SEEN, HEAD, "redeliver"),
+        ("it died before it expired the request", SEEN, replace(HEAD, status="suspended"), "redeliver"),
+        ("the run ended in that epoch", SEEN, replace(HEAD, status="finished"), "drop"),
+        ("it is at work", SEEN, replace(HEAD, epoch=4, owner="worker"), "leave"),
+        ("it died at work", SEEN, replace(HEAD, epoch=4), "drop"),
+        ("it died, and another one is at work", SEEN, replace(HEAD, epoch=5, owner="worker"), "drop"),
+    ],
+)
+def test_an_unfinished_activation_is_settled_by_what_the_store_says(
+    why: str, activation: Activation, head: Head | None, expected: str
+) -> None:
+    assert settle(activation, head) == expected, why
+
+
+def records(*kinds: tuple[str, int]) -> list[SealedRecord]:
+    return [
+        SealedRecord(seq, f'{{"epoch":{epoch},"kind":"{kind}"}}', "0" * 64)
+        for seq, (kind, epoch) in enumerate(kinds, start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("journal", "epoch", "expected"),
+    [
+        ([("run.created", 1), ("transition", 1), ("effect.intent", 1)], 1, 1),
+        ([("run.created", 1), ("transition", 1), ("effect.intent", 1)], 4, 4),  # three died before they wrote anything
+        ([("run.created", 1), ("effect.intent", 1), ("run.resumed", 2), ("effect.intent", 2)], 2, 2),
+        ([("run.created", 1), ("run.resumed", 2), ("effect.intent", 2), ("effect.result", 2)], 2, 1),
+        ([("run.created", 1), ("effect.result", 2), ("run.resumed", 3), ("run.resumed", 4)], 4, 3),
+    ],
+)
+def test_attempts_are_counted_since_the_journal_last_said_anything_new(
+    journal: list[tuple[str, int]], epoch: int, expected: int
+) -> None:
+    assert attempts_without_progress(records(*journal), replace(HEAD, epoch=epoch)) == expected

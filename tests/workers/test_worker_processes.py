@@ -1,0 +1,219 @@
+"""Real ``agentfsm worker`` processes on a real PostgreSQL server: submitted, killed, stopped, deployed, answered."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm import Agent, Allow, Host, Runs, open_store
+from agentfsm.agent.config import with_host
+from agentfsm.cli.app import run_app
+from agentfsm.journal.verification import GOOD
+from agentfsm.workers import Waker, open_waker
+from tests.helpers.child_process import child_environment
+from tests.helpers.postgres import new_database, shared_server
+from tests.helpers.worker_app import cashier
+
+pytest.importorskip("dbos", reason="dbos is not installed")
+
+SECRET = b"the secret of all of these processes"
+APP = "tests.helpers.worker_app"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with shared_server() as server:
+        yield new_database(server)
+
+
+class Processes:
+    """Worker processes that share a store."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self.calls = folder / "calls"
+        self.hold = folder / "hold"
+        self.calls.touch()
+        self._children: list[subprocess.Popen[str]] = []
+
+    def start(self, *agents: str, **environment: str) -> subprocess.Popen[str]:
+        """A worker that serves agents of the app."""
+        env = child_environment() | {
+            "AGENTFSM_SECRET": SECRET.decode(),
+            "WORKER_FOLDER": str(self.folder),
+            **environment,
+        }
+        command = [sys.executable, "-m", "agentfsm", "worker", *agents, "--store", self.url, "--grace", "20"]
+        child = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        self._children.append(child)
+        return child
+
+    def inside(self) -> list[int]:
+        """The processes that called the tool, in the order of the calls."""
+        return [int(line) for line in self.calls.read_text().split()]
+
+    def close(self) -> None:
+        """Kill those that are left."""
+        self.hold.unlink(missing_ok=True)
+        for child in self._children:
+            child.kill()
+            child.communicate(timeout=30)
+
+
+@pytest.fixture
+def processes(url: str, tmp_path: Path) -> Iterator[Processes]:
+    started = Processes(url, tmp_path)
+    yield started
+    started.close()
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[tuple[Runs, Waker]]:
+    """The runs of a store, for a process that only submits and looks."""
+    waker = open_waker(url)
+    try:
+        async with open_store(url) as store:
+            yield Runs(store, secret=SECRET, waker=waker), waker
+    finally:
+        await waker.aclose()
+
+
+async def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    """What a condition returns as soon as that is true."""
+    end = time.monotonic() + seconds
+    while True:
+        found = condition()
+        found = await found if asyncio.iscoroutine(found) else found
+        if found:
+            return found
+        assert time.monotonic() < end, "nothing happened"
+        await asyncio.sleep(0.05)
+
+
+async def until_status(runs: Runs, run_id: str, status: str) -> None:
+    async def reached() -> bool:
+        return (await runs.get(run_id)).info.status == status
+
+    await until(reached)
+
+
+def test_a_run_whose_worker_is_killed_is_finished_by_another_one(processes: Processes) -> None:
+    async def scenario() -> None:
+        async with opened(processes.url) as (runs, waker):
+            processes.hold.touch()
+            children = {child.pid: child for child in (processes.start(f"{APP}:support") for _ in range(2))}
+            run_id = await runs.submit("support", "Ship three orders.", idempotency_key="three", tags=["tenant:acme"])
+            again = await runs.submit("support", "Ship three orders.", idempotency_key="three", tags=["tenant:acme"])
+            assert again == run_id
+            (first,) = await until(processes.inside)
+            processes.hold.unlink()
+            children[first].kill()
+            await until_status(runs, run_id, "finished")
+            assert (await runs.verify(run_id)).code == GOOD
+            info = (await runs.get(run_id)).info
+            assert (info.ending, info.tags) == ("completed", ("tenant:acme", "agent:support"))
+            others = processes.inside()[1:]
+            assert len(others) == 3  # the call that was cut off is repeated: it is idempotent
+            assert first not in others
+
+            async def settled() -> bool:
+                return await waker.unfinished(0) == []
+
+            await until(settled)  # the activation of the dead worker, too
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_is_told_to_stop_finishes_its_call_and_hands_the_run_over(processes: Processes) -> None:
+    async def scenario() -> None:
+        async with opened(processes.url) as (runs, _):
+            processes.hold.touch()
+            first = processes.start(f"{APP}:support")
+            run_id = await runs.submit("support", "Ship three orders.")
+            await until(processes.inside)
+            first.send_signal(signal.SIGTERM)
+            assert first.stderr is not None
+            await until(lambda: "stopping" in first.stderr.readline())
+            processes.hold.unlink()
+            assert await asyncio.to_thread(first.wait, 30) == 0
+            info = (await runs.get(run_id)).info
+            assert (info.status, info.owner) == ("running", None)
+            second = processes.start(f"{APP}:support")
+            await until_status(runs, run_id, "finished")
+            assert processes.inside() == [first.pid, second.pid, second.pid]  # no call was repeated
+            assert (await runs.verify(run_id)).code == GOOD
+
+    asyncio.run(scenario())
+
+
+def test_a_run_of_a_newer_version_waits_for_a_worker_that_has_its_tools(processes: Processes) -> None:
+    async def scenario() -> None:
+        async with opened(processes.url) as (runs, _):
+            processes.hold.touch()
+            newer = processes.start(f"support={APP}:support_by_air")
+            run_id = await runs.submit("support", "Ship three orders.")
+            await until(processes.inside)
+            older = processes.start(f"{APP}:support")
+            processes.hold.unlink()
+            newer.kill()
+            other = await runs.submit("support", "Ship three more.")
+            await until_status(runs, other, "finished")  # so the older one works, and has looked for cut-off runs
+            assert (await runs.get(run_id)).info.status == "running"
+            newest = processes.start(f"support={APP}:support_by_air")
+            await until_status(runs, run_id, "finished")
+            assert processes.inside() == [newer.pid, *[older.pid] * 3, *[newest.pid] * 3]
+
+    asyncio.run(scenario())
+
+
+def test_an_approval_is_answered_by_another_process(processes: Processes) -> None:
+    async def scenario() -> None:
+        async with opened(processes.url) as (runs, _), open_store(processes.url) as store:
+            processes.start(f"{APP}:cashier")
+            run_id = await runs.submit("cashier", "Refund order 0.")
+            await until_status(runs, run_id, "suspended")
+
+            async def asked() -> Any:
+                return (await runs.get(run_id)).request
+
+            assert (await until(asked)).tool == "refund"
+            mine: Agent = cashier.with_config(with_host(cashier.config, Host(store=store, secret=SECRET)))
+            result = await mine.resume(run_id, Allow(), by="Ann")
+            assert result.output == "done"
+            assert (await runs.verify(run_id)).code == GOOD
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_kills_its_workers_is_set_aside_and_can_be_put_back(
+    processes: Processes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> str:
+        async with opened(processes.url) as (runs, waker):
+            run_id = await runs.submit("crasher", "Crash.")
+            command = (f"{APP}:crasher", "--max-attempts", "2")
+            for attempt in (1, 2):
+                child = processes.start(*command)
+                assert await asyncio.to_thread(child.wait, 60) == 9, attempt
+            processes.start(*command)
+            (aside,) = await until(waker.list_set_aside)
+            assert (aside.activation.run_id, len(processes.inside())) == (run_id, 2)
+            assert "cut off 2 times" in aside.reason
+            return run_id
+
+    run_id = asyncio.run(scenario())
+    monkeypatch.setenv("AGENTFSM_SECRET", SECRET.decode())
+    for arguments in (["--set-aside"], ["--put-back", run_id], ["--set-aside"]):
+        assert run_app(["worker", *arguments, "--store", processes.url]) == 0
+    listed, _, empty = capsys.readouterr().out.partition("\n")
+    assert (run_id in listed, "cut off 2 times" in listed, empty) == (True, True, "")
