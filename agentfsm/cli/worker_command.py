@@ -22,6 +22,7 @@ from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store_url import StoreLocation, open_store
 from agentfsm.workers import Waker, Worker, WorkerSettings, open_waker
+from agentfsm.workers.health import serve_health
 
 __all__ = ["worker"]
 
@@ -37,6 +38,8 @@ class _WorkerOptions:
     tenant_concurrency: int | None
     grace: float
     max_attempts: int
+    health_port: int | None
+    health_host: str
 
     def settings(self) -> WorkerSettings:
         """The settings of the worker."""
@@ -78,6 +81,19 @@ def _worker_options(command: CommandFunction) -> CommandFunction:
                 show_default=True,
                 help="How often a run is tried without progress before it is set aside.",
             ),
+            click.option(
+                "--health-port",
+                type=click.IntRange(0, 65535),
+                metavar="PORT",
+                help="Answer GET /health and GET /ready at this port.",
+            ),
+            click.option(
+                "--health-host",
+                default="127.0.0.1",
+                show_default=True,
+                metavar="ADDRESS",
+                help="The address of that port; 0.0.0.0 for probes from elsewhere.",
+            ),
         ],
     )(command)
 
@@ -86,7 +102,7 @@ _EXAMPLES = """\b
 Examples:
   agentfsm worker shop:support --store postgresql://db/shop
   agentfsm worker shop:support billing=shop.money:agent --concurrency 50
-  agentfsm worker --set-aside                   list the runs that are set aside, with their reasons
+  agentfsm worker --set-aside                   list the runs that are set aside
   agentfsm worker --put-back 3f9c0a1b2c3d4e5f   try one of them again
 """
 
@@ -152,7 +168,11 @@ async def _serve(agents: Mapping[str, Agent[Any, Any]], location: StoreLocation,
         working = Worker(
             agents, store, waker, secret=found[0], old_secrets=tuple(found[1:]), settings=options.settings()
         )
-        with _stop_on_signals(working):
+        async with contextlib.AsyncExitStack() as around:
+            around.enter_context(_stop_on_signals(working))
+            if options.health_port is not None:
+                port = await around.enter_async_context(serve_health(working, options.health_host, options.health_port))
+                logging.getLogger("agentfsm.workers").info("health at http://%s:%d/health", options.health_host, port)
             if not await working.run():
                 sys.stderr.flush()
                 os._exit(HANDED_OVER)  # what still runs must not write any more, and its threads cannot be ended

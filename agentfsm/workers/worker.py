@@ -33,6 +33,9 @@ SUBMIT_WAIT_S = 0.1
 
 SUBMIT_ATTEMPTS = 50
 
+UNHEALTHY_AFTER_SWEEPS, UNHEALTHY_AFTER_S = 10, 30.0
+"""After how many sweeps, and how many seconds more, without one that succeeded a worker is not healthy."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
@@ -119,6 +122,8 @@ class Worker:
             }
         )
         self._stopping = asyncio.Event()
+        self._serving = False
+        self._swept_at = 0.0
         self._seen: dict[str, int] = {}
         self.counts = WorkerCounts()
 
@@ -126,6 +131,17 @@ class Worker:
     def queues(self) -> tuple[str, ...]:
         """The queues that it serves."""
         return self._agents.queues
+
+    @property
+    def ready(self) -> bool:
+        """Whether it accepts activations, and is healthy."""
+        return self._serving and not self._stopping.is_set() and self.healthy
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it starts, or has searched the store lately."""
+        since_s = asyncio.get_running_loop().time() - self._swept_at
+        return not self._serving or since_s < UNHEALTHY_AFTER_SWEEPS * self._settings.sweep_s + UNHEALTHY_AFTER_S
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -141,6 +157,7 @@ class Worker:
         """
         await self._store.heads("running")  # fail now, if it cannot be read
         await self._waker.serve(self.queues, self._deliver)
+        self._serving, self._swept_at = True, asyncio.get_running_loop().time()
         logger.info("serving %s", ", ".join(self.queues))
         sweeps = asyncio.create_task(self._sweep_until_stopped())
         try:
@@ -266,6 +283,7 @@ class Worker:
         while True:
             try:
                 await self._wake_cut_off_runs()
+                self._swept_at = loop.time()
                 if loop.time() - settled >= self._settings.settle_s:
                     await self._settle_activations()
                     settled = loop.time()
