@@ -27,8 +27,6 @@ def open_waker(url: str | Path, *, concurrency: int = 10, tenant_concurrency: in
     from agentfsm.workers.dbos_waker import DbosWaker  # an extra
 
     file = locate_store(url).file
-    if file is None:
-        database = server_database(url)
-    else:
-        database = f"sqlite:///{file.absolute().with_name(f'{file.name}.queue')}"
+    beside = "" if file is None else str(file.absolute().with_name(f"{file.name}.queue"))
+    database = f"sqlite:///{beside}" if beside else server_database(url)
     return DbosWaker(database, concurrency=concurrency, tenant_concurrency=tenant_concurrency)
