@@ -14,9 +14,9 @@ from agentfsm.journal.store import Head
 from agentfsm.loop.canonical_json import decode
 from agentfsm.workers.waker import Activation
 
-__all__ = ["Settlement", "attempts_without_progress", "is_cut_off", "settle"]
+__all__ = ["StaleAction", "attempts_without_progress", "is_cut_off", "stale_action"]
 
-Settlement = Literal["leave", "redeliver", "drop"]
+StaleAction = Literal["leave", "redeliver", "drop"]
 
 _REPEATED_KINDS = ("run.resumed", "run.migrated", "effect.intent")
 """The kinds of records that each attempt at the same effect writes again."""
@@ -27,7 +27,7 @@ def is_cut_off(head: Head) -> bool:
     return head.status == "running" and head.owner is None and head.seq > 0
 
 
-def settle(activation: Activation, head: Head | None) -> Settlement:
+def stale_action(activation: Activation, head: Head | None) -> StaleAction:
     """What to do about an activation that was delivered a while ago and is not finished.
 
     Args:

@@ -21,7 +21,7 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import Run, advance, hand_over
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
 from agentfsm.workers.submission import SUBMITTER, open_submission
-from agentfsm.workers.sweep import attempts_without_progress, is_cut_off, settle
+from agentfsm.workers.sweep import attempts_without_progress, is_cut_off, stale_action
 from agentfsm.workers.waker import Activation, Waker
 
 __all__ = ["Worker", "WorkerSettings"]
@@ -310,7 +310,7 @@ class Worker:
         """Settle the activations of workers that died before they acquired the run, or after they were done with it."""
         for each in await self._waker.unfinished(self._settings.settle_s):
             activation = each.activation
-            match settle(activation, await self._store.head(activation.run_id)):
+            match stale_action(activation, await self._store.head(activation.run_id)):
                 case "redeliver" if each.deliveries >= self._settings.max_attempts:
                     await self._set_aside(activation, f"{each.deliveries} workers died before they began with it")
                     await self._waker.drop(activation)

@@ -8,7 +8,7 @@ import pytest
 
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head
-from agentfsm.workers.sweep import attempts_without_progress, is_cut_off, settle
+from agentfsm.workers.sweep import attempts_without_progress, is_cut_off, stale_action
 from agentfsm.workers.waker import Activation
 
 HEAD = Head("r", epoch=3, owner=None, seq=5, hash="0" * 64, status="running")
@@ -51,7 +51,7 @@ def test_a_run_is_cut_off_if_it_is_running_and_nobody_owns_it(head: Head, expect
 def test_an_unfinished_activation_is_settled_by_what_the_store_says(
     why: str, activation: Activation, head: Head | None, expected: str
 ) -> None:
-    assert settle(activation, head) == expected, why
+    assert stale_action(activation, head) == expected, why
 
 
 def records(*kinds: tuple[str, int]) -> list[SealedRecord]:
