@@ -30,7 +30,20 @@ from tests.helpers.child_process import child_environment
 from tests.helpers.fake_model_server import fake_model_server, tool_call_output
 from tests.helpers.secret_search import found_in
 
-RUNS = ("texts", "enter", "gate-ask", "model-refused", "results", "restart", "edit", "votes", "calls", "server")
+RUNS = (
+    "texts",
+    "enter",
+    "gate-ask",
+    "model-refused",
+    "results",
+    "restart",
+    "edit",
+    "votes",
+    "calls",
+    "server",
+    "answer",
+    "odd",
+)
 
 
 def run_part(part: str, folder: Path) -> None:

@@ -21,9 +21,10 @@ from agentfsm.loop.outcomes import JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.prompts import tool_notes
 from agentfsm.loop.recovery_policy import RecoveryPolicy
+from agentfsm.loop.reply_secrets import ReplySecrets
 from agentfsm.loop.state import RunState, withhold_secrets_of
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP, counts_votes, with_votes
-from agentfsm.loop.withholding import Withholder, environment_secrets
+from agentfsm.loop.withholding import Withholder, environment_secrets, marks_secrets
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph, State
@@ -121,6 +122,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         deps_type=options.deps_type,
         deps_factory=options.deps_factory,
         output_validators=validators,
+        reply_secrets=_reply_secrets(behavior, tools, schema),
         make_instructions=None if isinstance(options.instructions, str) else options.instructions,
     )
 
@@ -227,6 +229,15 @@ def _withholder_factory(host: Host, tools: Mapping[str, Tool], model: Model) -> 
         return last[0][1].copy()
 
     return make
+
+
+def _reply_secrets(
+    behavior: Behavior, tools: Mapping[str, Tool], schema: Mapping[str, Any] | None
+) -> ReplySecrets | None:
+    """Finds what is secret in the text of replies; None if nothing in it can be."""
+    answers = schema is not None and not behavior.control_tools and marks_secrets(schema)
+    found = ReplySecrets(schema if answers else None, secret_arguments(tools.values()), behavior.envelope)
+    return found if found.schema is not None or found.paths else None
 
 
 def _journal_reader(open_withholder: Callable[[], Withholder]) -> Callable[[Recorder, RunState], list[Record]]:

@@ -85,10 +85,10 @@ class ProgressDisplay:
         match event:
             case Transitioned():
                 self._on_state(str(event.target))
-            case TextDelta(text=text):
-                self._show_delta("", event.mask(text))
-            case ReasoningDelta(text=text):
-                self._show_delta("thinking: ", event.mask(text))
+            case TextDelta():
+                self._show_delta("", event.to_dict()["text"])
+            case ReasoningDelta():
+                self._show_delta("thinking: ", event.to_dict()["text"])
             case ReplyRestarted():
                 self._streamed = ""
             case ModelReplied():

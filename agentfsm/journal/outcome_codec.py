@@ -385,6 +385,7 @@ class OutcomeWriter:
         else:
             if isinstance(outcome, o.ModelCallSucceeded):
                 self._reply = outcome.reply
+                commitments.add_secrets(outcome.withheld)  # known before the first field is written
             text = fields_to_json(outcome, commitments)
         return f'{{"{_OUTCOME_NAMES[type(outcome)]}":{text}}}'
 

@@ -124,8 +124,10 @@ class Event:
         return text if self.secrets is None else self.secrets.mask(text, self._data())
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr)
-        return self.mask(f"{type(self).__name__}({shown})")
+        of_piece = getattr(self, "shown", None)
+        values = ((each.name, getattr(self, each.name)) for each in fields(self) if each.repr)
+        shown = ((name, of_piece if name == "text" and of_piece is not None else value) for name, value in values)
+        return self.mask(f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown)})")
 
     def _data(self) -> dict[str, Any]:
         """The fields of its class, as JSON data."""
@@ -207,22 +209,33 @@ class TextDelta(Event):
 
     Deltas are for display: they are emitted only if there is an observer and the model streams. ``ModelReplied``
     has the complete message. If the reply fails, ``RecoveryStarted`` or an ending follows instead; discard the deltas.
+
+    Attributes:
+        text: The text.
+        shown: What ``to_dict`` has instead, because of secrets, which may begin in an earlier piece; None for the text.
     """
 
     text: str
+    shown: str | None = field(default=None, repr=False, compare=False)
 
     def _data(self) -> dict[str, Any]:
-        return {"text": self.text}
+        return {"text": self.text if self.shown is None else self.shown}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ReasoningDelta(Event):
-    """The next part of the model's reasoning, if its provider shows that."""
+    """The next part of the model's reasoning, if its provider shows that.
+
+    Attributes:
+        text: The text.
+        shown: What ``to_dict`` has instead, because of secrets, which may begin in an earlier piece; None for the text.
+    """
 
     text: str
+    shown: str | None = field(default=None, repr=False, compare=False)
 
     def _data(self) -> dict[str, Any]:
-        return {"text": self.text}
+        return {"text": self.text if self.shown is None else self.shown}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -233,15 +246,18 @@ class ToolCallDelta(Event):
         index: The number of the call in the reply, from 0.
         name: The tool.
         arguments: The next part of the JSON text of its arguments.
+        shown: What ``to_dict`` has instead, because of secrets, which may begin in an earlier piece; None for the text.
     """
 
     index: int
     name: str
     arguments: str = field(repr=False)
+    shown: str | None = field(default=None, repr=False, compare=False)
 
     def _data(self) -> dict[str, Any]:
         hidden = self.secrets is not None and self.secrets.has_secrets(self.name)
-        return {"index": self.index, "name": self.name, "arguments": "" if hidden else self.arguments}
+        shown = self.arguments if self.shown is None else self.shown
+        return {"index": self.index, "name": self.name, "arguments": "" if hidden else shown}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

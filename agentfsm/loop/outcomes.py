@@ -117,10 +117,17 @@ class PreStepDone:
 
 @dataclass(frozen=True, slots=True)
 class ModelCallSucceeded:
-    """``call_llm``: the model replied. ``model_calls`` is how many calls that took, with models to fall back to."""
+    """``call_llm``: the model replied.
+
+    Attributes:
+        reply: The reply.
+        model_calls: How many calls that took, with models to fall back to.
+        withheld: Texts and numbers that its text shows to be secret; they are withheld from then on.
+    """
 
     reply: Reply
     model_calls: int = 1
+    withheld: tuple[Any, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

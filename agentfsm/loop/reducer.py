@@ -322,6 +322,8 @@ def _on_model_call_succeeded(run: RunState, outcome: o.ModelCallSucceeded) -> No
     open_batch(run, outcome.reply.message.tool_calls)
     if outcome.reply.usage is not NO_USAGE:
         run.usage += outcome.reply.usage
+    if outcome.withheld:
+        run.withheld = tuple(dict.fromkeys((*run.withheld, *outcome.withheld)))
     run.pending_instruction = run.feedback = None
     _count_model_call(run, outcome.model_calls)
 

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentfsm.errors import MissingExtraError
 from agentfsm.loop.canonical_json import call_signature, decode, encode
+from agentfsm.loop.escapes import Reading, has_escapes, read_plain
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
+from agentfsm.loop.secret_pieces import PieceFilter, SecretIndex
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
@@ -34,6 +36,7 @@ __all__ = [
     "environment_secrets",
     "header_secrets",
     "lacks_values",
+    "marked_values",
     "marks_secrets",
     "mask_secrets",
     "seal_value",
@@ -142,6 +145,18 @@ def secret_values(arguments: Mapping[str, Any], names: frozenset[str], schema: M
     return found
 
 
+def marked_values(value: Any, schema: Mapping[str, Any]) -> list[Any]:
+    """The values in a JSON value that its schema marks as secret; it need not be valid.
+
+    Args:
+        value: The value.
+        schema: Its JSON schema.
+    """
+    found: list[Any] = []
+    _find_marked(value, schema, schema, found, 0)
+    return found
+
+
 _MAX_SCHEMA_DEPTH = 64
 
 
@@ -219,8 +234,11 @@ def text_forms(text: str) -> set[str]:
 
 def _encodings(secret: str) -> set[str]:
     """The forms in which a secret, or a line of a private key, may stand in a text."""
-    lines = [line for line in secret.splitlines() if len(line) >= _MIN_LINE_LENGTH and "-----" not in line]
-    return {form for each in (secret, *lines) for form in text_forms(each)}
+    return {form for each in (secret, *_long_lines(secret)) for form in text_forms(each)}
+
+
+def _long_lines(secret: str) -> list[str]:
+    return [line for line in secret.splitlines() if len(line) >= _MIN_LINE_LENGTH and "-----" not in line]
 
 
 def _escaped(texts: Iterable[str]) -> set[str]:
@@ -301,6 +319,8 @@ class Withholder:
         self._numbers: set[str] = set()
         self._forms: dict[str, None] = {}
         self._signs: list[str] = []  # how they look in JSON
+        self._readings: set[bytes] = set()  # what is looked for in a text with unusual escapes
+        self._indexes: list[SecretIndex] = []  # made when first needed, and shared by copies that know the same
         for value in values:
             self.add(value)
 
@@ -308,6 +328,7 @@ class Withholder:
         """Another one that knows the same."""
         made = copy.copy(self)
         made._numbers, made._forms, made._signs = self._numbers.copy(), self._forms.copy(), self._signs.copy()
+        made._readings = self._readings.copy()
         return made
 
     def with_mask(self, mask: str) -> Withholder:
@@ -338,6 +359,9 @@ class Withholder:
             return
         new = [form for form in _encodings(value) if form not in self._forms]
         self._forms |= dict.fromkeys([value, *new])
+        looked_for = (value, *_long_lines(value), *(form for form in new if "/" in form))
+        self._readings |= {plain for plain in map(read_plain, looked_for) if len(plain) >= _MIN_ENCODED_LENGTH}
+        self._indexes = []
         self._signs += {json.dumps(form, ensure_ascii=False)[1:-1] for form in new}
 
     def add_arguments(self, tool: str, arguments: Mapping[str, Any]) -> None:
@@ -354,10 +378,48 @@ class Withholder:
 
     def may_occur(self, text: str) -> bool:
         """Whether a JSON text may contain a secret, or what looks like a placeholder."""
-        return any(sign in text for sign in self._signs) or "[se" in text or '"$str"' in text
+        if any(sign in text for sign in self._signs) or "[se" in text or '"$str"' in text:
+            return True
+        return has_escapes(text) and bool(self._present_readings(text))
 
     def clean_text(self, text: str) -> str:
         """A text with every secret replaced."""
+        text = self._clean_usual(text)
+        if not has_escapes(text):
+            return text
+        parts = re.split(f"({_PLACEHOLDER.pattern})", text)  # nothing in a placeholder is a secret
+        return "".join(part if number % 2 else self._clean_escaped(part) for number, part in enumerate(parts))
+
+    def filter_pieces(self, receive: Callable[[str], None]) -> PieceFilter:
+        """What withholds the secrets of a text that comes in pieces; only for what has a mask.
+
+        Args:
+            receive: Gets each piece without the secrets.
+        """
+        if not self._indexes:
+            as_text = (reading.decode("latin-1") for reading in self._readings)
+            self._indexes += [SecretIndex(self._forms), SecretIndex(as_text)]
+        forms, readings = self._indexes
+        return PieceFilter(forms, readings, self._mask or MASK, receive)
+
+    def _present_readings(self, text: str) -> list[bytes]:
+        plain = read_plain(text)
+        return [reading for reading in self._readings if reading in plain]
+
+    def _clean_escaped(self, text: str) -> str:
+        present = self._present_readings(text)
+        if not present:
+            return text
+        reading = Reading(text)
+        present.sort(key=len, reverse=True)
+        cleaned, done = "", 0
+        for found in re.finditer(b"|".join(map(re.escape, present)), reading.plain):
+            start, end = reading.span(*found.span())
+            cleaned += text[done:start] + self.placeholder_for(text[start:end])
+            done = end
+        return cleaned + text[done:]
+
+    def _clean_usual(self, text: str) -> str:
         present = [form for form in self._forms if form in text]
         if not present and "[se" not in text:
             return text

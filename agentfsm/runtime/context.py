@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +19,7 @@ from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.loop.model import Model, ToolSpec
 from agentfsm.loop.outcomes import Charge
 from agentfsm.loop.recovery_policy import RecoveryPolicy
+from agentfsm.loop.reply_secrets import ReplySecrets
 from agentfsm.loop.state import RunState, RunView
 from agentfsm.loop.withholding import Withholder
 from agentfsm.machine.declaration import Transition
@@ -83,6 +84,7 @@ class AgentConfig:
         deps_type: The type of its runs' dependencies, or None if it declares none.
         deps_factory: Makes the dependencies of a run that is given none, or None.
         output_validators: Functions that check each answer, in order.
+        reply_secrets: Finds what is secret in the text of a reply; None if nothing in it can be.
         make_instructions: Returns the beginning of the system prompt for a run; None if ``instructions`` is all of it.
     """
 
@@ -112,6 +114,12 @@ class AgentConfig:
     deps_factory: Callable[[Any], Any] | None = None
     make_instructions: Callable[[Any], Any] | None = None
     output_validators: tuple[Callable[[Any, Any], Any], ...] = ()
+    reply_secrets: ReplySecrets | None = None
+
+    @property
+    def hides_text(self) -> bool:
+        """Whether the text of a reply may have secrets that are known only when it is complete."""
+        return self.reply_secrets is not None and self.reply_secrets.in_answers
 
 
 class Context:
@@ -132,6 +140,7 @@ class Context:
         suspended_subruns: Sub-agents' runs that were suspended in the meantime, by the id of their call.
         model_requests: How many model calls were started for the run since this object was made, by sub-agents too.
         recorder: Collects the run's journal entries.
+        secrets: What its events withhold.
         take_charge: While the effect of a user-defined state runs: returns what it has used, for a run that is cut off.
         may_lack_values: Whether the run was loaded, so that its calls may have placeholders of secrets.
         visited_before_resume: The states that the run had left before it was loaded from a store.
@@ -168,7 +177,7 @@ class Context:
         self.charged_at = 0.0
         self._blocked: list[str] = []
         self._seq = run.event_seq
-        self._secrets = EventFilter(config.open_withholder, run)
+        self.secrets = EventFilter(config.open_withholder, run)
         self._listener: Callable[[Event], None] | None = None
 
     def view(self) -> RunView:
@@ -218,17 +227,9 @@ class Context:
             run_id=self.run.run_id,
             seq=self._seq,
             time=self.config.host.clock.time(),
-            secrets=self._secrets,
+            secrets=self.secrets,
             **fields,
         )
-
-    def note_secrets(self, values: Iterable[Any]) -> None:
-        """Withhold values in every event from now on, before the run knows them.
-
-        Args:
-            values: The values.
-        """
-        self._secrets.add(values)
 
     @property
     def next_seq(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentfsm.errors import RunError
 from agentfsm.loop.event_json import EVENT_TEXTS
+from agentfsm.loop.secret_pieces import PieceFilter
 from agentfsm.loop.state import RunState
 from agentfsm.loop.withholding import Withholder
 
@@ -51,6 +52,20 @@ class EventFilter:
         Args:
             data: The event, as JSON data.
         """
+        self._learn()
+        cleaned: dict[str, Any] = self._withholder.clean_fields(data, EVENT_TEXTS)
+        return cleaned
+
+    def filter_pieces(self, receive: Callable[[str], None]) -> PieceFilter:
+        """What withholds the secrets that are known now from a text that comes in pieces.
+
+        Args:
+            receive: Gets what others may see of each piece, in order.
+        """
+        self._learn()
+        return self._withholder.filter_pieces(receive)
+
+    def _learn(self) -> None:
         withholder, run = self._withholder, self._run
         if withholder.knows_tools:
             messages = run.messages
@@ -62,8 +77,6 @@ class EventFilter:
                 withholder.add_arguments(state.call.name, state.call.arguments)
         for value in (*run.withheld, *self._added):
             withholder.add(value)
-        cleaned: dict[str, Any] = withholder.clean_fields(data, EVENT_TEXTS)
-        return cleaned
 
     def mask(self, text: str, data: dict[str, Any]) -> str:
         """A text with ``[withheld]`` for each secret.
@@ -72,7 +85,7 @@ class EventFilter:
             text: The text.
             data: The event that it is about, as JSON data, which may have secret arguments itself.
         """
-        self.clean(data)
+        self.clean(data)  # its arguments become known
         return self._withholder.clean_text(text)
 
     def has_secrets(self, tool: str) -> bool:

@@ -11,7 +11,7 @@ from operator import is_
 from typing import Any
 
 from agentfsm.errors import ModelError, RunError, TransientProviderError
-from agentfsm.loop.events import ReasoningDelta, ReplyRestarted, TextDelta, ToolCallDelta
+from agentfsm.loop.events import TextDelta
 from agentfsm.loop.failures import PROVIDER_KINDS, Failure, FailureKind, describe_exception
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
 from agentfsm.loop.model import (
@@ -20,11 +20,9 @@ from agentfsm.loop.model import (
     LimitedModel,
     Model,
     ModelRequest,
-    ReasoningChunk,
     StreamChunk,
     StreamRestart,
     TextChunk,
-    ToolCallChunk,
     can_stream,
     has_admission,
 )
@@ -33,6 +31,7 @@ from agentfsm.loop.prompts import render_messages
 from agentfsm.loop.read_only import MAX_NESTING, FrozenDict, plain_value
 from agentfsm.loop.recovery_policy import TIME_UP
 from agentfsm.runtime.context import Context
+from agentfsm.runtime.stream_pieces import PieceSender
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 
 __all__ = ["call_model", "reply_or_failure"]
@@ -72,7 +71,11 @@ async def call_model(context: Context) -> Outcome:
     answer = await reply_or_failure(context, config.model, request, context.timeout, context.call_ids)
     if isinstance(answer, Failure):
         return ModelCallFailed(answer, budget.made)
-    return ModelCallSucceeded(answer, budget.made)
+    if config.reply_secrets is None:
+        return ModelCallSucceeded(answer, budget.made)
+    withheld = config.reply_secrets.find(answer.message.content, run.partial_answer)
+    context.secrets.add(withheld)
+    return ModelCallSucceeded(answer, budget.made, withheld)
 
 
 async def reply_or_failure(
@@ -243,9 +246,13 @@ def _limited_reply(
 async def _show_whole(context: Context, whole: Awaitable[Reply]) -> Reply:
     """A reply that was not streamed; its text is one ``TextDelta``, so whoever shows deltas misses nothing."""
     reply = await whole
-    if text := _as_text(reply.message.content):
-        context.emit(TextDelta, text=text)
+    _show_text(context, reply)
     return reply
+
+
+def _show_text(context: Context, reply: Reply) -> None:
+    if text := _as_text(reply.message.content):
+        context.emit(TextDelta, text=text, shown="" if context.config.hides_text else None)
 
 
 async def _stream_within_run(
@@ -273,6 +280,7 @@ async def _stream_reply(
     close: Any = getattr(chunks, "aclose", None)
     now = asyncio.get_running_loop().time
     shown = False
+    sender = PieceSender(context)
     limit = request.timeout_s
     deadline = now() + limit
     try:
@@ -281,7 +289,7 @@ async def _stream_reply(
             if chunk is None or isinstance(chunk, Reply):
                 break
             shown = isinstance(chunk, TextChunk) or (shown and not isinstance(chunk, StreamRestart))
-            _emit_chunk(context, chunk)
+            sender.send(chunk)
             if not isinstance(chunk, KeepAlive):
                 limit = request.timeout_s if isinstance(chunk, StreamRestart) else request.heartbeat_s
                 deadline = now() + limit
@@ -291,22 +299,9 @@ async def _stream_reply(
         heartbeat.close()
         if close is not None:
             await close()
+    sender.finish()
     if chunk is None:
         raise TransientProviderError(f"{name}: the stream ended without a reply")
-    if not shown and (text := _as_text(chunk.message.content)):  # the server ignored that a stream was requested
-        context.emit(TextDelta, text=text)
+    if not shown:  # the server ignored that a stream was requested
+        _show_text(context, chunk)
     return chunk
-
-
-def _emit_chunk(context: Context, chunk: StreamChunk) -> None:
-    match chunk:
-        case TextChunk(text):
-            context.emit(TextDelta, text=text)
-        case ReasoningChunk(text):
-            context.emit(ReasoningDelta, text=text)
-        case ToolCallChunk(index, name, arguments):
-            context.emit(ToolCallDelta, index=index, name=name, arguments=arguments)
-        case StreamRestart(reason):
-            context.emit(ReplyRestarted, reason=reason)
-        case KeepAlive():
-            pass

@@ -347,7 +347,7 @@ class EffectCalls:
         call_state.result, call_state.started = result, False
         await self._record_result(call.id, result)
         if context.builds_events:
-            context.note_secrets(result.withheld)
+            context.secrets.add(result.withheld)
             context.emit(ToolFinished, result=result)
         return result
 

@@ -511,5 +511,5 @@ def tool_call_context(
 def _complete_call(context: Context, result: ToolResult) -> None:
     context.completed_results.append(result)
     if context.builds_events:
-        context.note_secrets(result.withheld)
+        context.secrets.add(result.withheld)
         context.emit(ToolFinished, result=result)

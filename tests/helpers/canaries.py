@@ -46,6 +46,7 @@ from agentfsm import (
     HookContext,
     Host,
     Message,
+    Reply,
     SkipCall,
     SqliteStore,
     ToolContext,
@@ -58,6 +59,7 @@ from agentfsm import (
 from agentfsm.errors import AgentfsmError, ProviderError
 from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
 from agentfsm.integrations.otel import tracing
+from agentfsm.loop.messages import FinishReason
 from agentfsm.models import FallbackModel
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.model_clients import build_model
@@ -99,6 +101,10 @@ PLACES = (
     "history: a secret argument of an earlier run",
     "record: a secret argument in a suspension record",
     "record: a result in a suspension record",
+    "answer: SecretStr in a structured answer",
+    "answer: SecretStr in one that is not valid",
+    "answer: SecretStr in one that is cut off",
+    "envelope: a secret argument of a call",
 )
 """Where each secret stands; further places only repeat them (texts, URLs, headers, errors, hooks, memory)."""
 
@@ -428,11 +434,31 @@ async def results(world: World, host: Host) -> None:
     ending = world.agent(host, done, output_type=Key, preset="funnel")
     result = await world.finish(ending.run("go", run_id="ending"))
     assert result.output.value.get_secret_value() == canary(what)
+    await answers(world, host)
     password = canary("history: a secret argument of an earlier run")
     first = world.agent(Host(clock=FakeClock()), [call("open_door", password=password)])
     earlier = await world.finish(first.run("open it"))
     later = world.agent(host, [f"it was {password}"])
     await world.finish(later.run("go on", message_history=earlier.messages, run_id="history"))
+
+
+async def answers(world: World, host: Host) -> None:
+    """Secrets in texts that a model writes: structured answers, calls in envelopes, and known ones in odd escapes."""
+    good, wrong, cut = (
+        json.dumps({"name": "k", "value": canary(f"answer: SecretStr in {what}")})
+        for what in ("a structured answer", "one that is not valid", "one that is cut off")
+    )
+    truncated = Reply(Message.assistant(cut[:-8]), FinishReason.LENGTH)
+    script = [wrong.replace('"name"', '"names"'), truncated, cut[-8:]]
+    result = await world.finish(world.agent(host, script, output_type=Key).run("go", run_id="answer"))
+    assert result.output.value.get_secret_value() == canary("answer: SecretStr in one that is cut off")
+    await world.finish(world.agent(host, [f"It is this:\n```json\n{good}\n```"], output_type=Key).run("go"))
+    arguments = {"password": canary("envelope: a secret argument of a call")}
+    envelope = json.dumps({"kind": "tool_call", "tool_name": "open_door", "arguments": arguments})
+    await world.finish(world.agent(host, [envelope], preset="feedback").run("go", run_id="envelope"))
+    known = canary("host: a declared secret") + canary("environment: a key")
+    odd = "".join(f"\\u{ord(char):04X}" if number % 2 else f"&#{ord(char)};" for number, char in enumerate(known))
+    await world.finish(world.agent(host, [odd]).run("go", run_id="odd"))
 
 
 async def edits(world: World, host: Host) -> None:

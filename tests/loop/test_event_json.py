@@ -172,8 +172,8 @@ def test_each_event_is_json_that_the_schema_describes(event, fields):
     jsonschema.Draft202012Validator(agentfsm.event_schema()).validate(data)
 
 
-NOT_SHOWN = {"secrets", "suspension_record", "decision"}
-"""Fields that are not told to others; a decision is told in parts."""
+NOT_SHOWN = {"secrets", "suspension_record", "decision", "shown"}
+"""Fields that are not told to others; a decision is told in parts, and ``shown`` in place of a text."""
 
 
 def test_no_field_of_an_event_is_forgotten():

@@ -1,0 +1,112 @@
+r"""Reads texts as they would be decoded: escapes of JSON, Python, URLs and HTML, where a text has more than it needs.
+
+A secret is looked for as encoders usually write it. ``h\u0075nter2``, ``a\/b``, ``%68unter2`` and ``a&amp;b`` are
+read back by any decoder, too, and a model may write them.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+
+__all__ = ["Reading", "ends_in_escape", "has_escapes", "read_plain"]
+
+_UNUSUAL = re.compile(r"\\[ux/]|%[0-9A-Fa-f]{2}|&(?:amp|lt|gt|quot|apos|#)")
+"""One of these is in every text that hides what it says from a search for the usual forms."""
+
+_ESCAPE = re.compile(
+    rb"\\+u([dD][89abAB][0-9a-fA-F]{2})\\+u([dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|\\+u([0-9a-fA-F]{4})|\\+x([0-9a-fA-F]{2})|\\+(.?)"
+    rb"|%(?:25)*([0-9a-fA-F]{2})"
+    rb"|&(?:amp;)*(?:#0*([0-9]{1,7})|#[xX]0*([0-9a-fA-F]{1,6})|(amp|lt|gt|quot|apos));",
+    re.DOTALL,
+)
+_SIMPLE = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"f": b"\f"}
+_ENTITIES = {b"amp": b"&", b"lt": b"<", b"gt": b">", b"quot": b'"', b"apos": b"'"}
+_UNFINISHED = re.compile(rb"(?:\\+(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?)?|%(?:25)*[0-9a-fA-F]?|&[#0-9A-Za-z;]{0,12})\Z")
+_LONGEST = 24  # characters of an escape that is not finished
+
+
+def has_escapes(text: str) -> bool:
+    """Whether a text may say something in an unusual form."""
+    return _has_signs(text) and _UNUSUAL.search(text) is not None
+
+
+def _has_signs(text: str) -> bool:
+    return "\\" in text or "%" in text or "&" in text
+
+
+def ends_in_escape(text: str) -> bool:
+    """Whether a text may end within an escape."""
+    end = text[-_LONGEST:]
+    return _has_signs(end) and _UNFINISHED.search(end.encode("utf-8", "surrogatepass")) is not None
+
+
+def read_plain(text: str) -> bytes:
+    """What a text says, in UTF-8, however its characters are escaped and however often."""
+    return _ESCAPE.sub(_plain, text.encode("utf-8", "surrogatepass"))
+
+
+def _plain(found: re.Match[bytes]) -> bytes:
+    high, low, unit, byte, other, quoted, decimal, number, entity = found.groups()
+    if high:
+        return chr(0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(low, 16) & 0x3FF)).encode()
+    if byte or quoted:
+        return bytes([int(byte or quoted, 16)])
+    if entity:
+        return _ENTITIES[entity]
+    if unit or decimal or number:
+        code = int(unit or number, 16) if unit or number else int(decimal)
+        return chr(code).encode("utf-8", "surrogatepass") if code <= 0x10FFFF else found[0]
+    return _SIMPLE.get(other, other)
+
+
+class Reading:
+    """What a text says, with where it says so.
+
+    Args:
+        text: The text.
+
+    Attributes:
+        plain: What it says, in UTF-8.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._raw = text.encode("utf-8", "surrogatepass")
+        pieces: list[bytes] = []
+        self._plain_ends, self._raw_ends = [0], [0]  # of each run without escapes, and of each escape
+        done = 0
+        for found in _ESCAPE.finditer(self._raw):
+            for piece, end in ((self._raw[done : found.start()], found.start()), (_plain(found), found.end())):
+                pieces.append(piece)
+                self._plain_ends.append(self._plain_ends[-1] + len(piece))
+                self._raw_ends.append(end)
+            done = found.end()
+        pieces.append(self._raw[done:])
+        self.plain = b"".join(pieces)
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """Where a part of ``plain`` that is not empty stands in the text.
+
+        Args:
+            start: Where it begins in ``plain``.
+            end: Where it ends there.
+        """
+        return self._in_text(self._raw_place(start, before=True)), self._in_text(self._raw_place(end - 1, before=False))
+
+    @property
+    def unfinished(self) -> int | None:
+        """Where in ``plain`` an escape begins that the text ends in; None if there is none."""
+        found = _UNFINISHED.search(self._raw)
+        if found is None:
+            return None
+        return len(read_plain(self._raw[: found.start()].decode("utf-8", "surrogatepass")))
+
+    def _raw_place(self, place: int, *, before: bool) -> int:
+        index = bisect_right(self._plain_ends, place) - 1
+        if index % 2:  # an escape: it stands for one character, which begins and ends with it
+            return self._raw_ends[index] if before else self._raw_ends[index + 1]
+        return self._raw_ends[index] + place - self._plain_ends[index] + (not before)
+
+    def _in_text(self, place: int) -> int:
+        return len(self._raw[:place].decode("utf-8", "ignore"))
