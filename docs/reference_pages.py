@@ -25,6 +25,7 @@ PACKAGES = (
     "agentfsm.integrations.otel",
     "agentfsm.integrations.pydantic_ai",
     "agentfsm.integrations.langchain",
+    "agentfsm.viewer",
 )
 """Whose names are public: see stability.md. LiteLLM is too large to be installed where the site is built."""
 

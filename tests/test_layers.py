@@ -37,7 +37,7 @@ LAYERS = {
 """What each layer may import beside itself: when it loads, inside functions, and for types. The layers that are not
 here put the others together for somebody, and may import all of them."""
 
-PUBLIC = {"agentfsm", "__main__", "cli", "runs", "testing"}
+PUBLIC = {"agentfsm", "__main__", "cli", "runs", "testing", "viewer"}
 
 LAZY_IN_AGENT = {"journal", "models", "diagrams"}
 """What the agent puts together but loads only when it is used: a run in a store, a model by name, a diagram."""
@@ -234,7 +234,7 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = agentfsm.Nobody
 
 
-NEED_AN_EXTRA = {"cli", "integrations"}
+NEED_AN_EXTRA = {"cli", "integrations", "viewer"}
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if layer(m) not in NEED_AN_EXTRA])

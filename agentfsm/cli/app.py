@@ -48,6 +48,7 @@ COMMANDS = {
     "show": CommandEntry("runs_command", "Show what happened in a run."),
     "submit": CommandEntry("submit_command", "Have a worker run an agent."),
     "worker": CommandEntry("worker_command", "Run what is submitted, and take over what was cut off."),
+    "view": CommandEntry("view_command", "Show the runs of a store in a browser, live."),
     "report": CommandEntry("report_command", "Report on runs in one file that opens offline."),
     "verify": CommandEntry("verify_command", "Verify that journals are intact and legal."),
     "replay": CommandEntry("replay_command", "Replay recorded runs without model or tools."),

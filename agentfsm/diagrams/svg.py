@@ -22,7 +22,7 @@ from agentfsm.diagrams.layout import (
 from agentfsm.diagrams.style import DARK, LIGHT, LINE_DASHES, LINE_WIDTHS, Palette, Theme, escape_xml
 from agentfsm.diagrams.view import TableRow, View
 
-__all__ = ["svg"]
+__all__ = ["style_sheet", "svg"]
 
 CORNER_RADIUS = 8  # pixels
 
@@ -45,7 +45,7 @@ def _document(view: View, layout: Layout, theme: Theme) -> Iterator[str]:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" '
         f'class="agentfsm-{theme}" role="img" aria-label="{title}" data-graph="{escape_xml(view.graph.name)}">'
     )
-    yield f"<style>{_style_sheet(theme)}</style>"
+    yield f"<style>{style_sheet(theme)}</style>"
     yield f'<rect class="paper" width="{w}" height="{h}"/>'
     yield from (_label(label) for label in layout.labels)
     yield f'<g class="legend">{"".join(map(_legend_sample, layout.legend))}</g>'
@@ -73,8 +73,12 @@ def _legend_sample(sample: LegendSample) -> str:
     return f'<rect class="mark {sample.key}" {place}/><rect class="box dim" {place}/>'
 
 
-def _style_sheet(theme: Theme) -> str:
-    """The style sheet. Its rules apply to pictures of this theme only, because a page may embed several."""
+def style_sheet(theme: Theme) -> str:
+    """The style sheet of the pictures of a theme. Its rules apply to these only, because a page may embed several.
+
+    Args:
+        theme: ``light``, ``dark``, or ``auto``.
+    """
     rules = [
         f"text{{font-family:{FONT_STACK}}}",
         *(f".{style}{{font-size:{size:g}px}}" for style, size in FONT_SIZES.items()),

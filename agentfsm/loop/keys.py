@@ -39,6 +39,8 @@ class KeyPurpose(StrEnum):
     """Tells withheld values apart that are not kept, not even encrypted."""
     signal = "signal to a run"
     """Authenticates answers and cancellations that wait in a store."""
+    viewer = "viewer"
+    """Authenticates the links, sessions and tokens of the viewer."""
 
 
 class Mac:

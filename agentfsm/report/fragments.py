@@ -26,6 +26,7 @@ __all__ = [
     "graph_html",
     "how_to_verify_html",
     "ledger_html",
+    "list_html",
     "picture_html",
     "summary_html",
     "table_html",
@@ -73,6 +74,16 @@ def _text(value: str) -> str:
 
 def _block(value: str) -> str:
     return f'<pre class="said" dir="auto">{escape(value)}</pre>' if value else ""
+
+
+def list_html(lines: Sequence[str], otherwise: str) -> str:
+    """Some lines as a list.
+
+    Args:
+        lines: The lines, as text.
+        otherwise: What it says if there is none, as text.
+    """
+    return f"<ul>{''.join(f'<li>{_text(line)}' for line in lines)}</ul>" if lines else f"<p>{escape(otherwise)}</p>"
 
 
 def verdict_html(verdict: str) -> str:

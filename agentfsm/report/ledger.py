@@ -24,6 +24,7 @@ __all__ = [
     "CostLine",
     "FailureEntry",
     "HumanDecision",
+    "LedgerReader",
     "LedgerRow",
     "RunLedger",
     "TranscriptEntry",
@@ -262,20 +263,23 @@ def read_ledger(run_id: str, sealed: Sequence[SealedRecord]) -> RunLedger:
         run_id: The run.
         sealed: Its records, as the store keeps them.
     """
-    reader = _Reader(run_id)
+    reader = LedgerReader(run_id)
     for row in sealed:
-        try:
-            record = read_record(row, run_id)
-            reader.records.append(record)
-            reader.rehydrate(row)
-            reader.read(record)
-        except _UNREADABLE:
-            reader.problems.append(f"record {row.seq} is not a valid record")
-    return reader.ledger(sealed)
+        reader.add(row)
+    return reader.ledger()
 
 
-class _Reader:
-    """Collects what each record says."""
+class LedgerReader:
+    """Reads a journal record by record: what it says so far is there after each of them.
+
+    Args:
+        run_id: The run.
+
+    Attributes:
+        moves: Its moves so far.
+        records: Its records so far, decoded; without those that cannot be read.
+        rehydrated: The run itself after them; None once a record could not be applied, as a redacted one cannot.
+    """
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -296,8 +300,20 @@ class _Reader:
         self.request: tuple[Data, Record] | None = None  # the last request for a person, and its record
         self.model = ""  # of the last call
         self.results: dict[str, Data] = {}  # of calls since the last move, by effect id
+        self.last_seq, self.last_hash = 0, ""
 
-    def ledger(self, sealed: Sequence[SealedRecord]) -> RunLedger:
+    def add(self, row: SealedRecord) -> None:
+        """Read the next record; one that cannot be read is noted in ``problems``."""
+        self.last_seq, self.last_hash = row.seq, row.hash
+        try:
+            record = read_record(row, self.run_id)
+            self.records.append(record)
+            self._rehydrate(row)
+            self._read(record)
+        except _UNREADABLE:
+            self.problems.append(f"record {row.seq} is not a valid record")
+
+    def ledger(self) -> RunLedger:
         """Everything that was collected."""
         answers = [e.text for e in self.transcript if e.role == "assistant" and e.text and not e.calls]
         waiting = self.request[0] if self.status == "suspended" and self.request is not None else None
@@ -323,11 +339,11 @@ class _Reader:
             costs=tuple(self.costs.values()),
             redactions=tuple(self.redactions),
             problems=tuple(self.problems),
-            last_seq=sealed[-1].seq if sealed else 0,
-            last_hash=sealed[-1].hash if sealed else "",
+            last_seq=self.last_seq,
+            last_hash=self.last_hash,
         )
 
-    def rehydrate(self, row: SealedRecord) -> None:
+    def _rehydrate(self, row: SealedRecord) -> None:
         """Fold in a record, for the counters; after one that cannot be, nothing is known of them."""
         try:
             if self.rehydrated is not None:
@@ -335,7 +351,7 @@ class _Reader:
         except _UNREADABLE:
             self.rehydrated = None
 
-    def read(self, record: Record) -> None:
+    def _read(self, record: Record) -> None:
         """Read one record."""
         data = record.data
         match record.kind:

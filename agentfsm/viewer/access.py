@@ -1,0 +1,226 @@
+"""Who may see and change what: the checks before every request, and the headers of every answer.
+
+A browser sends requests for whatever site it has open, with the cookies of this one. So a request must name a host that
+the viewer answers for (DNS rebinding), nothing but a visible navigation may come from another site, and what changes
+something must come from the viewer's own page, with its token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, replace
+from inspect import isawaitable
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentfsm.errors import AgentfsmError
+from agentfsm.loop.keys import KeyPurpose, Keyring
+from agentfsm.loop.quorum import Actor
+from agentfsm.viewer.viewer_page import PageError, json_response
+
+__all__ = ["Access", "AccessMiddleware", "Authenticate", "Visitor", "visitor_of"]
+
+Authenticate = Callable[[Request], Actor | Awaitable[Actor | None] | None]
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+TOKEN_HEADER = "x-agentfsm-token"  # noqa: S105  # the header's name
+TOKEN_PERIOD_S = 12 * 3600
+"""A token is valid in the period in which it was made, and in the next."""
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types agentfsm"
+)
+
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+FRAMES = frozenset({"iframe", "frame", "object", "embed", "fencedframe"})
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Whoever sends a request.
+
+    Attributes:
+        actor: Who it is; None where the viewer asks nobody.
+        only_run: The run that a link let somebody see and answer; an empty string for all runs.
+    """
+
+    actor: Actor | None = None
+    only_run: str = ""
+
+    def check_sees(self, run_id: str) -> None:
+        """Check that a run may be shown.
+
+        Raises:
+            PageError: It may not.
+        """
+        if self.only_run and run_id != self.only_run:
+            raise PageError(403, "your link is for another run")
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who is let in.
+
+    Attributes:
+        authenticate: Says who sends a request, or None or an error for somebody who is not let in.
+        hosts: The names under which the viewer may be reached.
+        keyring: The keys of tokens and sessions.
+        clock: Seconds since the epoch.
+    """
+
+    authenticate: Authenticate | None
+    hosts: Collection[str]
+    keyring: Keyring
+    clock: Callable[[], float] = time.time
+
+    def check_request(self, request: Request) -> None:
+        """Check where a request comes from.
+
+        Raises:
+            PageError: It is refused.
+        """
+        host = request.headers.get("host", "")
+        if _host_name(host) not in self.hosts:
+            raise PageError(
+                421, f"this viewer does not answer for {host!r}; app(store, hosts=[...]) says which names it has"
+            )
+        if self.authenticate is None and not _is_loopback(request):
+            raise PageError(403, "without authentication the viewer answers this machine only")
+        site, mode = request.headers.get("sec-fetch-site", ""), request.headers.get("sec-fetch-mode", "")
+        if request.headers.get("sec-fetch-dest", "") in FRAMES:
+            raise PageError(403, "the viewer is not shown inside another page")
+        from_elsewhere = site in ("cross-site", "same-site")
+        if from_elsewhere and (mode != "navigate" or request.method != "GET"):
+            raise PageError(403, "the request comes from another site")
+        origin = request.headers.get("origin")
+        if request.method == "POST" and origin is not None and origin.partition("://")[2] != host:
+            raise PageError(403, "the request comes from another site")
+
+    def check_token(self, request: Request, visitor: Visitor) -> None:
+        """Check that a request to change something comes from a page of the viewer.
+
+        Raises:
+            PageError: It does not; the page may fetch a new token, and try again.
+        """
+        given = request.headers.get(TOKEN_HEADER, "").encode()
+        now = int(self.clock() // TOKEN_PERIOD_S)
+        if not any(hmac.compare_digest(self._token(visitor, period).encode(), given) for period in (now, now - 1)):
+            raise PageError(403, "the page is too old: reload it")
+
+    def token(self, visitor: Visitor) -> str:
+        """The token that a page of a visitor sends with what changes something."""
+        return self._token(visitor, int(self.clock() // TOKEN_PERIOD_S))
+
+    def _token(self, visitor: Visitor, period: int) -> str:
+        who = "" if visitor.actor is None else visitor.actor.id
+        return self.keyring.current.seal(KeyPurpose.viewer, repr(("token", who, visitor.only_run, period)).encode())
+
+    async def identify(self, request: Request) -> Visitor:
+        """Who sends a request.
+
+        Raises:
+            PageError: Somebody who is not let in.
+        """
+        if self.authenticate is None:
+            return Visitor()
+        try:
+            answer = self.authenticate(request)
+            actor: object = await answer if isawaitable(answer) else answer
+        except AgentfsmError as error:
+            raise PageError(401, str(error)) from error
+        except Exception as error:  # its text may have a token
+            raise PageError(401, f"you are not let in: authenticate raised {type(error).__name__}") from error
+        if not isinstance(actor, Actor):
+            raise PageError(401, "sign in to see the runs")
+        return Visitor(replace(actor, verified=True))
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Whoever sends a request that was let in."""
+    visitor: Visitor = request.state.visitor
+    return visitor
+
+
+def _host_name(host: str) -> str:
+    """A ``Host`` header without its port, in lower case."""
+    name, colon, port = host.lower().rpartition(":")
+    return name if colon and port.isdigit() and (name.endswith("]") or ":" not in name) else host.lower()
+
+
+def _is_loopback(request: Request) -> bool:
+    """Whether a request comes from this machine; one without an address came over a socket of this machine."""
+    if request.client is None:
+        return True
+    try:
+        return ipaddress.ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
+
+
+class AccessMiddleware:
+    """Lets requests in, or answers why not, and adds the headers that keep a page to itself.
+
+    Args:
+        app: The app behind it.
+        access: Who is let in.
+        public: Paths that need nobody to be known, below the viewer's.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, public: Collection[str] = ()) -> None:
+        self._app, self._access, self._public = app, access, tuple(public)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        try:
+            await self._let_in(request)
+        except PageError as error:
+            await json_response({"error": str(error)}, error.status)(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+    async def _let_in(self, request: Request) -> None:
+        """Check a request, and note who sends it.
+
+        Raises:
+            PageError: It is refused.
+        """
+        self._access.check_request(request)
+        path: Any = request.scope["path"]
+        inside = path.removeprefix(request.scope.get("root_path", ""))
+        public = inside.startswith(self._public) if self._public else False
+        visitor = Visitor() if public else await self._access.identify(request)
+        if request.method == "POST":
+            self._access.check_token(request, visitor)
+        request.state.visitor = visitor

@@ -1,0 +1,130 @@
+"""``app``: the viewer as an ASGI app, for a server of its own or mounted in another app."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Mount, Route
+
+from agentfsm.errors import AgentfsmError, ConfigurationError, UnknownRunError
+from agentfsm.journal.store import Store
+from agentfsm.loop.keys import Keyring
+from agentfsm.runs import Runs
+from agentfsm.viewer.access import LOOPBACK_NAMES, Access, AccessMiddleware, Authenticate, visitor_of
+from agentfsm.viewer.assets import serve_asset
+from agentfsm.viewer.followed_run import FollowedRuns
+from agentfsm.viewer.pages import PAGES
+from agentfsm.viewer.shell import page_html
+from agentfsm.viewer.viewer_context import ViewerContext, context_of
+from agentfsm.viewer.viewer_page import Page, PageError, json_response, shown
+
+__all__ = ["app"]
+
+logger = logging.getLogger("agentfsm.viewer")
+
+
+def app(
+    store: Store,
+    *,
+    authenticate: Authenticate | None = None,
+    hosts: Iterable[str] = (),
+    secret: bytes | None = None,
+    old_secrets: Sequence[bytes] = (),
+) -> Starlette:
+    """An ASGI app that shows the runs of a store.
+
+    ::
+
+        app = agentfsm.viewer.app(store)                                   # for this machine, read-only
+        app = agentfsm.viewer.app(store, authenticate=who, hosts=["agents.example.org"])
+        main = Starlette(routes=[Mount("/agents", app)])                   # inside another app
+
+    Args:
+        store: The store. It is not closed with the app.
+        authenticate: Says who sends a request (a ``starlette.requests.Request``): an ``Actor``, or None for somebody
+            who may not see the runs. It may be async. Without it, the app answers requests of this machine only, and
+            nobody can change anything.
+        hosts: The names under which a browser may reach it, without a port; ``localhost``, ``127.0.0.1`` and
+            ``[::1]`` always work.
+        secret: The secret of the host that writes the store. With it, pages stay valid when the viewer is restarted.
+        old_secrets: Secrets that the host had before.
+
+    Raises:
+        ConfigurationError: A host is not a name.
+    """
+    names = frozenset(str(name).lower() for name in hosts)
+    wrong = sorted(name for name in names if not name or "/" in name or "*" in name)
+    if wrong:
+        raise ConfigurationError(
+            f"hosts has names without scheme and path, such as agents.example.org, not {wrong[0]!r}"
+        )
+    keyring = Keyring(secrets.token_bytes(32)) if secret is None else Keyring(secret, old_secrets)
+    context = ViewerContext(
+        store=store,
+        runs=Runs(store, secret=secret, old_secrets=old_secrets),
+        access=Access(authenticate, names | LOOPBACK_NAMES, keyring),
+        followed=FollowedRuns(store),
+    )
+    made = Starlette(
+        routes=[
+            *(Route(page.path, _document(page)) for page in PAGES),
+            Mount(
+                "/api", routes=[Route("/session", show_session), *(route for page in PAGES for route in page.routes)]
+            ),
+            Route("/static/{name}", serve_asset),
+        ],
+        middleware=[Middleware(AccessMiddleware, access=context.access)],
+        exception_handlers={
+            PageError: _refuse,
+            AgentfsmError: _report_error,
+            HTTPException: _report_status,
+            Exception: _report_bug,
+        },
+    )
+    made.state.viewer = context
+    return made
+
+
+def _document(page: Page) -> Callable[[Request], Awaitable[Response]]:
+    async def document(request: Request) -> Response:
+        return HTMLResponse(page_html(page, PAGES, request.scope.get("root_path", "")))
+
+    return document
+
+
+async def show_session(request: Request) -> Response:
+    """Who the visitor is, and the token with which a page may change something."""
+    visitor, access = visitor_of(request), context_of(request).access
+    actor = visitor.actor
+    return json_response(
+        {
+            "actor": None if actor is None else {"id": shown(actor.id), "roles": shown(list(actor.roles))},
+            "only_run": shown(visitor.only_run),
+            "token": access.token(visitor),
+        }
+    )
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    return json_response({"error": shown(str(error))}, error.status if isinstance(error, PageError) else 500)
+
+
+def _report_error(request: Request, error: Exception) -> Response:
+    return json_response({"error": shown(str(error))}, 404 if isinstance(error, UnknownRunError) else 500)
+
+
+def _report_status(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return json_response({"error": "there is no such page" if status == 404 else str(error)}, status)
+
+
+def _report_bug(request: Request, error: Exception) -> Response:
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return json_response({"error": f"the viewer failed: {type(error).__name__}; its log says where"}, 500)

@@ -1,0 +1,13 @@
+"""The pages of the viewer, one module each; ``PAGES`` is their table, in the order of the menu."""
+
+from __future__ import annotations
+
+from agentfsm.viewer.pages import run_page, runs_page
+from agentfsm.viewer.viewer_page import Page
+
+__all__ = ["PAGES"]
+
+PAGES: tuple[Page, ...] = (
+    runs_page.PAGE,
+    run_page.PAGE,
+)

@@ -1,0 +1,90 @@
+"""The runs of the store: searched, filtered, a page at a time, and live."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agentfsm.errors import ConfigurationError
+from agentfsm.journal.run_info import RunQuery
+from agentfsm.journal.store import Status
+from agentfsm.viewer.access import visitor_of
+from agentfsm.viewer.live_events import LiveEvent, event_response
+from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json, ticks
+from agentfsm.viewer.viewer_page import Page, PageError, json_response
+
+__all__ = ["PAGE"]
+
+MAX_LIMIT = 200
+_TEXTS = ("ending", "actor", "session", "tag", "model", "text", "waiting_role", "run_id")
+
+
+def _query(request: Request) -> RunQuery:
+    """What the address of a request asks for.
+
+    Raises:
+        PageError: It asks for something that there is not.
+    """
+    given = request.query_params
+    texts: dict[str, Any] = {name: given[name] for name in _TEXTS if given.get(name)}
+    status: Any = given.get("status") or None
+    if status is not None and status not in get_args(Status):
+        raise PageError(400, f"there is no status {status!r}")
+    try:
+        times: dict[str, Any] = {name: float(given[name]) for name in ("since", "until") if given.get(name)}
+        limit = min(int(given.get("limit") or 50), MAX_LIMIT)
+        query = RunQuery(status=status, limit=limit, after=given.get("after", ""), **texts, **times)
+    except (ValueError, ConfigurationError) as error:
+        raise PageError(400, str(error)) from error
+    only = visitor_of(request).only_run
+    if only:
+        query = replace(query, run_id=only)
+    return query if query.run_id else replace(query, parent=given.get("parent", ""))
+
+
+async def _page_json(context: ViewerContext, query: RunQuery) -> dict[str, Any]:
+    page = await context.runs.list(query)
+    return {"runs": [run_json(info) for info in page.runs], "next": page.next}
+
+
+async def list_runs(request: Request) -> Response:
+    """A page of the runs that a query finds."""
+    return json_response(await _page_json(context_of(request), _query(request)))
+
+
+async def count_runs(request: Request) -> Response:
+    """How many runs a query finds."""
+    return json_response({"count": await context_of(request).runs.count(_query(request))})
+
+
+async def follow_runs(request: Request) -> Response:
+    """The first page of a query, whenever it changes: its runs in order, and those of them that are new or changed."""
+    context, query = context_of(request), _query(request)
+
+    async def events() -> AsyncIterator[LiveEvent | None]:
+        known: dict[str, str] = {}
+        async for silent in ticks(context):
+            page = await _page_json(context, query)
+            texts = {run["id"]: json.dumps(run) for run in page["runs"]}
+            if texts != known:
+                changed = [run for run in page["runs"] if known.get(run["id"]) != texts[run["id"]]]
+                known = texts
+                yield LiveEvent({"order": list(texts), "changed": changed, "next": page["next"]})
+            elif silent:
+                yield None
+
+    return event_response(events())
+
+
+PAGE = Page(
+    "/",
+    "Runs",
+    "runs.js",
+    (Route("/runs", list_runs), Route("/runs/count", count_runs), Route("/runs/events", follow_runs)),
+)

@@ -1,0 +1,180 @@
+/**
+ * What all pages share: asking the server, building elements, and showing what it said.
+ *
+ * Nothing here or in a page makes markup of a text: elements are built one by one, and only fragments and pictures of
+ * the server, in which everything is escaped, go through `markup`.
+ */
+
+const BASE = new URL('..', import.meta.url);
+
+/** The address of a page or a question, with its parameters; those that are empty are left out. */
+export function address(path, parameters = {}) {
+  const url = new URL(path, BASE);
+  for (const [name, value] of Object.entries(parameters))
+    if (value !== '' && value !== null && value !== undefined) url.searchParams.set(name, value);
+  return url.href;
+}
+
+/** The address of a run's page, or of one of its records there. */
+export const runAddress = (id, seq) => address('run', {id}) + (seq ? `#record-${seq}` : '');
+
+export class ApiError extends Error {
+  constructor(message, status, data = {}) {
+    super(message);
+    Object.assign(this, {status, data});
+  }
+}
+
+async function read(answer) {
+  if (answer.ok) return answer;
+  const data = await answer.json().catch(() => ({}));
+  throw new ApiError(data.error ?? `the viewer answered ${answer.status}`, answer.status, data);
+}
+
+async function ask(path, parameters, options) {
+  try {
+    return await read(await fetch(address(`api/${path}`, parameters), options));
+  } catch (error) {
+    if (error instanceof TypeError) throw new ApiError('the viewer cannot be reached', 0);
+    throw error;
+  }
+}
+
+/** What the server says to a question, as JSON. */
+export const get = async (path, parameters, options) => (await ask(path, parameters, options)).json();
+
+/** What the server says to a question, as text. */
+export const getText = async (path, parameters) => (await ask(path, parameters)).text();
+
+let asking;
+
+/** Who the visitor is: `actor`, `only_run` and the token for changes. */
+export const session = (anew = false) => (asking = anew || !asking ? get('session') : asking);
+
+/** Change something; the server's answer. A token that is too old is fetched anew, once. */
+export async function post(path, body) {
+  const send = async (anew) =>
+    ask(path, {}, {
+      method: 'POST',
+      headers: {'content-type': 'application/json', 'x-agentfsm-token': (await session(anew)).token},
+      body: JSON.stringify(body),
+    });
+  try {
+    return await (await send(false)).json();
+  } catch (error) {
+    if (error.status !== 403 || !error.message.includes('too old')) throw error;
+    return (await send(true)).json();
+  }
+}
+
+/** Follow what the server tells; `lost` says whether it cannot be reached now. Returns a function that stops it. */
+export function follow(path, parameters, told, lost = () => {}) {
+  const source = new EventSource(address(`api/${path}`, parameters));
+  source.onmessage = (message) => told(JSON.parse(message.data));
+  source.onopen = () => lost(false);
+  source.onerror = () => lost(true);
+  return () => source.close();
+}
+
+/** An element with properties and children; a text becomes a text, `data` and `aria` attributes, `class` its class. */
+export function el(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith('on')) made.addEventListener(name.slice(2), value);
+    else if (name in made && !name.startsWith('aria') && name !== 'list') made[name] = value;
+    else made.setAttribute(name === 'className' ? 'class' : name, value === true ? '' : value);
+  }
+  made.append(...children.flat().filter((each) => each !== null && each !== undefined && each !== false && each !== ''));
+  return made;
+}
+
+/** Somebody else's text, on one line or wrapped, whose direction stays inside. */
+export const said = (text) => el('span', {className: 'said', dir: 'auto'}, String(text));
+
+/** Somebody else's text with its line breaks. */
+export const block = (text) =>
+  text === '' || text === null || text === undefined ? null : isRedacted(text) ? redacted()
+    : el('pre', {className: 'said', dir: 'auto', tabIndex: String(text).length > 1500 ? 0 : undefined}, String(text));
+
+export const isRedacted = (value) => typeof value === 'object' && value !== null && value.redacted === true;
+export const redacted = () => el('em', {className: 'redacted', title: 'This was deleted from the store for good.'}, 'redacted');
+
+/** A JSON value as text, laid out over lines, with what was redacted marked. */
+export function json(value) {
+  if (value === null || value === undefined) return null;
+  if (isRedacted(value)) return redacted();
+  const parts = JSON.stringify(value, (_, each) => (isRedacted(each) ? '\u0000redacted\u0000' : each), 1).split('"\\u0000redacted\\u0000"');
+  const pre = el('pre', {className: 'said', dir: 'auto'});
+  parts.forEach((part, place) => pre.append(...(place ? [redacted()] : []), part));
+  return pre;
+}
+
+/** Names and their values, as a list; empty values are left out. */
+export const facts = (pairs) =>
+  el('dl', {}, pairs.filter(([, value]) => value !== null && value !== undefined && value !== '')
+    .flatMap(([name, value]) => [el('dt', {}, name), el('dd', {}, value)]));
+
+/** A time in UTC, to the second, as everywhere in reports. */
+export function time(seconds) {
+  if (seconds === null || seconds === undefined) return '';
+  const at = new Date(seconds * 1000);
+  if (Number.isNaN(at.getTime())) return `${seconds} s`;
+  const text = at.toISOString();
+  return el('time', {dateTime: text, title: at.toLocaleString()}, `${text.slice(0, 10)} ${text.slice(11, 19)}`);
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return '';
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 100) return `${seconds.toFixed(1)} s`;
+  const minutes = Math.floor(seconds / 60);
+  return minutes < 100 ? `${minutes} min ${Math.round(seconds % 60)} s` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+export const money = (usd) => (usd === null || usd === undefined ? '' : `${usd.toFixed(4)} USD`);
+export const words = (name) => String(name).replaceAll('_', ' ');
+
+/** The status of a run as a badge: it says in words what its color says. */
+export function statusBadge(run) {
+  const waiting = run.status === 'suspended';
+  const text = run.ending ? words(run.ending) : waiting ? 'waiting' : run.interrupted ? 'interrupted' : run.status;
+  const kind = run.ending === 'completed' ? 'good' : run.ending || run.interrupted ? 'bad' : waiting ? 'open' : 'busy';
+  return el('span', {className: `badge ${kind}`}, text);
+}
+
+/** Tell something, also to those who do not see the page. */
+export function notice(text, kind = 'info') {
+  const line = el('p', {className: `notice ${kind}`}, said(text));
+  line.append(el('button', {type: 'button', 'aria-label': 'Dismiss', onclick: () => line.remove()}, '\u00d7'));
+  document.querySelector('#notices').append(line);
+  if (kind === 'info') setTimeout(() => line.remove(), 8000);
+}
+
+const policy = window.trustedTypes?.createPolicy('agentfsm', {createHTML: (text) => text});
+
+/** Elements of a fragment or a picture of the server. Scripts in it would not run. */
+export function markup(text, type = 'text/html') {
+  const parsed = new DOMParser().parseFromString(policy ? policy.createHTML(text) : text, type);
+  return type === 'text/html' ? [...parsed.body.childNodes].map((node) => document.adoptNode(node))
+    : [document.adoptNode(parsed.documentElement)];
+}
+
+/** Say who the visitor is, in the head of the page. */
+export async function showPerson() {
+  const {actor, only_run: only} = await session();
+  const person = document.querySelector('#person');
+  if (actor === null) person.textContent = 'read-only: nobody is signed in';
+  else person.replaceChildren(said(actor.id), actor.roles.length ? ` (${actor.roles.join(', ')})` : '', only ? ', for one run' : '');
+}
+
+/** Run a page's code, and tell what goes wrong. */
+export async function start(page) {
+  try {
+    await Promise.all([showPerson(), page(document.querySelector('main'))]);
+  } catch (error) {
+    notice(error.message, 'error');
+    document.querySelector('main').append(el('p', {className: 'failed'}, said(error.message)));
+    if (!(error instanceof ApiError)) throw error;
+  }
+}

@@ -1,0 +1,82 @@
+/** The graph of a run with its path: drawn by the server, with one row highlighted, and rows that can be clicked. */
+
+import {el, getText, markup} from './common.js';
+
+const NARROW = matchMedia('(max-width: 48rem)');
+const PAUSE_MS = 250; // between two drawings of a run that goes on
+
+export class Picture {
+  #lines = new Map(); // the elements of each row, by its id
+  #now = '';
+  #waiting = null;
+  #drawing = false;
+  #again = false;
+
+  /** @param {string} run The run. @param {(id: string) => void} clicked Called with the id of a row. */
+  constructor(run, clicked) {
+    this.run = run;
+    this.element = el('figure', {className: 'picture'});
+    this.box = el('div', {className: 'scroll', role: 'region', 'aria-label': 'Picture of the run', tabIndex: 0});
+    this.element.append(this.box, el('figcaption', {className: 'note'},
+      'Rows that the run did not take are grey. Click a row to see only its moves.'));
+    this.box.addEventListener('click', (event) => {
+      const row = event.target.closest('g[data-edge]') ?? this.#rowAt(event);
+      if (row) clicked(row.dataset.edge);
+    });
+    NARROW.addEventListener('change', () => this.draw());
+  }
+
+  /** The row between whose words somebody clicked. */
+  #rowAt({target, clientY}) {
+    const rows = target.closest('g[data-state]')?.querySelectorAll('g[data-edge]') ?? [];
+    return [...rows].find((row) => {
+      const {top, bottom} = row.getBoundingClientRect();
+      return top <= clientY && clientY <= bottom;
+    });
+  }
+
+  /** Draw it anew, at most a few times a second. */
+  async draw() {
+    if (this.#waiting || this.#drawing) {
+      this.#again = true;
+      return;
+    }
+    this.#drawing = true;
+    try {
+      const text = await getText('run/picture', {run: this.run, layout: NARROW.matches ? 'vertical' : ''});
+      this.#show(markup(text, 'image/svg+xml')[0]);
+    } catch (error) {
+      this.box.replaceChildren(el('p', {}, error.message));
+    } finally {
+      this.#drawing = false;
+    }
+    this.#waiting = setTimeout(() => {
+      this.#waiting = null;
+      if (this.#again) {
+        this.#again = false;
+        this.draw();
+      }
+    }, PAUSE_MS);
+  }
+
+  #show(svg) {
+    this.#lines.clear();
+    for (const each of svg.querySelectorAll('[data-edge]'))
+      for (const id of each.dataset.edge.split(' ')) {
+        if (!this.#lines.has(id)) this.#lines.set(id, []);
+        this.#lines.get(id).push(each);
+      }
+    this.box.replaceChildren(svg);
+    const now = this.#now;
+    this.#now = '';
+    this.highlight(now);
+  }
+
+  /** Highlight the row with an id; an empty text for none. */
+  highlight(id) {
+    if (id === this.#now) return;
+    for (const each of this.#lines.get(this.#now) ?? []) each.classList.remove('now');
+    for (const each of this.#lines.get(id) ?? []) each.classList.add('now');
+    this.#now = id;
+  }
+}

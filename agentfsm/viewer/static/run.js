@@ -1,0 +1,271 @@
+/** One run: its picture, its ledger, and everything about each step; followed live. */
+
+import {duration, el, facts, follow, get, getText, markup, money, notice, runAddress, said, start, statusBadge, time, words} from './common.js';
+import {Picture} from './picture.js';
+import {stepDetail} from './step_detail.js';
+import {VirtualList} from './virtual_list.js';
+
+const BLOCK = 100; // moves of the ledger that are asked for together
+const PAUSE_MS = 150; // after the last key before the details of a step are asked for
+const CHILDREN_MS = 1500;
+const PARTS = [['decisions', 'Who allowed what'], ['transcript', 'Transcript'], ['failures', 'Failures'], ['costs', 'Costs'],
+  ['graph', 'The graph and its rows'], ['redactions', 'What was redacted']];
+const OPEN_UP_TO = 2000; // moves: the decisions of a longer run are read when somebody opens them
+
+const id = new URLSearchParams(location.search).get('id') ?? '';
+
+/** The moves of the run: all of them in short, and those that were asked for in full. */
+class Ledger {
+  kinds = [];
+  moves = [];
+  #blocks = new Map();
+
+  constructor(changed) { this.changed = changed; }
+
+  /** Add what is new; what is known already is sent again after a connection was lost. */
+  add({from, moves, kinds_from: kindsFrom, kinds}) {
+    this.kinds.push(...kinds.slice(Math.max(0, this.kinds.length - kindsFrom)));
+    const added = moves.slice(Math.max(0, this.moves.length - from));
+    if (added.length) this.#blocks.delete(Math.floor(this.moves.length / BLOCK));
+    this.moves.push(...added.map(([seq, kind, at]) => ({seq, kind, time: at / 1000})));
+    return added.length;
+  }
+
+  kind(index) { return this.kinds[this.moves[index].kind]; }
+
+  /** A move in full, or undefined until it is there. */
+  full(index) { return this.#blocks.get(Math.floor(index / BLOCK))?.[index % BLOCK]; }
+
+  /** Ask for some moves in full. */
+  want(index) {
+    const number = Math.floor(index / BLOCK);
+    if (this.#blocks.has(number)) return;
+    const asked = [];
+    this.#blocks.set(number, asked);
+    get('run/moves', {run: id, start: number * BLOCK, stop: (number + 1) * BLOCK}).then(({moves}) => {
+      asked.push(...moves);
+      this.changed();
+    }, (error) => {
+      this.#blocks.delete(number);
+      notice(error.message, 'error');
+    });
+  }
+
+  /** The place of the move that a record belongs to. */
+  moveOfRecord(seq) {
+    let low = 0, high = this.moves.length - 1;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.moves[middle].seq < seq) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+}
+
+function summary(run, found) {
+  const parent = found.parent;
+  return facts([
+    ['Status', statusBadge({...run, status: found.status, interrupted: found.interrupted})],
+    ['Asked', run.prompt && said(run.prompt)],
+    ['Asked by', run.actor && said(run.actor)],
+    ['State', found.state && said(found.state)],
+    ['Waits for', run.waiting && [words(run.waiting.kind), run.waiting.tool && [' ', said(run.waiting.tool)],
+      run.waiting.roles.length ? ` by ${run.waiting.roles.join(' or ')}` : '', run.expires ? [' until ', time(run.expires)] : ''].flat(2)],
+    ['Started', time(run.started)],
+    ['Last record', [time(run.updated), run.started === null ? '' : `, ${duration(Math.max(0, run.updated - run.started))} later`]],
+    ['Cost', run.cost === null ? '' : `${money(run.cost)}, ${(run.tokens ?? 0).toLocaleString('en')} tokens`],
+    ['Model', run.model && said(run.model)],
+    ['Tags', run.tags.length ? run.tags.map((tag) => el('span', {className: 'tag'}, said(tag))) : ''],
+    ['Session', run.session && said(run.session)],
+    ['Graph', [said(found.graph.name), ' ', el('code', {title: found.graph.fingerprint}, found.graph.fingerprint.slice(0, 12))]],
+    [parent?.seq ? 'Forked from' : 'Called by', parent && el('a', {href: runAddress(parent.run, parent.seq)}, said(parent.run), parent.seq ? ` at record ${parent.seq}` : '')],
+    ['Run by', run.owner && said(run.owner)],
+  ].map(([name, value]) => [name, Array.isArray(value) ? value.filter((each) => each !== '' && each !== null && each !== undefined) : value]));
+}
+
+const tree = (runs) => el('ul', {className: 'tree'}, runs.map((run) => el('li', {},
+  statusBadge(run), ' ', el('a', {href: runAddress(run.id)}, said(run.prompt || run.id)), ' ',
+  el('small', {className: 'note'}, duration(Math.max(0, run.updated - run.started)), run.cost ? `, ${money(run.cost)}` : ''),
+  run.runs.length ? tree(run.runs) : '')));
+
+await start(async (main) => {
+  if (!id) throw new Error('the address names no run: open one from the list of runs');
+  document.title = `Run ${id} - agentfsm`;
+  const head = main.querySelector('h1');
+  head.replaceChildren('Run ', el('span', {className: 'said'}, id));
+  const found = await get('run', {run: id});
+  if (!found.run) throw new Error('the run is not listed yet: an earlier release wrote it; rebuild_run_info lists it');
+
+  let current = found, run = found.run, place = -1, only = '', places = null, pending = 0, shownStep = 0;
+  const about = el('div', {className: 'about'}, summary(run, found)), live = el('p', {className: 'note live', role: 'status'});
+  const ledger = new Ledger(() => list.renew());
+  const at = (which) => (places ? places[which] : which);
+  const list = new VirtualList('Moves of the run', (which) => row(at(which)), (which) => go(which),
+    (first, last) => { for (let which = first; which < last; which += 1) ledger.want(at(which)); });
+  const picture = new Picture(id, (edge) => filter(edge));
+  const slider = el('input', {type: 'range', min: 0, max: 0, value: 0, 'aria-label': 'Step through the moves of the run'});
+  const where = el('output', {'aria-live': 'polite'}, 'the whole run');
+  const back = el('button', {type: 'button', onclick: () => go(place - 1)}, 'Back'), on = el('button', {type: 'button', onclick: () => go(place + 1)}, 'Next');
+  const rows = el('select', {onchange: () => filter(rows.value)}), keep = el('input', {type: 'checkbox', checked: found.status === 'running'});
+  const detail = el('section', {className: 'detail', 'aria-label': 'Details of the move'}, el('p', {className: 'note'}, 'Choose a move to see all about it.'));
+  const children = el('section', {hidden: true}, el('h2', {}, 'Sub-agents'), el('div', {}));
+  const parts = el('section', {}, el('h2', {}, 'More about the run'), PARTS.map(([name, title]) => part(name, title)));
+
+  function row(index) {
+    const kind = ledger.kind(index), full = ledger.full(index), {seq, time: when} = ledger.moves[index];
+    const no = kind.said_no.length ? `no: ${kind.said_no.join(', ')}` : 'asked first';
+    const outcome = full ? [words(full.outcome), full.summary && [': ', said(full.summary)], full.failure && [el('em', {}, ' failure '), said(full.failure)],
+      full.action && [el('em', {}, ' action '), said(full.action)], full.left.length ? el('em', {}, ` left ${full.left.map(([name, left]) => `${name} ${left ?? 'no limit'}`).join(', ')}`) : '',
+      full.redacted ? [' ', el('em', {className: 'redacted'}, 'redacted')] : ''].flat() : ['\u2026'];
+    const clock = Number.isFinite(when) ? new Date(when * 1000).toISOString().slice(11, 19) : '';
+    return [
+      el('span', {className: 'number'}, String(index + 1)), el('span', {className: 'clock', title: `record ${seq}`}, clock),
+      el('span', {className: 'step'}, said(kind.source), ' \u2192 ', el('b', {}, said(kind.guard)), ' \u2192 ', said(kind.target),
+        kind.ends ? el('span', {className: `badge ${kind.ends === 'completed' ? 'good' : 'bad'}`}, words(kind.ends)) : ''),
+      el('span', {className: 'no', title: no}, no), el('span', {className: 'outcome'}, outcome),
+    ];
+  }
+
+  function go(which, details = true) {
+    place = Math.min(list.count - 1, Math.max(-1, which));
+    list.select(place);
+    slider.value = place + 1;
+    back.disabled = place < 0;
+    on.disabled = place >= list.count - 1;
+    clearTimeout(pending);
+    if (place < 0) {
+      picture.highlight('');
+      where.textContent = 'the whole run';
+      slider.setAttribute('aria-valuetext', where.textContent);
+      return;
+    }
+    const index = at(place), kind = ledger.kind(index);
+    picture.highlight(kind.id);
+    where.textContent = `move ${index + 1} of ${ledger.moves.length}: ${kind.id} to ${kind.target}`;
+    slider.setAttribute('aria-valuetext', where.textContent);
+    if (details) pending = setTimeout(() => showStep(index), PAUSE_MS);
+  }
+
+  async function showStep(index, record = 0) {
+    const mine = ++shownStep;
+    try {
+      const step = await get('run/step', {run: id, number: index + 1});
+      if (mine !== shownStep) return;
+      detail.replaceChildren(...stepDetail(id, step, ledger.moves.length));
+      history.replaceState(null, '', `#record-${record || ledger.moves[index].seq}`);
+      if (record) {
+        const shown = document.getElementById(`record-${record}`);
+        if (shown) {
+          shown.open = true;
+          shown.scrollIntoView({block: 'nearest'});
+        }
+      }
+    } catch (error) {
+      notice(error.message, 'error');
+    }
+  }
+
+  function filter(edge) {
+    only = edge;
+    places = edge ? ledger.moves.flatMap((move, index) => (ledger.kinds[move.kind].id === edge ? [index] : [])) : null;
+    list.count = places ? places.length : ledger.moves.length;
+    list.renew();
+    slider.max = list.count;
+    rows.value = edge;
+    go(edge && list.count ? 0 : -1, Boolean(edge));
+    if (edge && !list.count) notice(`the run never took ${edge}`);
+  }
+
+  function listRows() {
+    const counts = new Map();
+    for (const move of ledger.moves) {
+      const {id: edge} = ledger.kinds[move.kind];
+      counts.set(edge, (counts.get(edge) ?? 0) + 1);
+    }
+    rows.replaceChildren(el('option', {value: ''}, 'all moves'), ...[...counts].map(([edge, count]) => el('option', {value: edge}, `${edge} (${count})`)));
+    rows.value = only;
+  }
+
+  function grow(told) {
+    current = {...current, ...told};
+    run = told.run ?? run;
+    const added = ledger.add(told);
+    about.replaceChildren(summary(run, current));
+    if (!added) return;
+    if (places) places.push(...ledger.moves.slice(-added).flatMap((move, place) => (ledger.kinds[move.kind].id === only ? [ledger.moves.length - added + place] : [])));
+    list.count = places ? places.length : ledger.moves.length;
+    list.renew();
+    slider.max = list.count;
+    if (keep.checked) {
+      if (place >= 0) go(list.count - 1);
+      else list.showEnd();
+    }
+    on.disabled = place >= list.count - 1;
+    listRows();
+    picture.draw();
+  }
+
+  let childrenWanted = 0;
+  async function showChildren() {
+    const {runs} = await get('run/children', {run: id});
+    children.hidden = !runs.length;
+    children.lastElementChild.replaceChildren(tree(runs));
+  }
+
+  function part(name, title) {
+    const box = el('div', {}, el('p', {className: 'note'}, 'Reading\u2026'));
+    const made = el('details', {'data-part': name, ontoggle: async () => {
+      if (!made.open) return;
+      try {
+        box.replaceChildren(...markup(await getText('run/part', {run: id, name})));
+      } catch (error) {
+        box.replaceChildren(el('p', {}, error.message));
+      }
+    }}, el('summary', {}, title), box);
+    return made;
+  }
+
+  ledger.add(found);
+  main.append(about, live,
+    el('div', {className: 'panes'},
+      el('section', {className: 'pane', 'aria-label': 'Picture'}, el('h2', {}, 'The path of the run'), picture.element),
+      el('section', {className: 'pane', 'aria-label': 'Ledger'}, el('h2', {}, 'Ledger of moves'),
+        el('div', {className: 'steps'}, back, slider, on, where),
+        el('div', {className: 'bar'}, el('label', {}, 'Only row ', rows), el('label', {}, keep, ' Follow the run'),
+          el('button', {type: 'button', onclick: () => { filter(''); detail.replaceChildren(); }}, 'The whole run')),
+        list.element)),
+    detail, children, parts);
+  list.count = ledger.moves.length;
+  slider.max = list.count;
+  go(-1);
+  listRows();
+  performance.mark('run-shown');
+  const drawn = picture.draw();
+
+  const toRecord = () => {
+    const seq = Number(/^#record-(\d+)$/.exec(location.hash)?.[1] ?? 0);
+    if (!seq || !ledger.moves.length) return;
+    if (places) filter('');
+    const index = ledger.moveOfRecord(seq);
+    keep.checked = false;
+    go(index, false);
+    showStep(index, seq);
+  };
+  addEventListener('hashchange', toRecord);
+  slider.addEventListener('input', () => go(Number(slider.value) - 1));
+  addEventListener('keydown', (event) => {
+    const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+    if (!step || event.altKey || event.ctrlKey || event.metaKey || event.target.closest('input, select, textarea, .scroll')) return;
+    event.preventDefault();
+    go(place + step);
+  });
+  toRecord();
+  if (ledger.moves.length <= OPEN_UP_TO) parts.querySelector('[data-part=decisions]').open = true;
+  follow('run/events', {run: id, from: `${found.seq}-${found.moves.length}-${found.kinds.length}`}, (told) => {
+    grow(told);
+    clearTimeout(childrenWanted);
+    childrenWanted = setTimeout(() => showChildren().catch(() => {}), CHILDREN_MS);
+  }, (lost) => { live.textContent = lost ? 'the viewer cannot be reached; trying again' : current.status === 'running' ? 'live' : ''; });
+  await Promise.all([drawn, showChildren()]);
+});

@@ -1,0 +1,90 @@
+"""What the pages of a viewer share: the store, who may do what, and the runs that are open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from agentfsm.journal.run_info import RunInfo
+from agentfsm.journal.store import Store
+from agentfsm.runs import Runs
+from agentfsm.viewer.access import Access
+from agentfsm.viewer.followed_run import FollowedRuns
+from agentfsm.viewer.viewer_page import shown
+
+__all__ = ["ViewerContext", "context_of", "run_json", "ticks"]
+
+POLL_S = 0.1
+"""How often the store is asked what is new; a run may be written by any process."""
+
+ALIVE_S = 15.0
+"""After so long without news, a connection is checked."""
+
+
+@dataclass(frozen=True)
+class ViewerContext:
+    """What every page has.
+
+    Attributes:
+        store: The store.
+        runs: Its runs.
+        access: Who may see and change what.
+        followed: The runs that are open.
+        poll_s: How often the store is asked what is new, in seconds.
+        stopping: Set when the server stops, so that the connections of open pages end.
+    """
+
+    store: Store
+    runs: Runs
+    access: Access
+    followed: FollowedRuns
+    poll_s: float = POLL_S
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def context_of(request: Request) -> ViewerContext:
+    """What the page of a request has."""
+    context: ViewerContext = request.app.state.viewer
+    return context
+
+
+async def ticks(context: ViewerContext) -> AsyncIterator[bool]:
+    """A moment to look for news, again and again; True if nothing may have been sent for long.
+
+    A connection on which nothing is sent for long would not be noticed when it breaks.
+    """
+    silent_s = 0.0
+    while not context.stopping.is_set():
+        yield silent_s >= ALIVE_S
+        silent_s = 0.0 if silent_s >= ALIVE_S else silent_s + context.poll_s
+        await asyncio.sleep(context.poll_s)
+
+
+def run_json(info: RunInfo) -> dict[str, Any]:
+    """A run as the pages list it."""
+    waiting = info.waiting_for
+    return {
+        "id": info.run_id,
+        "status": info.status,
+        "interrupted": info.status == "running" and info.owner is None,
+        "owner": shown(info.owner or ""),
+        "started": info.started,
+        "updated": info.updated,
+        "ending": shown(info.ending),
+        "prompt": shown(info.prompt),
+        "actor": shown(info.actor),
+        "session": shown(info.session),
+        "tags": shown(list(info.tags)),
+        "model": shown(info.model),
+        "cost": info.cost_usd,
+        "tokens": info.tokens,
+        "waiting": None
+        if waiting is None
+        else {"kind": waiting.kind, "tool": shown(waiting.tool), "roles": shown(list(waiting.roles))},
+        "expires": info.expires,
+        "parent": shown(info.parent),
+    }
