@@ -120,7 +120,7 @@ async def send_cancel(
         JournalError: The run was not sealed under a secret of the host, or was tampered with.
         StoreError: The store cannot be read or written.
     """
-    head = await _head(store, run_id, keyring)
+    head = await _head(store, run_id, keyring, submitted=True)
     request = await pending_request(store, head)
     if request is not None and request.quorum is not None and actor is not None:
         request.quorum.check_reply("deny", actor)
@@ -131,10 +131,10 @@ async def send_cancel(
     return SentSignal(run_id, "cancel", head.owner)
 
 
-async def _head(store: Store, run_id: str, keyring: Keyring) -> Head:
-    """The head of a run that has not ended."""
+async def _head(store: Store, run_id: str, keyring: Keyring, *, submitted: bool = False) -> Head:
+    """The head of a run that has not ended, or also of one that was submitted and has not begun."""
     head = await store.head(run_id)
-    if head is None or not head.seq:
+    if head is None or not (head.seq or (submitted and head.status == "suspended")):
         raise UnknownRunError(f"there is no run {run_id!r}")
     is_sealed = keyring.check_seal(KeyPurpose.run, head.row.encode(), head.mac) if head.mac else None
     if is_sealed is None:

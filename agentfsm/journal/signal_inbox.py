@@ -61,7 +61,7 @@ class SignalInbox:
                     loop.call_soon_threadsafe(_read_inbox, inbox)
 
         lease.on_signal = on_signal
-        if lease.is_signalled or lease.seq:  # it may have been cancelled while nobody ran it
+        if lease.is_signalled or lease.epoch > 1:  # it may have been cancelled while nobody ran it
             on_signal()
 
     def read(self) -> None:

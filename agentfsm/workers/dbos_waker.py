@@ -7,12 +7,12 @@ nothing here: each process is an executor of its own, whose unfinished workflows
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentfsm.errors import MissingExtraError, StoreError
@@ -34,8 +34,11 @@ SCHEMA = "agentfsm_dbos"
 WORKFLOW = "agentfsm.activation"
 PORTABLE = WorkflowSerializationFormat.PORTABLE
 DELAYED, DELIVERED = "DELAYED", "PENDING"
-_FIRST_PRIORITY = 1 + MAX_PRIORITY  # its own begin at 1
-_SET_ASIDE = {"state": "set aside"}
+UNFINISHED = ("ENQUEUED", DELAYED, DELIVERED)
+FINISHED = ("SUCCESS", "ERROR", "CANCELLED")
+SET_ASIDE = "set aside"
+FORGET_AT_ONCE = 500
+FIRST_PRIORITY = 1 + MAX_PRIORITY  # its own begin at 1
 
 Result = TypeVar("Result")
 
@@ -71,26 +74,42 @@ class DbosWaker:
 
     def _wake(self, activation: Activation, delay_s: float) -> bool:
         known = self._status(activation.key)
-        if known is None:
-            options: EnqueueOptions = {
-                "workflow_name": WORKFLOW,
-                "queue_name": activation.queue,
-                "workflow_id": activation.key,
-                "workflow_id_reuse_policy": "reject",
-                "priority": _FIRST_PRIORITY + activation.priority,
-                "queue_partition_key": activation.tenant or "-",
-                "serialization_type": PORTABLE,
-            }
-            if delay_s > 0:
-                options["delay_seconds"] = delay_s
-            with contextlib.suppress(error.DBOSWorkflowIDInUseError):  # by another process, in the meantime
-                self._client.enqueue(options, asdict(activation))
-                return True
-        elif known.status == DELAYED:
-            due = time.time() + max(0.0, delay_s)
-            if known.delay_until_epoch_ms is None or due * 1000 < known.delay_until_epoch_ms:
-                self._client.set_workflow_delay(activation.key, delay_until_epoch_ms=int(due * 1000))
-        return False
+        if known is not None and known.status == DELAYED:
+            self._bring_forward(known, time.time() + max(0.0, delay_s))
+        if known is not None and (known.status in UNFINISHED or _attributes(known).get("state") == SET_ASIDE):
+            return False
+        if known is not None:
+            self._client.delete_workflow(activation.key)
+        options: EnqueueOptions = {
+            "workflow_name": WORKFLOW,
+            "queue_name": activation.queue,
+            "workflow_id": activation.key,
+            "workflow_id_reuse_policy": "reject",
+            "priority": FIRST_PRIORITY + activation.priority,
+            "queue_partition_key": activation.tenant or "-",
+            "serialization_type": PORTABLE,
+        }
+        if delay_s > 0:
+            options["delay_seconds"] = delay_s
+        try:
+            self._client.enqueue(options, asdict(activation))
+        except error.DBOSWorkflowIDInUseError:  # by another process, in the meantime
+            return False
+        return True
+
+    async def bring_forward(self, key: str) -> None:
+        """Deliver an activation now if it waits for its time; see ``Waker.bring_forward``."""
+
+        def bring_forward() -> None:
+            known = self._status(key)
+            if known is not None and known.status == DELAYED:
+                self._bring_forward(known, time.time())
+
+        await self._call(bring_forward)
+
+    def _bring_forward(self, known: WorkflowStatus, due: float) -> None:
+        if known.delay_until_epoch_ms is None or due * 1000 < known.delay_until_epoch_ms:
+            self._client.set_workflow_delay(known.workflow_id, delay_until_epoch_ms=int(due * 1000))
 
     async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
         """What was delivered and is not finished; see ``Waker.unfinished``."""
@@ -122,11 +141,30 @@ class DbosWaker:
         """Finish an unfinished activation; see ``Waker.drop``."""
         await self._call(lambda: self._client.cancel_workflow(activation.key))
 
+    async def forget(self, older_than_s: float) -> None:
+        """Delete activations that were finished a while ago; see ``Waker.forget``."""
+
+        def delete() -> None:
+            before = datetime.fromtimestamp(time.time() - older_than_s, UTC).isoformat()
+            found = self._client.list_workflows(
+                status=list(FINISHED),
+                name=WORKFLOW,
+                completed_before=before,
+                limit=FORGET_AT_ONCE,
+                load_input=False,
+                load_output=False,
+            )
+            keys = [each.workflow_id for each in found if _attributes(each).get("state") != SET_ASIDE]
+            if keys:
+                self._client.delete_workflows(keys)
+
+        await self._call(delete)
+
     # -- set aside ------------------------------------------------------------------------------------
 
     async def set_aside(self, activation: Activation, reason: str) -> None:
         """Keep an activation, with a reason; see ``Waker.set_aside``."""
-        attributes = {**_SET_ASIDE, "reason": reason}
+        attributes = {"state": SET_ASIDE, "reason": reason}
         await self._call(lambda: self._client.update_workflow_attributes(activation.key, attributes))
 
     async def list_set_aside(self) -> list[SetAside]:
@@ -135,7 +173,7 @@ class DbosWaker:
 
     def _set_aside(self, prefix: str | None) -> Iterator[SetAside]:
         found = self._client.list_workflows(
-            name=WORKFLOW, workflow_id_prefix=prefix, attributes=_SET_ASIDE, load_output=False
+            name=WORKFLOW, workflow_id_prefix=prefix, attributes={"state": SET_ASIDE}, load_output=False
         )
         for each in found:
             yield SetAside(_activation(each), str(_attributes(each).get("reason", "")))

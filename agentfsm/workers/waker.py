@@ -29,6 +29,7 @@ class Activation:
         priority: Lower numbers come first; 0 is the default.
         tenant: Whose run it is, for limits by tenant; empty for nobody's.
         retried_from: The epoch from which cut-off attempts are counted, for a run that was set aside and put back.
+        is_timer: Whether it is for when a request of the run expires or is escalated.
     """
 
     run_id: str
@@ -38,11 +39,12 @@ class Activation:
     priority: int = 0
     tenant: str = ""
     retried_from: int = 0
+    is_timer: bool = False
 
     @property
     def key(self) -> str:
-        """``RUN:EPOCH``: two activations with the same key are one."""
-        return f"{self.run_id}:{self.epoch}"
+        """``RUN:EPOCH``, with ``:due`` for a timer: two activations with the same key are one."""
+        return f"{self.run_id}:{self.epoch}{':due' if self.is_timer else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +81,23 @@ class Waker(Protocol):
     """Wakes runs, through an engine whose queues and timers survive a crash."""
 
     async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
-        """Have an activation delivered once, to one of the workers that serve its queue.
+        """Have an activation delivered, to one of the workers that serve its queue.
 
         Args:
-            activation: The activation. One that is known by its key is not queued again; if it still waits for its
-                time, it is brought forward.
+            activation: The activation. One whose key is queued, being handled or set aside is not queued again; if it
+                waits for its time, it is brought forward. One that was handled is queued anew.
             delay_s: Seconds to wait before that.
 
         Returns:
-            Whether it was new.
+            Whether it was queued.
 
         Raises:
             agentfsm.errors.StoreError: The engine cannot be reached.
         """
+        ...
+
+    async def bring_forward(self, key: str) -> None:
+        """Deliver an activation now if it waits for its time; do nothing if there is none with that key."""
         ...
 
     async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
@@ -104,6 +110,10 @@ class Waker(Protocol):
 
     async def drop(self, activation: Activation) -> None:
         """Finish an unfinished activation whose worker died."""
+        ...
+
+    async def forget(self, older_than_s: float) -> None:
+        """Delete activations that were finished at least so many seconds ago, without those that are set aside."""
         ...
 
     async def set_aside(self, activation: Activation, reason: str) -> None:

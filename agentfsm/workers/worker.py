@@ -15,7 +15,8 @@ from typing import Any
 
 from agentfsm.agent.agent import Agent
 from agentfsm.errors import AgentfsmError, ConfigurationError, RunExistsError, StaleLease, StoreError
-from agentfsm.journal.load import pending_request
+from agentfsm.journal.load import StoredRequest, pending_request
+from agentfsm.journal.signals import read_signals
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import Run, advance, hand_over
@@ -33,6 +34,12 @@ SUBMIT_WAIT_S = 0.1
 
 SUBMIT_ATTEMPTS = 50
 
+LONGEST_SKEW_S = 60.0
+"""Seconds for which a timer that came too early is waited for in the worker."""
+
+LISTEN_AGAIN_S = 1.0
+"""Seconds to wait before answers are listened for again after an error."""
+
 UNHEALTHY_AFTER_SWEEPS, UNHEALTHY_AFTER_S = 10, 30.0
 """After how many sweeps, and how many seconds more, without one that succeeded a worker is not healthy."""
 
@@ -47,6 +54,7 @@ class WorkerSettings:
             lost with its worker.
         max_attempts: How often a run is tried without progress before it is set aside.
         grace_s: Seconds for which effects that have begun may go on when the worker is to stop.
+        forget_s: Seconds after which an activation that was handled is deleted from the engine's tables.
 
     Raises:
         ConfigurationError: A number is too small.
@@ -56,12 +64,13 @@ class WorkerSettings:
     settle_s: float = 5.0
     max_attempts: int = 5
     grace_s: float = 30.0
+    forget_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        if not (self.sweep_s > 0 and self.settle_s > 0 and self.max_attempts >= 1 and self.grace_s >= 0):
-            raise ConfigurationError(
-                "sweep_s and settle_s are greater than 0, max_attempts is at least 1, and grace_s is not negative"
-            )
+        if not (self.sweep_s > 0 and self.settle_s > 0 and self.max_attempts >= 1):
+            raise ConfigurationError("sweep_s and settle_s are greater than 0, and max_attempts is at least 1")
+        if not (self.grace_s >= 0 and self.forget_s >= 0):
+            raise ConfigurationError("grace_s and forget_s are not negative")
 
 
 @dataclass
@@ -159,12 +168,13 @@ class Worker:
         await self._waker.serve(self.queues, self._deliver)
         self._serving, self._swept_at = True, asyncio.get_running_loop().time()
         logger.info("serving %s", ", ".join(self.queues))
-        sweeps = asyncio.create_task(self._sweep_until_stopped())
+        watches = {asyncio.create_task(self._sweep_until_stopped()), asyncio.create_task(self._listen_until_stopped())}
         try:
             await self._stopping.wait()
         finally:
-            sweeps.cancel()
-            await asyncio.wait({sweeps})
+            for each in watches:
+                each.cancel()
+            await asyncio.wait(watches)
         await self._waker.stop(self._settings.grace_s)
         return self.counts.active == 0
 
@@ -201,18 +211,24 @@ class Worker:
         head = await self._store.head(activation.run_id)
         if activation.epoch == 0:
             return await self._begin(served, activation, head)
-        if head is None or head.epoch != activation.epoch or head.owner is not None or head.status == "finished":
+        if head is None or head.epoch != activation.epoch or head.owner is not None:
             return "outdated"
-        if head.status == "suspended":
-            return await self._go_on_when_due(served, head)
-        records = await self._store.records(head.run_id)
-        attempts = attempts_without_progress(records, head)
+        if head.status == "finished":
+            await served.agent.next_run(head.run_id)  # removes what was sent to it too late
+            return "outdated"
+        if activation.is_timer:
+            return await self._act_when_due(served, head)
+        if head.status == "running" and (reason := await self._reason_to_set_aside(activation, head)):
+            return await self._set_aside(activation, reason)
+        run = served.agent.resume(head.run_id) if head.status == "running" else None
+        return await self._drive(served, head.run_id, run or await served.agent.next_run(head.run_id))
+
+    async def _reason_to_set_aside(self, activation: Activation, head: Head) -> str:
+        attempts = attempts_without_progress(await self._store.records(head.run_id), head)
         forgiven = max(0, activation.retried_from - (head.epoch - attempts))
-        if attempts - forgiven >= self._settings.max_attempts:
-            return await self._set_aside(
-                activation, f"it was cut off {attempts} times in a row at the same point: see agentfsm show"
-            )
-        return await self._drive(served, served.agent.resume(head.run_id))
+        if attempts - forgiven < self._settings.max_attempts:
+            return ""
+        return f"it was cut off {attempts} times in a row at the same point: see agentfsm show"
 
     async def _begin(self, served: ServedAgent, activation: Activation, head: Head | None) -> str:
         if head is not None and head.seq:
@@ -232,48 +248,82 @@ class Worker:
             tags=given.all_tags,
             metadata=given.metadata,
         )
-        return await self._drive(served, run)
+        for signal in await read_signals(self._store.signals, self._keyring, run_id):
+            if signal.kind == "cancel":  # while it was queued
+                run.cancel(signal.cancel_reason)
+        return await self._drive(served, run_id, run)
 
-    async def _go_on_when_due(self, served: ServedAgent, head: Head) -> str:
-        """Expire or escalate what a suspended run asks, if that is due; else wake it when it will be."""
-        request = await pending_request(self._store, head)
+    async def _act_when_due(self, served: ServedAgent, head: Head) -> str:
+        """Expire or escalate what a suspended run asks, if that is due."""
+        request = None if head.status != "suspended" else await pending_request(self._store, head)
         if request is None:
             return "outdated"
-        now = served.agent.config.host.clock.time()
-        if request.has_expired(now):
-            return await self._drive(served, served.agent.dismiss(head.run_id, "nobody answered in time"))
-        if request.quorum is not None and request.quorum.is_due(now):
-            return await self._drive(served, served.agent.resume(head.run_id))
-        return "not due"
+        clock = served.agent.config.host.clock
+        if (wait_s := _due_at(request) - clock.time()) > LONGEST_SKEW_S:
+            return "not due"
+        await clock.sleep(max(0.0, wait_s))  # the engine's clock may be a little ahead
+        now = clock.time()
+        if request.quorum is not None and request.quorum.is_due(now) and not request.has_expired(now):
+            return await self._drive(served, head.run_id, served.agent.resume(head.run_id))
+        return await self._drive(served, head.run_id, served.agent.dismiss(head.run_id, "nobody answered in time"))
 
-    async def _drive(self, served: ServedAgent, run: Run[Any, Any]) -> str:
+    async def _drive(self, served: ServedAgent, run_id: str, run: Run[Any, Any] | None) -> str:
         """Advance a run until it has ended, waits for somebody, or the worker is to stop."""
-        while not run.finished:
-            if self._stopping.is_set():
-                await hand_over(run)
-                return "handed over"
-            await advance(run)
-        head = await self._store.head(run.run_id)
-        if head is not None and head.status == "suspended":
-            await self._wake_when_due(served, head)
-            return "suspended"
-        return "finished"
+        word = "nothing to do"
+        while run is not None:
+            while not run.finished:
+                if self._stopping.is_set():
+                    await hand_over(run)
+                    return "handed over"
+                await advance(run)
+            head = await self._store.head(run_id)
+            if head is None or head.status != "suspended":
+                return "finished"
+            word = "suspended"
+            await self._set_timer(served, head)
+            run = await served.agent.next_run(run_id)  # it may have been answered meanwhile
+        return word
 
-    async def _wake_when_due(self, served: ServedAgent, head: Head) -> None:
+    async def _set_timer(self, served: ServedAgent, head: Head) -> None:
+        """Wake a suspended run when its request expires or is escalated."""
         request = await pending_request(self._store, head)
-        if request is None:
-            return
-        escalates = None if request.quorum is None else request.quorum.escalates_at
-        due = min((at for at in (request.expires_at, escalates) if at is not None), default=None)
-        if due is not None:
+        if request is not None and (due := _due_at(request)) < float("inf"):
             delay_s = max(0.0, due - served.agent.config.host.clock.time())
-            await self._waker.wake(Activation(head.run_id, head.epoch, served.queue), delay_s=delay_s)
+            timer = Activation(head.run_id, head.epoch, served.queue, is_timer=True)
+            await self._waker.wake(timer, delay_s=delay_s)
 
     async def _set_aside(self, activation: Activation, reason: str) -> str:
         logger.error("run %s is set aside: %s", activation.run_id, reason)
         with contextlib.suppress(StoreError):  # it stays unfinished, and is delivered again
             await self._waker.set_aside(activation, reason)
         return "set aside"
+
+    # -- signals --------------------------------------------------------------------------------------
+
+    async def _listen_until_stopped(self) -> None:
+        """Wake the runs that were answered or cancelled from anywhere."""
+        while True:
+            try:
+                async for run_id in self._store.signals.listen():
+                    await self._wake_signalled_run(run_id)
+            except StoreError as error:  # the engine or the store is away
+                logger.warning("answers cannot be listened for: %s", error)
+            await asyncio.sleep(LISTEN_AGAIN_S)
+
+    async def _wake_signalled_run(self, run_id: str) -> None:
+        head = await self._store.head(run_id)
+        if head is None or head.owner is not None:  # its owner hears of it, too
+            return
+        if not head.seq:
+            await self._waker.bring_forward(Activation(run_id, 0, "").key)
+        elif (served := await self._agent_of(run_id)) is not None:
+            await self._waker.wake(Activation(run_id, head.epoch, served.queue))
+
+    async def _agent_of(self, run_id: str) -> ServedAgent | None:
+        """The agent that can go on with a run; None if this worker has none."""
+        with contextlib.suppress(AgentfsmError):  # a run that cannot be read is nothing for a worker
+            return self._agents.for_run(run_id, await self._store.records(run_id))
+        return None
 
     # -- sweeps ---------------------------------------------------------------------------------------
 
@@ -298,9 +348,7 @@ class Worker:
         for head in cut_off:
             if self._seen.get(head.run_id) == head.epoch:
                 continue
-            served = None
-            with contextlib.suppress(AgentfsmError):  # a run that cannot be read is nothing for a worker
-                served = self._agents.for_run(head.run_id, await self._store.records(head.run_id))
+            served = await self._agent_of(head.run_id)
             if served is not None and await self._waker.wake(Activation(head.run_id, head.epoch, served.queue)):
                 self.counts.cut_off += 1
                 logger.info("run %s was cut off in epoch %d and is taken over", head.run_id, head.epoch)
@@ -308,6 +356,7 @@ class Worker:
 
     async def _settle_activations(self) -> None:
         """Settle the activations of workers that died before they acquired the run, or after they were done with it."""
+        await self._waker.forget(self._settings.forget_s)
         for each in await self._waker.unfinished(self._settings.settle_s):
             activation = each.activation
             match stale_action(activation, await self._store.head(activation.run_id)):
@@ -320,3 +369,9 @@ class Worker:
                     await self._waker.drop(activation)
                 case _:
                     pass
+
+
+def _due_at(request: StoredRequest) -> float:
+    """When a request is to be escalated or expires, whichever comes first, in seconds since the epoch."""
+    escalates = None if request.quorum is None else request.quorum.escalates_at
+    return min(float("inf") if at is None else at for at in (request.expires_at, escalates))

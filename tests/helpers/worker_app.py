@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-from agentfsm import Agent, AgentGuardrails, Message, ModelRequest, Reply, Role, ToolCall, tool
+from agentfsm import Agent, AgentGuardrails, Approval, Message, ModelRequest, Reply, Role, ToolCall, tool
 
 FOLDER = Path(os.environ.get("WORKER_FOLDER", "."))
 
@@ -58,6 +58,12 @@ def refund(order: int) -> str:
     return f"refunded {order}"
 
 
+@tool(idempotent=True, requires_approval=Approval(validity_s=1.0))
+def refund_now(order: int) -> str:
+    """Refund an order, if somebody says so at once."""
+    return f"refunded {order}"
+
+
 @tool(idempotent=True)
 def crash(order: int) -> str:
     """End the process."""
@@ -71,4 +77,5 @@ LIMITS = AgentGuardrails(tool_timeout_s=600)
 support = Agent(Steps("ship", 3), tools=[ship], guardrails=LIMITS)
 support_by_air = Agent(Steps("ship_by_air", 3), tools=[ship, ship_by_air], guardrails=LIMITS)
 cashier = Agent(Steps("refund"), tools=[refund], guardrails=LIMITS)
+hasty = Agent(Steps("refund_now"), tools=[refund_now], guardrails=LIMITS)
 crasher = Agent(Steps("crash"), tools=[crash], guardrails=LIMITS)

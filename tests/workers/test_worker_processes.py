@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Allow, Host, Runs, open_store
-from agentfsm.agent.config import with_host
+from agentfsm import Allow, Runs, open_store
 from agentfsm.cli.app import run_app
+from agentfsm.journal.run_info import WaitingFor
 from agentfsm.journal.verification import GOOD
 from agentfsm.workers import Waker, open_waker
 from tests.helpers.child_process import child_environment
 from tests.helpers.postgres import new_database, shared_server
-from tests.helpers.worker_app import cashier
 
 pytest.importorskip("dbos", reason="dbos is not installed")
 
@@ -176,21 +175,25 @@ def test_a_run_of_a_newer_version_waits_for_a_worker_that_has_its_tools(processe
     asyncio.run(scenario())
 
 
-def test_an_approval_is_answered_by_another_process(processes: Processes) -> None:
+def test_answers_cancellations_and_expiries_need_no_process_that_holds_the_run(processes: Processes) -> None:
     async def scenario() -> None:
-        async with opened(processes.url) as (runs, _), open_store(processes.url) as store:
-            processes.start(f"{APP}:cashier")
-            run_id = await runs.submit("cashier", "Refund order 0.")
-            await until_status(runs, run_id, "suspended")
+        async with opened(processes.url) as (runs, _):
+            processes.start(f"{APP}:cashier", f"{APP}:hasty")
+            answered = await runs.submit("cashier", "Refund order 0.")
+            expired = await runs.submit("hasty", "Refund order 0.")
+            queued = await runs.submit("cashier", "Refund order 1.", delay_s=3600)
+            assert (await runs.get(queued)).info.waiting_for == WaitingFor("worker")
+            await runs.cancel(queued, "no longer needed")
 
             async def asked() -> Any:
-                return (await runs.get(run_id)).request
+                return (await runs.get(answered)).request
 
-            assert (await until(asked)).tool == "refund"
-            mine: Agent = cashier.with_config(with_host(cashier.config, Host(store=store, secret=SECRET)))
-            result = await mine.resume(run_id, Allow(), by="Ann")
-            assert result.output == "done"
-            assert (await runs.verify(run_id)).code == GOOD
+            request = await until(asked)
+            await runs.answer(answered, Allow(), by="Ann", to=request.digest)
+            for run_id, ending in ((answered, "completed"), (queued, "cancelled"), (expired, "cancelled")):
+                await until_status(runs, run_id, "finished")
+                assert (await runs.get(run_id)).info.ending == ending
+                assert (await runs.verify(run_id)).code == GOOD
 
     asyncio.run(scenario())
 
