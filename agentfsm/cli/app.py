@@ -49,6 +49,8 @@ COMMANDS = {
     "submit": CommandEntry("submit_command", "Have a worker run an agent."),
     "worker": CommandEntry("worker_command", "Run what is submitted, and take over what was cut off."),
     "view": CommandEntry("view_command", "Show the runs of a store in a browser, live."),
+    "answer": CommandEntry("answer_command", "Answer a run that waits, in whatever process."),
+    "cancel": CommandEntry("answer_command", "Cancel a run, in whatever process."),
     "report": CommandEntry("report_command", "Report on runs in one file that opens offline."),
     "verify": CommandEntry("verify_command", "Verify that journals are intact and legal."),
     "replay": CommandEntry("replay_command", "Replay recorded runs without model or tools."),

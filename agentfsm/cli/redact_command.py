@@ -103,7 +103,7 @@ def _redact_text(wanted: TextOptions, by: str, location: StoreLocation) -> int:
     found = await_result(find_text(store, wanted.text, keyring, runs))
     if not wanted.as_json:
         _print_found(found)
-    deletable = [each for each in found if each.place is not None]
+    deletable = [each for each in found if each.is_deletable]
     if wanted.dry_run or not deletable or not (wanted.yes or _confirmed(deletable)):
         remaining = TextRedaction((), tuple(found))
     else:

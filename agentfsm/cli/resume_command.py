@@ -1,4 +1,4 @@
-"""``agentfsm resume``: resume one suspended or interrupted run, or all interrupted runs of a store."""
+"""``agentfsm resume``: resume one suspended or interrupted run, or all runs of a store that have something to do."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_reques
 from agentfsm.journal.migration import Migration
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.signals import SignalQueue
 from agentfsm.journal.store import Store
 from agentfsm.loop.quorum import Actor
 from agentfsm.loop.suspension import SuspensionRecord
@@ -89,11 +90,18 @@ class _ResumeSummary:
     waiting: list[StoredRequest] = field(default_factory=list[StoredRequest])
     skipped: dict[str, str] = field(default_factory=dict[str, str])
 
+    def add(self, report: RunReport | None) -> bool:
+        """Add the report of a run, if there is one; returns whether the user interrupted it."""
+        if report is None:
+            return False
+        self.reports.append(report)
+        return report.signal is not None
+
 
 def resume_all(agent: Agent, agent_opts: AgentCliOptions, report_opts: ReportOptions) -> int:
-    """Resume every interrupted run of the agent's store, one after the other, and return the exit code.
+    """Resume every interrupted, answered or cancelled run of the agent's store, and return the exit code.
 
-    A sub-agent's run is resumed by the run that called it.
+    They are resumed one after the other. A sub-agent's run is resumed by the run that called it.
 
     Raises:
         ConfigurationError: The agent has no store.
@@ -111,11 +119,10 @@ def resume_all(agent: Agent, agent_opts: AgentCliOptions, report_opts: ReportOpt
         if head.owner is not None:
             summary.skipped[head.run_id] = f"{head.owner} is running it"
             continue
-        report = _resume_one(agent, head.run_id, console, report_opts, summary.skipped)
-        if report is not None:
-            summary.reports.append(report)
-            if report.signal is not None:
-                break
+        if summary.add(_resume_one(agent, head.run_id, console, report_opts, summary.skipped)):
+            break
+    else:
+        _act_on_signals(agent, store, console, report_opts, summary)
     summary.waiting = _pending_requests(store, summary.skipped)
     if report_opts.as_json:
         click.echo(json.dumps(_summary_json(summary), indent=2))
@@ -131,16 +138,37 @@ def _resume_one(
         run = await_result(agent.resume(run_id).load())
         if run.run_state.parent is not None:
             return None
-        report = drive_with_progress(agent, require_tools(agent, run), console)
+        return _report(agent, require_tools(agent, run), console, report_opts)
     except AgentfsmError as error:
         skipped[run_id] = str(error).partition("\n")[0]
         return None
+
+
+def _report(agent: Agent, run: Run, console: CliConsole, report_opts: ReportOptions) -> RunReport:
+    """Drive a run, and print how it went."""
+    report = drive_with_progress(agent, run, console)
     if not report_opts.as_json:
         print_report(console, report, agent.graph)
         if report_opts.quiet and not report.result.ok:
             print_failure(report)
         console.err.print()
     return report
+
+
+def _act_on_signals(
+    agent: Agent, store: Store, console: CliConsole, report_opts: ReportOptions, summary: _ResumeSummary
+) -> None:
+    """Resume the runs that were answered or cancelled with ``agentfsm answer`` or ``cancel``."""
+    for run_id in dict.fromkeys(signal.run_id for signal in await_result(store.signals.pending())):
+        while (run := await_result(agent.next_run(run_id))) is not None:  # several votes may wait for one run
+            before = len(await_result(store.signals.pending(run_id)))
+            report = _report(agent, run, console, report_opts)
+            if summary.add(report):
+                return
+            if len(await_result(store.signals.pending(run_id))) >= before:
+                break
+        if await_result(store.signals.pending(run_id)) and run_id not in summary.skipped:
+            summary.skipped[run_id] = "what was sent to it waits for another agent, or nobody with the secret sent it"
 
 
 def _pending_requests(store: Store, skipped: dict[str, str]) -> list[StoredRequest]:
@@ -209,6 +237,10 @@ class _ReplyOptions:
         """A run of the store, resumed or dismissed."""
         if self.dismiss is not None:
             return agent.dismiss(run_id, self.dismiss)
+        if self.reply is None and self.extend is None and await_result(_signals(agent).pending(run_id)):
+            run = await_result(agent.next_run(run_id))
+            if run is not None:
+                return require_tools(agent, run)
         stored = rehydrate(_journal_records(agent, run_id))
         request = stored.run.pending_request if stored.suspension is not None else None
         if request is None or stored.request_ref is None:
@@ -330,6 +362,11 @@ def _migration_options(command: CommandFunction) -> CommandFunction:
     )(command)
 
 
+def _signals(agent: Agent) -> SignalQueue:
+    """The answers and cancellations in the agent's store."""
+    return require_store(agent.config).signals
+
+
 def _journal_records(agent: Agent, run_id: str) -> list[SealedRecord]:
     """A run's journal.
 
@@ -371,7 +408,7 @@ def resume(
 
     RUN is the id of a run in the store (agentfsm runs lists them), or the file of a suspension record. A record
     must have been signed with the same AGENTFSM_SECRET, and can be used once. Without RUN, all interrupted runs
-    of the store are resumed, and those that wait for a person are listed.
+    of the store are resumed, and those that were answered or cancelled; those that wait for a person are listed.
 
     For a question, REPLY is the answer. For an approval it is: allow, deny, "deny REASON", or the new arguments
     as a JSON object. For a form it is its fields as a JSON object, "decline REASON" or cancel. For a limit it is what

@@ -26,6 +26,7 @@ from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.checkpoint import Checkpoint, CheckpointLog, read_checkpoint, write_checkpoint
 from agentfsm.journal.maintenance import Damage
+from agentfsm.journal.signals import find_foreign_signals
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.verification import (
     GOOD,
@@ -208,6 +209,8 @@ def verify_runs(
     if run_ids:
         return
     yield from map(_as_report, await_result(store.maintenance.row_damage()))
+    if keyring is not None:
+        yield from map(_as_report, await_result(find_foreign_signals(store.signals, keyring)))
     if not stored and keyring is not None and hashes is None:
         reason = "there is no run, but a secret: only a checkpoint can tell whether there was one"
         yield VerificationReport("(store)", UNVERIFIABLE, 0, None, reason)
@@ -262,7 +265,10 @@ def with_doubt(report: VerificationReport) -> VerificationReport:
     return report
 
 
-_KEY_TELLS = "who wrote the records, the answers and the redactions in them, and each run's epoch and owner"
+_KEY_TELLS = (
+    "who wrote the records, the answers and the redactions in them, what waits to be acted on, and each run's epoch "
+    "and owner"
+)
 _CHECKPOINT_TELLS = "whether records or runs were cut off, and whether the file was put back to an older state"
 
 

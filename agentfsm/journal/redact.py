@@ -20,6 +20,7 @@ from agentfsm.journal.hash_chain import RecordSealer
 from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.records import SealedRecord, open_record
 from agentfsm.journal.run_info import first_info
+from agentfsm.journal.signals import SealedSignal, open_signal
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import encode
@@ -161,6 +162,7 @@ class Occurrence:
         excerpt: The text with what is around it; empty for a run that cannot be read.
         reason: Why it cannot be deleted, or an empty string.
         place: The number of the hidden value that has it, or None.
+        signal_id: The answer or cancellation that has it and that nothing has acted on yet, or an empty string.
     """
 
     run_id: str
@@ -169,6 +171,12 @@ class Occurrence:
     excerpt: str
     reason: str = ""
     place: int | None = None
+    signal_id: str = ""
+
+    @property
+    def is_deletable(self) -> bool:
+        """Whether it can be deleted."""
+        return self.place is not None or bool(self.signal_id)
 
     def __str__(self) -> str:
         where = f"{self.run_id}  {self.seq}.{self.field}" if self.seq else self.run_id
@@ -210,6 +218,9 @@ async def find_text(
         raise JournalError(f"{text!r} is too short to be deleted wherever it stands: give {MIN_TEXT_CHARS} characters")
     pattern, found = _pattern(text), list[Occurrence]()
     selects = (runs or RunFilter()).selects
+    signals: dict[str, list[SealedSignal]] = {}
+    for sealed in await store.signals.pending():
+        signals.setdefault(sealed.run_id, []).append(sealed)
     for head in await store.heads():
         try:
             records = await store.records(head.run_id)
@@ -217,6 +228,9 @@ async def find_text(
                 continue
             search = partial(_search_run, head.run_id, pattern=pattern, keyring=keyring)
             found += await off_loop(search, records)
+            found += [
+                match for each in signals.get(head.run_id, ()) for match in _search_signal(each, pattern, keyring)
+            ]
         except AgentfsmError as error:
             found.append(Occurrence(head.run_id, 0, "", "", f"the run cannot be read: {error}"))
     return found
@@ -237,6 +251,19 @@ def _search_run(
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             found.append(Occurrence(run_id, record.seq, "", "", f"the record cannot be read: {error}"))
     return found
+
+
+def _search_signal(sealed: SealedSignal, pattern: re.Pattern[str], keyring: Keyring | None) -> Iterator[Occurrence]:
+    signal = None if keyring is None else open_signal(sealed, keyring)
+    texts = [sealed.body]
+    if signal is not None:
+        texts += [
+            signal.reason,
+            *([] if signal.reply is None else [encode([signal.reply.text, signal.reply.arguments])]),
+        ]
+    found = next(filter(None, map(pattern.search, texts)), None)
+    if found is not None:
+        yield Occurrence(sealed.run_id, 0, "", f"a signal that waits: {_excerpt(found)}", signal_id=sealed.id)
 
 
 def _search_record(
@@ -298,8 +325,9 @@ async def redact_text(
 ) -> TextRedaction:
     """Delete every hidden value in which a text stands; for how it is found see ``find_text``.
 
-    A whole value is deleted: the message, the arguments or the result that has the text. The runs verify afterwards.
-    They cannot be resumed or replayed past these records.
+    A whole value is deleted: the message, the arguments or the result that has the text, and an answer or a
+    cancellation that waits to be acted on, which has to be sent again without it. The runs verify afterwards. They
+    cannot be resumed or replayed past these records.
 
     Args:
         store: The store.
@@ -322,7 +350,9 @@ async def redact_text(
     for each in found:
         if each.place is not None:
             by_run.setdefault(each.run_id, []).append(each)
-    deleted: list[Occurrence] = []
+    deleted = [each for each in found if each.signal_id]
+    for each in deleted:
+        await store.signals.remove(each.signal_id)
     failed: dict[str, str] = {}
     for run_id, occurrences in by_run.items():
         try:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
+from agentfsm.journal.maintenance import Damage
 from agentfsm.loop.canonical_json import decode, encode
 from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.keys import KeyPurpose, Keyring
@@ -23,6 +24,7 @@ __all__ = [
     "Signal",
     "SignalKind",
     "SignalQueue",
+    "find_foreign_signals",
     "is_about",
     "open_signal",
     "read_signals",
@@ -181,12 +183,11 @@ def open_signal(sealed: SealedSignal, keyring: Keyring) -> Signal | None:
     Raises:
         agentfsm.errors.MissingExtraError: It is encrypted, and the package ``cryptography`` is not installed.
     """
-    text = sealed.body.encode("utf-8", "surrogatepass")
-    if not keyring.check_seal(KeyPurpose.signal, text, sealed.mac):
+    if not _is_sealed(sealed, keyring):
         return None
     body = cast("Mapping[str, Any]", decode(sealed.body))
-    if body["v"] != _VERSION or (body["id"], body["run"]) != (sealed.id, sealed.run_id):
-        return None  # a row whose columns were changed, or what a newer release means is not known
+    if body["v"] != _VERSION:
+        return None  # what a newer release means is not known
     content: Any = body["content"]
     if isinstance(content, str):
         content = SecretOpener(keyring).open(content)
@@ -206,6 +207,15 @@ def open_signal(sealed: SealedSignal, keyring: Keyring) -> Signal | None:
     )
 
 
+def _is_sealed(sealed: SealedSignal, keyring: Keyring) -> bool:
+    """Whether somebody with a secret of the host wrote a row."""
+    text = sealed.body.encode("utf-8", "surrogatepass")
+    if not keyring.check_seal(KeyPurpose.signal, text, sealed.mac):
+        return False
+    body = cast("Mapping[str, Any]", decode(sealed.body))
+    return (body["id"], body["run"]) == (sealed.id, sealed.run_id)
+
+
 async def read_signals(signals: SignalQueue, keyring: Keyring, run_id: str | None = None) -> list[Signal]:
     """The signals of one run, or of all runs, that a secret of the host sealed, the oldest first.
 
@@ -220,6 +230,23 @@ async def read_signals(signals: SignalQueue, keyring: Keyring, run_id: str | Non
     """
     opened = [open_signal(sealed, keyring) for sealed in await signals.pending(run_id)]
     return [signal for signal in opened if signal is not None]
+
+
+async def find_foreign_signals(signals: SignalQueue, keyring: Keyring) -> list[Damage]:
+    """An entry for each signal that no secret of the host sealed: somebody else wrote or changed its row.
+
+    Args:
+        signals: The signals of a store.
+        keyring: The keys of the host.
+
+    Raises:
+        agentfsm.errors.StoreError: The store cannot be read.
+    """
+    return [
+        Damage(sealed.run_id, f"somebody without the secret wrote the signal {sealed.id!r}; nothing acts on it")
+        for sealed in await signals.pending()
+        if not _is_sealed(sealed, keyring)
+    ]
 
 
 def is_about(signal: Signal, hash_of: Callable[[int], str | None]) -> bool:
