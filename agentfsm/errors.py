@@ -39,6 +39,7 @@
     |   +-- StoreMovedError         the store's file was moved, deleted or replaced while it was open
     |   +-- RunExistsError          the store already has a run with that id
     |   +-- UnknownRunError         the store has no run with that id
+    |   +-- RunHeldError            the run is on hold: it can be neither purged nor redacted
     |   +-- StaleLease              another process owns the run; the message names it
     +-- JournalError                a journal cannot be read, or does not allow the operation
     |   +-- JournalGraphError       the run was written under another graph (.differences)
@@ -72,6 +73,7 @@ __all__ = [
     "ReadOnlyError",
     "RunError",
     "RunExistsError",
+    "RunHeldError",
     "SessionBusyError",
     "SessionOpenError",
     "StaleHumanReplyError",
@@ -308,6 +310,22 @@ class RunExistsError(StoreError):
 
 class UnknownRunError(StoreError):
     """The store has no run with that id."""
+
+
+class RunHeldError(StoreError):
+    """The run is on hold: it can be neither purged nor redacted until the hold ends.
+
+    Attributes:
+        run_id: The run.
+        reason: Why it is held.
+    """
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(
+            f"run {run_id!r} is on hold{f' ({reason})' if reason else ''}: end that with agentfsm store unhold"
+        )
+        self.run_id = run_id
+        self.reason = reason
 
 
 class StaleLease(StoreError):  # noqa: N818  # its usual name

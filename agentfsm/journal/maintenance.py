@@ -1,11 +1,16 @@
-"""What is done to a store as a whole, beside writing and reading runs: making it ready, and finding what is damaged."""
+"""What is done to a store as a whole: making it ready, finding damage, holding and purging runs, and compacting it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-__all__ = ["Damage", "StoreMaintenance"]
+from agentfsm.errors import JournalError
+from agentfsm.loop.keys import KeyPurpose, Keyring
+
+__all__ = ["Damage", "Hold", "StoreMaintenance", "Tombstone", "read_tombstone", "seal_tombstone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,77 @@ class Damage:
     reason: str
     records: int = 0
     seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keeps a run from being purged and redacted.
+
+    Attributes:
+        reason: Why, such as the number of a case.
+        by: Who holds it.
+        since: Since when, in seconds since the epoch.
+    """
+
+    reason: str = ""
+    by: str = ""
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """What remains of a run that was purged: that it was here, and who deleted it. Nothing of its content.
+
+    Attributes:
+        number: The number that the run had in its store.
+        run_id: The run.
+        epoch: How often it was acquired.
+        seq: The sequence number of its last record.
+        hash: That record's hash, 64 hex digits.
+        purged_at: When it was purged, in milliseconds since the epoch.
+        by: Who requested it.
+        reason: Why.
+        mac: The seal of all this under the host's key.
+    """
+
+    number: int
+    run_id: str
+    epoch: int
+    seq: int
+    hash: str
+    purged_at: int
+    by: str = ""
+    reason: str = ""
+    mac: str = ""
+
+    @property
+    def content(self) -> str:
+        """All but the seal, as the text that is sealed: a JSON array."""
+        fields = (self.number, self.run_id, self.epoch, self.seq, self.hash, self.purged_at, self.by, self.reason)
+        return json.dumps(fields, separators=(",", ":"))
+
+
+def seal_tombstone(tombstone: Tombstone, keyring: Keyring) -> Tombstone:
+    """The tombstone, sealed under the current key."""
+    return replace(tombstone, mac=keyring.current.seal(KeyPurpose.tombstone, tombstone.content.encode()))
+
+
+def read_tombstone(content: str, mac: str) -> Tombstone:
+    """The tombstone that a store has as text.
+
+    Raises:
+        JournalError: The text is not that of a tombstone.
+    """
+    try:
+        number, run_id, epoch, seq, digest, purged_at, by, reason = json.loads(content)
+        found = Tombstone(
+            int(number), str(run_id), int(epoch), int(seq), str(digest), int(purged_at), str(by), str(reason), mac
+        )
+    except (ValueError, TypeError) as error:
+        raise JournalError("the tombstone of a purged run cannot be read") from error
+    if found.content != content:
+        raise JournalError(f"the tombstone of run {found.run_id!r} is not as it was written")
+    return found
 
 
 class StoreMaintenance(Protocol):
@@ -51,5 +127,64 @@ class StoreMaintenance(Protocol):
 
         Raises:
             StoreError: The store cannot be read.
+        """
+        ...
+
+    async def hold(self, run_id: str, hold: Hold | None) -> None:
+        """Hold a run, whoever owns it: from now on it can be neither purged nor redacted.
+
+        Args:
+            run_id: The run.
+            hold: Why and by whom; None to end the hold. A run has one hold at a time, the last one.
+
+        Raises:
+            UnknownRunError: There is no such run.
+            StoreError: The store cannot be written.
+        """
+        ...
+
+    async def holds(self) -> dict[str, Hold]:
+        """The holds of all runs that have one, by run.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        ...
+
+    async def purge(self, tombstones: Sequence[Tombstone]) -> list[str]:
+        """Delete runs with all that the store has of them, and keep their tombstones: each run in one transaction.
+
+        A run is left as it is if it is held, if somebody owns it, if it has neither finished nor is empty, or if its
+        number, epoch or last record are not those of its tombstone. The id of a purged run that had records cannot
+        be used again.
+
+        Args:
+            tombstones: What remains of each run.
+
+        Returns:
+            The ids of the runs that were deleted.
+
+        Raises:
+            StoreError: The store cannot be written. Each run is whole, or is purged.
+        """
+        ...
+
+    async def tombstones(self) -> list[Tombstone]:
+        """What remains of the runs that were purged, in the order in which those were created.
+
+        Raises:
+            JournalError: One of them cannot be read.
+            StoreError: The store cannot be read.
+        """
+        ...
+
+    async def compact(self) -> str:
+        """Return the space of what was deleted, so that nothing of it is left in the store. It may take a while.
+
+        Returns:
+            Where something of it may still be, or an empty string.
+
+        Raises:
+            StoreError: The store cannot be written.
         """
         ...

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 from weakref import ReferenceType, ref
 
-from agentfsm.errors import RunExistsError, StaleLease, UnknownRunError
+from agentfsm.errors import RunExistsError, RunHeldError, StaleLease, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
-from agentfsm.journal.maintenance import Damage
+from agentfsm.journal.maintenance import Damage, Hold, Tombstone
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.signal_hub import SignalHub
@@ -40,21 +40,6 @@ class _StoredRun:
         head = self.head if is_leased else replace(self.head, owner=None)
         row = head_row(self.number, head.run_id, head.epoch, head.owner, head.seq, head.hash, head.status)
         return replace(head, row=row, mac=seal_row(self.keyring, row))
-
-
-class MemoryMaintenance:
-    """Maintains a store in memory."""
-
-    async def prepare(self) -> None:
-        """Do nothing: it can always be written."""
-
-    async def schema_damage(self) -> list[Damage]:
-        """None: there is no schema."""
-        return []
-
-    async def row_damage(self) -> list[Damage]:
-        """None: nobody else can write here."""
-        return []
 
 
 class MemorySignals:
@@ -97,6 +82,90 @@ class MemorySignals:
         return [signal.run_id for signal in self._signals.values()]
 
 
+class MemoryMaintenance:
+    """Maintains a store in memory.
+
+    Args:
+        runs: The runs of the store.
+        signals: Their signals.
+    """
+
+    def __init__(self, runs: dict[str, _StoredRun], signals: MemorySignals) -> None:
+        self._runs = runs
+        self._signals = signals
+        self._holds: dict[str, Hold] = {}
+        self._tombstones: dict[int, Tombstone] = {}
+
+    async def prepare(self) -> None:
+        """Do nothing: it can always be written."""
+
+    async def schema_damage(self) -> list[Damage]:
+        """None: there is no schema."""
+        return []
+
+    async def row_damage(self) -> list[Damage]:
+        """None: nobody else can write here."""
+        return []
+
+    async def hold(self, run_id: str, hold: Hold | None) -> None:
+        """Hold a run, or end its hold; see ``StoreMaintenance.hold``."""
+        if run_id not in self._runs:
+            raise UnknownRunError(f"there is no run {run_id!r}")
+        self._holds.pop(run_id, None)
+        if hold is not None:
+            self._holds[run_id] = hold
+
+    async def holds(self) -> dict[str, Hold]:
+        """The holds of all runs that have one; see ``StoreMaintenance.holds``."""
+        return {run_id: self._holds[run_id] for run_id in self._runs if run_id in self._holds}
+
+    async def purge(self, tombstones: Sequence[Tombstone]) -> list[str]:
+        """Delete runs, and keep their tombstones; see ``StoreMaintenance.purge``."""
+        purged = [each for each in tombstones if self._can_be_purged(each)]
+        for each in purged:
+            del self._runs[each.run_id]
+            self._tombstones[each.number] = each
+            for signal in await self._signals.pending(each.run_id):
+                await self._signals.remove(signal.id)
+        return [each.run_id for each in purged]
+
+    def _can_be_purged(self, tombstone: Tombstone) -> bool:
+        stored = self._runs.get(tombstone.run_id)
+        if stored is None or tombstone.run_id in self._holds:
+            return False
+        head = stored.current_head()
+        said = (tombstone.number, tombstone.epoch, tombstone.seq, tombstone.hash)
+        ended = head.status == "finished" or not head.seq
+        return head.owner is None and ended and said == (stored.number, head.epoch, head.seq, head.hash)
+
+    async def tombstones(self) -> list[Tombstone]:
+        """What remains of the runs that were purged; see ``StoreMaintenance.tombstones``."""
+        return [self._tombstones[number] for number in sorted(self._tombstones)]
+
+    async def compact(self) -> str:
+        """Do nothing: what was deleted is gone."""
+        return ""
+
+    def require_not_held(self, run_id: str) -> None:
+        """Check that a run is not on hold.
+
+        Raises:
+            RunHeldError: It is.
+        """
+        if run_id in self._holds:
+            raise RunHeldError(run_id, self._holds[run_id].reason)
+
+    def next_number(self, run_id: str) -> int:
+        """The number of a new run.
+
+        Raises:
+            RunExistsError: A run with this id was purged.
+        """
+        if any(each.run_id == run_id and each.seq for each in self._tombstones.values()):
+            raise RunExistsError(f"run {run_id!r} existed until it was purged: its id cannot be used again")
+        return 1 + max([0, *self._tombstones, *(stored.number for stored in self._runs.values())])
+
+
 class MemoryStore:
     """Stores journals in memory, for as long as the process runs.
 
@@ -107,8 +176,8 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._runs: dict[str, _StoredRun] = {}
-        self.maintenance = MemoryMaintenance()
         self.signals = MemorySignals(self._stored_run)
+        self.maintenance = MemoryMaintenance(self._runs, self.signals)
 
     async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
         """Acquire the lease of a run; see ``Store.acquire``."""
@@ -116,7 +185,8 @@ class MemoryStore:
         if new and existing is not None and (existing.records or existing.current_head().owner is not None):
             raise RunExistsError(f"run {run_id!r} exists already")
         if new and existing is None:
-            self._runs[run_id] = _StoredRun(Head(run_id, 0, None, 0, GENESIS_HASH, "running"), len(self._runs) + 1)
+            number = self.maintenance.next_number(run_id)
+            self._runs[run_id] = _StoredRun(Head(run_id, 0, None, 0, GENESIS_HASH, "running"), number)
         stored = self._stored_run(run_id)
         if stored.lease is not None and stored.lease() is not None:
             raise StaleLease(run_id, stored.head.owner, "is being run")
@@ -164,6 +234,7 @@ class MemoryStore:
     async def redact(self, lease: Lease, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
         """Replace the hidden values of one record; see ``Store.redact``."""
         stored = self._leased_run(lease)
+        self.maintenance.require_not_held(lease.run_id)
         stored.records[seq - 1] = stored.records[seq - 1]._replace(hidden=hidden)
         if listed is not None and stored.info is not None:
             stored.info = replace(
@@ -187,8 +258,7 @@ class MemoryStore:
 
     async def find_runs(self, query: RunQuery) -> RunPage:
         """The runs that a query finds, the newest first; see ``Store.find_runs``."""
-        before = int(query.after or len(self._runs) + 1)
-        older = [stored for stored in reversed(self._runs.values()) if stored.number < before]
+        older = [each for each in reversed(self._runs.values()) if not query.after or each.number < int(query.after)]
         found = [(stored.number, info) for stored in older if query.matches(info := stored.current_info())]
         page = found[: query.limit]
         return RunPage(tuple(info for _, info in page), str(page[-1][0]) if len(found) > len(page) else "")

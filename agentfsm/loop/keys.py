@@ -33,6 +33,8 @@ class KeyPurpose(StrEnum):
     """Authenticates the records of a journal."""
     run = "run in a store"
     """Authenticates what a store keeps about a run beside its records."""
+    tombstone = "purged run"
+    """Authenticates what remains of a run that was purged."""
     sealing = "sealed value"
     """Encrypts values that must not be readable in a journal."""
     withholding = "withheld value"

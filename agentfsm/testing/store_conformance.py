@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from agentfsm.errors import AgentfsmError, RunExistsError, StaleLease, UnknownRunError
+from agentfsm.errors import AgentfsmError, RunExistsError, RunHeldError, StaleLease, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
+from agentfsm.journal.maintenance import Hold, Tombstone, seal_tombstone
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, WaitingFor
 from agentfsm.journal.signals import SealedSignal
@@ -448,6 +450,91 @@ async def tells_owners_and_listeners_of_signals(make: OpenStore) -> None:
     await store.aclose()
 
 
+_KEYRING = Keyring(b"of the host")
+
+
+async def _tombstone(store: Store, run_id: str) -> Tombstone:
+    head = await _existing_head(store, run_id)
+    number = json.loads(head.row)[0]
+    return seal_tombstone(Tombstone(number, run_id, head.epoch, head.seq, head.hash, 1000, "ann", "too old"), _KEYRING)
+
+
+async def purges_whole_runs(make: OpenStore) -> None:
+    """A purged run is gone from every list, its tombstone stays, and neither its id nor its number is used again."""
+    store = make()
+    await _create(store, [_listed(n, status="finished", tags=("x",), prompt=f"p{n}") for n in range(3)])
+    for number, run_id in ((1, "run0"), (2, "run1")):
+        await store.signals.send(_signal(number, run_id))
+    tombstones = [await _tombstone(store, "run0"), await _tombstone(store, "run2")]
+    _require(sorted(await store.maintenance.purge(tombstones)) == ["run0", "run2"])
+    _require([head.run_id for head in await store.heads()] == ["run1"])
+    _require(await _found(store, tag="x") == ["run1"])
+    _require(await store.signals.pending() == [_signal(2, "run1")])
+    _require(await store.head("run2") is None)
+    await _raises(UnknownRunError, store.records("run2"))
+    await _raises(UnknownRunError, store.acquire("run2", "me"))
+    await _raises(RunExistsError, store.acquire("run2", "me", new=True))
+    _require(await store.maintenance.purge(tombstones) == [])
+    await store.maintenance.compact()
+    await store.aclose()
+    again = make()
+    _require(await again.maintenance.tombstones() == tombstones)
+    await _create(again, [_listed(3)])
+    _require((await _tombstone(again, "run3")).number > tombstones[1].number)
+    _require(await _found(again) == ["run3", "run1"])
+    _require(await again.maintenance.schema_damage() == await again.maintenance.row_damage() == [])
+    await again.aclose()
+
+
+async def purges_only_what_ended_and_did_not_change(make: OpenStore) -> None:
+    """A run that goes on, waits, is owned, or is not as its tombstone says, is not purged; an empty one is."""
+    store = make()
+    await _create(store, [_listed(0), _listed(1, status="suspended"), _listed(2, status="finished")])
+    for run_id in ("run0", "run1"):
+        _require(await store.maintenance.purge([await _tombstone(store, run_id)]) == [])
+    before = await _tombstone(store, "run2")
+    lease = await store.acquire("run2", "me")
+    _require(await store.maintenance.purge([before]) == [])
+    _require(await store.maintenance.purge([await _tombstone(store, "run2")]) == [])
+    await store.release(lease)
+    _require(await store.maintenance.purge([before]) == [])
+    for wrong in ({"hash": "0" * 64}, {"seq": 2}, {"number": 99}, {"run_id": "run1"}, {"epoch": 9}):
+        changed = dataclasses.replace(await _tombstone(store, "run2"), **wrong)
+        _require(await store.maintenance.purge([seal_tombstone(changed, _KEYRING)]) == [])
+    empty = await store.acquire("empty", "me", new=True)
+    _require(await store.maintenance.purge([await _tombstone(store, "empty")]) == [])
+    await store.release(empty)
+    _require(await store.maintenance.purge([await _tombstone(store, "empty")]) == ["empty"])
+    await store.acquire("empty", "me", new=True)  # nothing of it was lost
+    _require([head.run_id for head in await store.heads()] == ["run0", "run1", "run2", "empty"])
+    await store.aclose()
+
+
+async def keeps_what_is_held(make: OpenStore) -> None:
+    """A held run is neither purged nor redacted, whoever owns it, until its hold ends."""
+    store = make()
+    await _create(store, [_listed(0, status="finished"), _listed(1)])
+    owned = await store.acquire("run1", "me")
+    _require(await store.maintenance.holds() == {})
+    await _raises(UnknownRunError, store.maintenance.hold("run2", Hold()))
+    first, last = Hold("case 7", "ann", 1000.5), Hold("case 8", "bob", 2000.25)
+    for run_id, hold in (("run1", last), ("run0", first), ("run0", last)):
+        await store.maintenance.hold(run_id, hold)
+    _require(await store.maintenance.holds() == {"run0": last, "run1": last})
+    _require(await store.maintenance.purge([await _tombstone(store, "run0")]) == [])
+    error = await _raises(RunHeldError, store.redact(owned, 1, ""))
+    _require("case 8" in str(error))
+    await store.append(owned, sealed_records(1, 1, owned.hash), "running")
+    await store.maintenance.hold("run1", None)
+    await store.redact(owned, 1, "")
+    await store.aclose()
+    again = make()
+    _require(await again.maintenance.holds() == {"run0": last})
+    await again.maintenance.hold("run0", None)
+    _require(await again.maintenance.purge([await _tombstone(again, "run0")]) == ["run0"])
+    await again.aclose()
+
+
 CHECKS: tuple[StoreCheck, ...] = (
     returns_what_was_appended,
     isolates_runs,
@@ -467,5 +554,8 @@ CHECKS: tuple[StoreCheck, ...] = (
     keeps_pages_apart_while_runs_are_created,
     keeps_signals_until_they_are_removed,
     tells_owners_and_listeners_of_signals,
+    purges_whole_runs,
+    purges_only_what_ended_and_did_not_change,
+    keeps_what_is_held,
 )
 """Every check."""

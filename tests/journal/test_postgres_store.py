@@ -38,7 +38,7 @@ from tests.helpers.postgres_worker import SECRET, worker
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
-from agentfsm.journal.postgres.postgres_schema import SCHEMA_VERSION  # noqa: E402
+from agentfsm.journal.postgres.postgres_schema import MIGRATIONS, SCHEMA_VERSION  # noqa: E402
 from agentfsm.journal.run_info import RunQuery  # noqa: E402
 
 LIVENESS = ("session", "lease")
@@ -306,10 +306,14 @@ def test_the_schema_of_a_newer_release_is_refused(url: str) -> None:
             use(url)
 
 
-def test_the_first_schema_is_migrated_by_the_next_write_and_its_runs_are_listed(url: str) -> None:
-    write(url)
-    execute(url, "DROP TABLE agentfsm.run_info, agentfsm.signal")
-    execute(url, "UPDATE agentfsm.version SET number = 1")
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+def test_an_earlier_schema_is_migrated_by_the_next_write_and_its_runs_are_listed(version: int, url: str) -> None:
+    execute(url, "CREATE SCHEMA agentfsm; CREATE TABLE agentfsm.version (number integer NOT NULL)")
+    execute(url, f"INSERT INTO agentfsm.version VALUES ({version}); {' '.join(MIGRATIONS[:version])}")
+    execute(url, "INSERT INTO agentfsm.run (run_id, seq, hash, status) VALUES ('a', 1, '\\x00', 'finished')")
+    execute(url, "INSERT INTO agentfsm.journal (run, seq, body, hash) VALUES (1, 1, '{}', '\\x00')")
+    with pytest.raises(StoreFormatError, match=f"version {version}.*agentfsm store migrate"):
+        read(url)
 
     async def migrate_and_list() -> list[str]:
         async with opened(url) as store:
@@ -317,6 +321,9 @@ def test_the_first_schema_is_migrated_by_the_next_write_and_its_runs_are_listed(
             return [info.run_id for info in (await store.find_runs(RunQuery())).runs]
 
     assert asyncio.run(migrate_and_list()) == ["another", "a"]
+    for statement in ("DELETE FROM agentfsm.journal", "TRUNCATE agentfsm.journal"):
+        with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
+            execute(url, statement)
     assert execute(url, "SELECT number FROM agentfsm.version") == [(SCHEMA_VERSION,)]
 
 

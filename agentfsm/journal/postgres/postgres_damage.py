@@ -69,7 +69,7 @@ async def _changed_triggers(db: Connection) -> list[str]:
 
 
 def _is_as_created(wanted: tuple[str, str], definition: str, source: str) -> bool:
-    return definition == wanted[0] and source.strip() == wanted[1]
+    return definition == wanted[0] and " ".join(source.split()) == wanted[1]
 
 
 async def find_row_damage(db: Connection) -> list[Damage]:

@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from agentfsm.journal.maintenance import Damage
+from agentfsm.errors import StoreError, UnknownRunError
+from agentfsm.journal.maintenance import Damage, Hold, Tombstone, read_tombstone
 from agentfsm.journal.postgres.postgres_damage import find_row_damage, find_schema_damage
 from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession
 
 __all__ = ["PostgresMaintenance"]
+
+_BATCH = 500
+"""How many runs are purged in one transaction."""
+
+_HOLD = """
+    INSERT INTO agentfsm.hold (id, reason, held_by, since) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (id) DO UPDATE SET (reason, held_by, since) = (EXCLUDED.reason, EXCLUDED.held_by, EXCLUDED.since)
+"""
+
+_SELECT_HOLDS = """
+    SELECT run_id, reason, held_by, since FROM agentfsm.hold JOIN agentfsm.run ON run.id = hold.id ORDER BY run.id
+"""
+
+_BURY = """
+    WITH wanted AS (
+        SELECT * FROM unnest(
+            %(number)s::bigint[], %(run_id)s::text[], %(epoch)s::bigint[], %(seq)s::bigint[], %(hash)s::bytea[],
+            %(content)s::text[], %(mac)s::bytea[]
+        ) AS wanted (number, run_id, epoch, seq, hash, content, mac)
+    ), locked AS (
+        SELECT wanted.* FROM wanted JOIN agentfsm.run ON run.id = wanted.number
+        WHERE (run.run_id, run.epoch, run.seq, run.hash) = (wanted.run_id, wanted.epoch, wanted.seq, wanted.hash)
+            AND (run.status = 'finished' OR run.seq = 0)
+            AND (run.owner_key IS NULL OR run.owner_key NOT IN (SELECT key FROM agentfsm.alive))
+            AND NOT EXISTS (SELECT FROM agentfsm.hold WHERE hold.id = run.id)
+        FOR UPDATE OF run
+    )
+    INSERT INTO agentfsm.tombstone (number, run_id, seq, content, mac)
+    SELECT number, run_id, seq, content, mac FROM locked RETURNING number, run_id
+"""
+"""The lock on the row keeps a hold from being added at the same time: a hold refers to it."""
+
+_OWNS_TABLES = """
+    SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_class
+    WHERE relnamespace = 'agentfsm'::regnamespace AND relkind = 'r'
+"""
 
 
 class PostgresMaintenance:
@@ -33,6 +70,97 @@ class PostgresMaintenance:
         """Records that belong to no run; see ``StoreMaintenance.row_damage``."""
         return await self._session().read(find_row_damage, list[Damage]())
 
+    async def hold(self, run_id: str, hold: Hold | None) -> None:
+        """Hold a run, or end its hold; see ``StoreMaintenance.hold``."""
+        await self._session().write(lambda db, _: _hold(db, run_id, hold))
+
+    async def holds(self) -> dict[str, Hold]:
+        """The holds of all runs that have one; see ``StoreMaintenance.holds``."""
+        return await self._session().read(_select_holds, dict[str, Hold]())
+
+    async def purge(self, tombstones: Sequence[Tombstone]) -> list[str]:
+        """Delete runs, and keep their tombstones; see ``StoreMaintenance.purge``."""
+        purged: list[str] = []
+        for start in range(0, len(tombstones), _BATCH):
+            batch = tombstones[start : start + _BATCH]
+
+            async def bury(db: Connection, again: bool, batch: Sequence[Tombstone] = batch) -> list[str]:
+                before = await _already_purged(db, batch) if again else set[str]()
+                return [*before, *await _purge(db, [each for each in batch if each.run_id not in before])]
+
+            purged += await self._session().write(bury)
+        return purged
+
+    async def tombstones(self) -> list[Tombstone]:
+        """What remains of the runs that were purged; see ``StoreMaintenance.tombstones``."""
+        rows = await self._session().read(_select_tombstones, list[tuple[str, str]]())
+        return [read_tombstone(*row) for row in rows]
+
+    async def compact(self) -> str:
+        """Rewrite the tables without dead rows; see ``StoreMaintenance.compact``. Writers wait meanwhile."""
+        await self._session().write(lambda db, _: _compact(db))
+        return "the server's write-ahead log, standbys and backups have what was deleted for as long as they are kept"
+
 
 async def _nothing(db: Connection, again: bool) -> None:
     """A write that only connects."""
+
+
+async def _hold(db: Connection, run_id: str, hold: Hold | None) -> None:
+    run = await (await db.execute("SELECT id FROM agentfsm.run WHERE run_id = %s", (run_id,))).fetchone()
+    if run is None:
+        raise UnknownRunError(f"there is no run {run_id!r}")
+    if hold is None:
+        await db.execute("DELETE FROM agentfsm.hold WHERE id = %s", run)
+        return
+    await db.execute(_HOLD, (run[0], hold.reason, hold.by, round(hold.since * 1000)))
+
+
+async def _select_holds(db: Connection) -> dict[str, Hold]:
+    rows = await (await db.execute(_SELECT_HOLDS)).fetchall()
+    return {run_id: Hold(reason, by, since / 1000) for run_id, reason, by, since in rows}
+
+
+async def _purge(db: Connection, tombstones: Sequence[Tombstone]) -> list[str]:
+    values = {
+        "number": [each.number for each in tombstones],
+        "run_id": [each.run_id for each in tombstones],
+        "epoch": [each.epoch for each in tombstones],
+        "seq": [each.seq for each in tombstones],
+        "hash": [bytes.fromhex(each.hash) for each in tombstones],
+        "content": [each.content for each in tombstones],
+        "mac": [bytes.fromhex(each.mac) for each in tombstones],
+    }
+    async with db.transaction():
+        buried = await (await db.execute(_BURY, values)).fetchall()
+        numbers = [number for number, _ in buried]
+        await db.execute("DELETE FROM agentfsm.journal WHERE run = ANY(%s)", (numbers,))
+        await db.execute("DELETE FROM agentfsm.run_info WHERE id = ANY(%s)", (numbers,))
+        await db.execute("DELETE FROM agentfsm.signal WHERE run_id = ANY(%s)", ([run_id for _, run_id in buried],))
+        await db.execute("DELETE FROM agentfsm.run WHERE id = ANY(%s)", (numbers,))
+    return [run_id for _, run_id in buried]
+
+
+async def _already_purged(db: Connection, tombstones: Sequence[Tombstone]) -> set[str]:
+    """Those that a commit whose answer was lost has written."""
+    query = "SELECT run_id FROM agentfsm.tombstone WHERE content = ANY(%s)"
+    found = await (await db.execute(query, ([each.content for each in tombstones],))).fetchall()
+    return {run_id for (run_id,) in found}
+
+
+async def _select_tombstones(db: Connection) -> list[tuple[str, str]]:
+    rows = await (
+        await db.execute("SELECT content, encode(mac, 'hex') FROM agentfsm.tombstone ORDER BY number")
+    ).fetchall()
+    return [(content, mac) for content, mac in rows]
+
+
+async def _compact(db: Connection) -> None:
+    owned = await (await db.execute(_OWNS_TABLES)).fetchone()
+    if owned is None or not owned[0]:
+        raise StoreError(
+            "the store is not compacted: only the role that owns the tables of the schema agentfsm may do that "
+            "(VACUUM FULL)"
+        )
+    for table in ("journal", "run_info", "signal", "run"):
+        await db.execute(f"VACUUM FULL agentfsm.{table}")  # our own names

@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 from agentfsm.errors import StoreError, StoreFormatError, StoreFullError
 
 __all__ = [
+    "MIGRATIONS",
     "SCHEMA_VERSION",
     "TABLES",
     "TRIGGERS",
@@ -19,14 +20,14 @@ __all__ = [
     "require_current",
 ]
 
-SCHEMA_VERSION = 3
-"""1: the first one; 2: with columns that list runs; 3: with signals. The first write creates it or brings it up
-to date, and so does ``agentfsm store migrate``."""
+SCHEMA_VERSION = 4
+"""1: the first one; 2: with columns that list runs; 3: with signals; 4: with holds and tombstones. The first write
+creates it or brings it up to date, and so does ``agentfsm store migrate``."""
 
 _CREATE_LOCK = 0x6166736D
 """The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
 
-_MIGRATIONS: tuple[LiteralString, ...] = (
+MIGRATIONS: tuple[LiteralString, ...] = (
     """
     CREATE TABLE agentfsm.run (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -101,10 +102,41 @@ _MIGRATIONS: tuple[LiteralString, ...] = (
     );
     CREATE INDEX signal_by_run ON agentfsm.signal (run_id);
     """,
+    """
+    CREATE TABLE agentfsm.hold (
+        id bigint PRIMARY KEY REFERENCES agentfsm.run (id),
+        reason text NOT NULL,
+        held_by text NOT NULL,
+        since bigint NOT NULL
+    );
+    CREATE TABLE agentfsm.tombstone (
+        number bigint PRIMARY KEY,  -- the run.id that it had
+        run_id text NOT NULL,
+        seq bigint NOT NULL,
+        content text NOT NULL,
+        mac bytea NOT NULL
+    );
+    CREATE INDEX tombstone_by_run_id ON agentfsm.tombstone (run_id);
+    CREATE FUNCTION agentfsm.refuse_unless_purged() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN
+            IF EXISTS (SELECT FROM agentfsm.tombstone WHERE number = OLD.run) THEN RETURN OLD; END IF;
+            RAISE EXCEPTION 'a journal is append-only';
+        END $$;
+    DROP TRIGGER IF EXISTS journal_loses_nothing ON agentfsm.journal;
+    CREATE TRIGGER journal_loses_nothing BEFORE DELETE ON agentfsm.journal
+        FOR EACH ROW EXECUTE FUNCTION agentfsm.refuse_unless_purged();
+    CREATE TRIGGER journal_is_not_emptied BEFORE TRUNCATE ON agentfsm.journal
+        FOR EACH STATEMENT EXECUTE FUNCTION agentfsm.refuse();
+    -- the server's statistics would keep values that were redacted or purged
+    ALTER TABLE agentfsm.journal ALTER body SET STATISTICS 0, ALTER hidden SET STATISTICS 0;
+    ALTER TABLE agentfsm.signal ALTER body SET STATISTICS 0;
+    ALTER TABLE agentfsm.run_info ALTER prompt SET STATISTICS 0, ALTER actor SET STATISTICS 0,
+        ALTER session SET STATISTICS 0, ALTER tags SET STATISTICS 0;
+    """,
 )
 """What leads from each version to the next; the first one from an empty schema."""
 
-TABLES = ("journal", "owner", "run", "run_info", "signal", "version")
+TABLES = ("hold", "journal", "owner", "run", "run_info", "signal", "tombstone", "version")
 """The tables of the schema."""
 
 _REFUSE = "BEGIN RAISE EXCEPTION 'a journal is append-only'; END"
@@ -116,7 +148,13 @@ TRIGGERS = {
         _REFUSE,
     ),
     "journal_loses_nothing": (
-        "CREATE TRIGGER journal_loses_nothing BEFORE DELETE OR TRUNCATE ON agentfsm.journal"
+        "CREATE TRIGGER journal_loses_nothing BEFORE DELETE ON agentfsm.journal"
+        " FOR EACH ROW EXECUTE FUNCTION agentfsm.refuse_unless_purged()",
+        "BEGIN IF EXISTS (SELECT FROM agentfsm.tombstone WHERE number = OLD.run) THEN RETURN OLD; END IF;"
+        " RAISE EXCEPTION 'a journal is append-only'; END",
+    ),
+    "journal_is_not_emptied": (
+        "CREATE TRIGGER journal_is_not_emptied BEFORE TRUNCATE ON agentfsm.journal"
         " FOR EACH STATEMENT EXECUTE FUNCTION agentfsm.refuse()",
         _REFUSE,
     ),
@@ -190,7 +228,7 @@ async def create_schema(db: AsyncConnection[Any]) -> int:
             await db.execute("CREATE SCHEMA IF NOT EXISTS agentfsm")
             await db.execute("CREATE TABLE agentfsm.version (number integer NOT NULL)")
             await db.execute("INSERT INTO agentfsm.version VALUES (0)")
-        for script in _MIGRATIONS[before:]:
+        for script in MIGRATIONS[before:]:
             await db.execute(script)
         await db.execute("UPDATE agentfsm.version SET number = %s", (SCHEMA_VERSION,))
         return before

@@ -18,7 +18,7 @@ from typing import Any, LiteralString, NamedTuple, Self
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
-from agentfsm.errors import ConfigurationError, RunExistsError, StaleLease, StoreError, UnknownRunError
+from agentfsm.errors import ConfigurationError, RunExistsError, RunHeldError, StaleLease, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.postgres.postgres_maintenance import PostgresMaintenance
 from agentfsm.journal.postgres.postgres_run_info import (
@@ -236,12 +236,15 @@ class PostgresStore:
     async def redact(self, lease: Lease, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
         """Replace the hidden values of one record; see ``Store.redact``.
 
-        The server keeps the old ones in its log and in free pages for a while: see the page on durable execution.
+        The server keeps the old ones in free pages until ``maintenance.compact()``, and in its log for a while.
         """
         key = _lease_key(lease)
 
         async def update(db: Connection, again: bool) -> None:
             async with db.transaction():
+                held = "SELECT reason FROM agentfsm.hold WHERE id = %s"
+                if found := await (await db.execute(held, (key.number,))).fetchone():
+                    raise RunHeldError(key.run_id, found[0])
                 done = await db.execute(
                     "UPDATE agentfsm.journal SET hidden = %s WHERE run = %s AND seq = %s AND EXISTS"
                     " (SELECT 1 FROM agentfsm.run WHERE id = %s AND epoch = %s AND owner IS NOT NULL)",
@@ -468,6 +471,9 @@ async def _acquire(db: Connection, key: int, run_id: str, owner: str, new: bool,
         if run is None:
             if not new:
                 raise UnknownRunError(f"there is no run {run_id!r}")
+            buried = "SELECT 1 FROM agentfsm.tombstone WHERE run_id = %s AND seq > 0"
+            if await (await db.execute(buried, (run_id,))).fetchone() is not None:
+                raise RunExistsError(f"run {run_id!r} existed until it was purged: its id cannot be used again")
             genesis = bytes.fromhex(GENESIS_HASH)
             await db.execute(
                 "INSERT INTO agentfsm.run (run_id, hash) VALUES (%s, %s) ON CONFLICT DO NOTHING", (run_id, genesis)

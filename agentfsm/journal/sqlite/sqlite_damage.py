@@ -1,7 +1,8 @@
 """Finds a changed schema, and records and runs deleted from a SQLite store, and truncates its write-ahead log.
 
-Runs are numbered in order, and agentfsm never deletes one, so records without a run, and gaps in the numbers, mean
-that a run was deleted. Deleting the newest run with all its records leaves no trace here; a checkpoint detects that.
+Runs are numbered in order, and one that agentfsm purges leaves a tombstone with its number, so records without a run,
+and gaps in the numbers, mean that a run was deleted. Deleting the newest run with all its records leaves no trace here;
+a checkpoint detects that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from agentfsm.journal.maintenance import Damage
 __all__ = ["find_row_damage", "find_schema_damage", "truncate_wal"]
 
 _SELECT_RUN_IDS = "SELECT id FROM run"
+_SELECT_PURGED = "SELECT number FROM tombstone"
 _COUNT_RECORDS_BY_RUN = "SELECT key >> 32, count(*), min(key & 4294967295) FROM journal GROUP BY key >> 32"
 _SELECT_FIRST_RECORD = "SELECT CAST(body AS TEXT) FROM journal WHERE key = (? << 32 | 1)"
 
@@ -58,6 +60,9 @@ def find_row_damage(path: Path) -> list[Damage]:
     try:
         db.execute("BEGIN")  # a consistent snapshot, even while a run is being written
         runs = {int(number) for (number,) in db.execute(_SELECT_RUN_IDS)}
+        purged = (
+            {int(number) for (number,) in db.execute(_SELECT_PURGED)} if sqlite_schema.has_tombstones(db) else set()
+        )
         counts = db.execute(_COUNT_RECORDS_BY_RUN).fetchall()
         for number, count, first in counts:
             if number not in runs:
@@ -74,7 +79,7 @@ def find_row_damage(path: Path) -> list[Damage]:
         raise sqlite_schema.as_store_error(error, path) from error
     finally:
         db.close()
-    numbers = sorted({0, *runs, *(number for number, _, _ in counts if number > 0)})
+    numbers = sorted({0, *runs, *purged, *(number for number, _, _ in counts if number > 0)})
     for before, after in pairwise(numbers):
         if after - before > 1:
             which = str(before + 1) if after - before == 2 else f"{before + 1} to {after - 1}"

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import agentfsm.journal.sqlite.sqlite_damage as sqlite_damage
-from agentfsm.journal.maintenance import Damage
+import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
+from agentfsm.errors import UnknownRunError
+from agentfsm.journal.maintenance import Damage, Hold, Tombstone, read_tombstone
+from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
+from agentfsm.journal.sqlite.sqlite_run_info import delete_run_info
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 
 __all__ = ["SqliteMaintenance"]
+
+_IS_AS_SAID = """
+    SELECT 1 FROM run WHERE id = ? AND run_id = ? AND epoch = ? AND seq = ? AND hash = ?
+    AND (status = 'finished' OR seq = 0) AND NOT EXISTS (SELECT 1 FROM hold WHERE hold.id = run.id)
+"""
 
 
 class SqliteMaintenance:
@@ -18,11 +30,15 @@ class SqliteMaintenance:
     Args:
         path: The file.
         writer: Its writer.
+        reader: What reads it.
+        leases: The leases of this process, by run; no other process can have one while this one writes.
     """
 
-    def __init__(self, path: Path, writer: SqliteWriter) -> None:
+    def __init__(self, path: Path, writer: SqliteWriter, reader: SqliteReader, leases: Mapping[str, object]) -> None:
         self._path = path
         self._writer = writer
+        self._reader = reader
+        self._leases = leases
 
     async def prepare(self) -> None:
         """Become the writer of the file, and create or migrate its tables; see ``StoreMaintenance.prepare``."""
@@ -35,3 +51,79 @@ class SqliteMaintenance:
     async def row_damage(self) -> list[Damage]:
         """Runs that were deleted, and records that belong to none; see ``StoreMaintenance.row_damage``."""
         return await asyncio.to_thread(sqlite_damage.find_row_damage, self._path)
+
+    async def hold(self, run_id: str, hold: Hold | None) -> None:
+        """Hold a run, or end its hold; see ``StoreMaintenance.hold``."""
+        await self._writer.submit(lambda db: _hold(db, run_id, hold))
+
+    async def holds(self) -> dict[str, Hold]:
+        """The holds of all runs that have one; see ``StoreMaintenance.holds``."""
+        return await self._reader.read(_select_holds, dict[str, Hold]())
+
+    async def purge(self, tombstones: Sequence[Tombstone]) -> list[str]:
+        """Delete runs, and keep their tombstones; see ``StoreMaintenance.purge``."""
+        purged: list[str] = []
+        for start in range(0, len(tombstones), _BATCH):  # each batch is short work for the event loop
+            batch = tombstones[start : start + _BATCH]
+            purged += await self._writer.submit(partial(self._purge, batch))
+        return purged
+
+    def _purge(self, tombstones: Sequence[Tombstone], db: sqlite3.Connection) -> list[str]:
+        purged: list[str] = []
+        for each in tombstones:
+            said = (each.number, each.run_id, each.epoch, each.seq, bytes.fromhex(each.hash))
+            if each.run_id not in self._leases and db.execute(_IS_AS_SAID, said).fetchone() is not None:
+                _bury(db, each)
+                purged.append(each.run_id)
+        return purged
+
+    async def tombstones(self) -> list[Tombstone]:
+        """What remains of the runs that were purged; see ``StoreMaintenance.tombstones``."""
+        rows = await self._reader.read(_select_tombstones, list[tuple[str, str]]())
+        return [read_tombstone(*row) for row in rows]
+
+    async def compact(self) -> str:
+        """Return the space of what was deleted to the file system; see ``StoreMaintenance.compact``."""
+        await self._writer.compact()
+        if await asyncio.to_thread(sqlite_damage.truncate_wal, self._path):
+            return ""
+        return "another program has the store open: until it closes it, the file may have what was deleted"
+
+
+_BATCH = 20
+
+
+def _hold(db: sqlite3.Connection, run_id: str, hold: Hold | None) -> None:
+    run = db.execute("SELECT id FROM run WHERE run_id = ?", (run_id,)).fetchone()
+    if run is None:
+        raise UnknownRunError(f"there is no run {run_id!r}")
+    if hold is None:
+        db.execute("DELETE FROM hold WHERE id = ?", run)
+    else:
+        held = (run[0], hold.reason, hold.by, round(hold.since * 1000))
+        db.execute("INSERT OR REPLACE INTO hold (id, reason, held_by, since) VALUES (?, ?, ?, ?)", held)
+
+
+def _select_holds(db: sqlite3.Connection) -> dict[str, Hold]:
+    if not sqlite_schema.has_tombstones(db):
+        return {}
+    rows = db.execute("SELECT run_id, reason, held_by, since FROM hold JOIN run ON run.id = hold.id ORDER BY run.id")
+    return {run_id: Hold(reason, by, since / 1000) for run_id, reason, by, since in rows}
+
+
+def _bury(db: sqlite3.Connection, tombstone: Tombstone) -> None:
+    number = tombstone.number
+    db.execute(
+        "INSERT INTO tombstone (number, run_id, seq, content, mac) VALUES (?, ?, ?, ?, ?)",
+        (number, tombstone.run_id, tombstone.seq, tombstone.content, bytes.fromhex(tombstone.mac)),
+    )
+    db.execute("DELETE FROM journal WHERE key >= ? AND key < ?", (number << 32, (number + 1) << 32))
+    db.execute("DELETE FROM signal WHERE run_id = ?", (tombstone.run_id,))
+    delete_run_info(db, number)
+    db.execute("DELETE FROM run WHERE id = ?", (number,))
+
+
+def _select_tombstones(db: sqlite3.Connection) -> list[tuple[str, str]]:
+    if not sqlite_schema.has_tombstones(db):
+        return []
+    return db.execute("SELECT content, lower(hex(mac)) FROM tombstone ORDER BY number").fetchall()

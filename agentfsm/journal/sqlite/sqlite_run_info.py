@@ -9,7 +9,7 @@ from typing import Any
 
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
 
-__all__ = ["count_run_infos", "select_run_infos", "update_texts", "write_run_info"]
+__all__ = ["count_run_infos", "delete_run_info", "select_run_infos", "update_texts", "write_run_info"]
 
 _FIELDS = (
     "status", "started", "updated", "ending", "prompt", "actor", "session", "tags", "model", "cost_usd", "tokens",
@@ -58,6 +58,13 @@ def _write_tags(db: sqlite3.Connection, number: int, tags: Sequence[str]) -> str
         db.executemany("DELETE FROM run_tag WHERE tag = ? AND id = ?", [(tag, number) for tag in old])
         db.executemany("INSERT INTO run_tag (tag, id) VALUES (?, ?)", [(tag, number) for tag in dict.fromkeys(tags)])
     return text
+
+
+def delete_run_info(db: sqlite3.Connection, number: int) -> None:
+    """Delete what a run is listed by, its tags included."""
+    if db.execute("SELECT 1 FROM run_info WHERE id = ?", (number,)).fetchone() is not None:
+        _write_tags(db, number, ())
+        db.execute("DELETE FROM run_info WHERE id = ?", (number,))
 
 
 def update_texts(db: sqlite3.Connection, number: int, info: RunInfo) -> None:

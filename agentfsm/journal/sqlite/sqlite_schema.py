@@ -25,6 +25,7 @@ __all__ = [
     "has_run_info",
     "has_signals",
     "has_tables",
+    "has_tombstones",
     "open_reader",
     "open_writer",
     "rollback",
@@ -34,9 +35,9 @@ __all__ = [
 APPLICATION_ID = 0x6166736D
 """``afsm`` in ASCII: tells an agentfsm store from any other SQLite file."""
 
-SCHEMA_VERSION = 4
-"""1: without MACs, as 0.1.0 wrote it; 2: with them; 3: with columns that list runs; 4: with signals. The first write
-migrates a file."""
+SCHEMA_VERSION = 5
+"""1: without MACs, as 0.1.0 wrote it; 2: with them; 3: with columns that list runs; 4: with signals; 5: with holds and
+tombstones. The first write migrates a file."""
 
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait for a lock on the file that another program holds."""
@@ -113,7 +114,31 @@ CREATE INDEX signal_by_run ON signal (run_id);
 PRAGMA user_version = 4;
 """
 
-_MIGRATIONS = {1: _MIGRATION_FROM_1, 2: _MIGRATION_FROM_2, 3: _MIGRATION_FROM_3}
+_DELETE_TRIGGER_OF_5 = """CREATE TRIGGER journal_loses_nothing BEFORE DELETE ON journal
+WHEN NOT EXISTS (SELECT 1 FROM tombstone WHERE number = OLD.key >> 32)
+BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;"""
+
+_MIGRATION_FROM_4 = f"""
+CREATE TABLE hold (
+    id INTEGER PRIMARY KEY,  -- run.id
+    reason TEXT NOT NULL,
+    held_by TEXT NOT NULL,
+    since INTEGER NOT NULL
+);
+CREATE TABLE tombstone (
+    number INTEGER PRIMARY KEY,  -- the run.id that it had
+    run_id TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    content TEXT NOT NULL,
+    mac BLOB NOT NULL
+);
+CREATE INDEX tombstone_by_run_id ON tombstone (run_id);
+DROP TRIGGER IF EXISTS journal_loses_nothing;
+{_DELETE_TRIGGER_OF_5}
+PRAGMA user_version = 5;
+"""
+
+_MIGRATIONS = {1: _MIGRATION_FROM_1, 2: _MIGRATION_FROM_2, 3: _MIGRATION_FROM_3, 4: _MIGRATION_FROM_4}
 """What leads from each version to the next."""
 
 _SCHEMA_OF_2 = f"""
@@ -140,7 +165,9 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = 2;
 """
 
-_OUR_TRIGGERS = frozenset(sql.removesuffix(";") for sql in (_UPDATE_TRIGGER, _UPDATE_TRIGGER_OF_1, _DELETE_TRIGGER))
+_OUR_TRIGGERS = frozenset(
+    sql.removesuffix(";") for sql in (_UPDATE_TRIGGER, _UPDATE_TRIGGER_OF_1, _DELETE_TRIGGER, _DELETE_TRIGGER_OF_5)
+)
 
 _SCHEMA_OF_1 = _SCHEMA_OF_2.replace(",\n    mac BLOB", "").replace(_UPDATE_TRIGGER, _UPDATE_TRIGGER_OF_1)
 
@@ -192,6 +219,8 @@ def wrong_types(db: sqlite3.Connection) -> list[tuple[int, int | None]]:
     """
     found: list[tuple[int, int | None]] = [(number, None) for number in _rows_with_wrong_types(db, "run")]
     found += [(key >> 32, key & 0xFFFFFFFF) for key in _rows_with_wrong_types(db, "journal")]
+    if has_tombstones(db):
+        found += [(number, None) for table in ("hold", "tombstone") for number in _rows_with_wrong_types(db, table)]
     if has_run_info(db):
         found += [(number, None) for number in _rows_with_wrong_types(db, "run_info")]
     if has_signals(db):
@@ -338,6 +367,11 @@ def has_run_info(db: sqlite3.Connection) -> bool:
 def has_signals(db: sqlite3.Connection) -> bool:
     """Whether the file has the table of signals; a file of an earlier version has none until it is written."""
     return _version(db) > 3
+
+
+def has_tombstones(db: sqlite3.Connection) -> bool:
+    """Whether the file has holds and tombstones; a file of an earlier version has none until it is written."""
+    return _version(db) > 4
 
 
 def _version(db: sqlite3.Connection) -> int:

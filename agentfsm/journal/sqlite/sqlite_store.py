@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Self
 from weakref import WeakValueDictionary
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
-from agentfsm.errors import RunExistsError, StaleLease, StoreError, UnknownRunError
+from agentfsm.errors import RunExistsError, RunHeldError, StaleLease, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
@@ -72,7 +72,9 @@ def acquire_lease(
     if new and run is not None and run.seq:
         raise RunExistsError(f"run {run_id!r} exists already")
     if new and run is None:
-        db.execute("INSERT INTO run (run_id, hash) VALUES (?, ?)", (run_id, bytes.fromhex(GENESIS_HASH)))
+        if db.execute("SELECT 1 FROM tombstone WHERE run_id = ? AND seq > 0", (run_id,)).fetchone() is not None:
+            raise RunExistsError(f"run {run_id!r} existed until it was purged: its id cannot be used again")
+        db.execute(_INSERT_RUN, (run_id, bytes.fromhex(GENESIS_HASH)))
         run = _select_row(db, run_id)
         db.execute("INSERT INTO run_info (id) SELECT id FROM run WHERE run_id = ?", (run_id,))
     if run is None:
@@ -84,6 +86,14 @@ def acquire_lease(
         )
     _update_row(db, run._replace(epoch=run.epoch + 1, owner=owner), keyring)
     return run.epoch + 1, run.seq, run.digest, run.number
+
+
+_INSERT_RUN = """
+    INSERT INTO run (id, run_id, hash) VALUES (1 + max(
+        coalesce((SELECT max(id) FROM run), 0), coalesce((SELECT max(number) FROM tombstone), 0)
+    ), ?, ?)
+"""
+"""Numbers are never used again, or the records of a purged run and of a later one could not be told apart."""
 
 
 def release_lease(db: sqlite3.Connection, key: LeaseKey) -> None:
@@ -200,12 +210,16 @@ def update_hidden(db: sqlite3.Connection, key: LeaseKey, seq: int, hidden: str, 
     Raises:
         StaleLease: Another owner holds the run.
         UnknownRunError: There is no such run.
+        RunHeldError: The run is on hold.
     """
     run = db.execute(
         "SELECT id FROM run WHERE run_id = ? AND epoch = ? AND owner IS NOT NULL", (key.run_id, key.epoch)
     ).fetchone()
     if run is None:
         raise _stale_error(db, key)
+    held = db.execute("SELECT reason FROM hold WHERE id = ?", run).fetchone()
+    if held is not None:
+        raise RunHeldError(key.run_id, held[0])
     db.execute("UPDATE journal SET hidden = ? WHERE key = ?", (hidden, run[0] << 32 | seq))
     if listed is not None:
         update_texts(db, run[0], listed)
@@ -275,7 +289,7 @@ class SqliteStore:
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
         self._reader = SqliteReader(self._file)
         self.signals = SqliteSignals(self._writer, self._reader, self._leases.get)
-        self.maintenance = SqliteMaintenance(self.path, self._writer)
+        self.maintenance = SqliteMaintenance(self.path, self._writer, self._reader, self._leases)
         self._reader.read_now(lambda db: None, None)  # is it a store?
 
     # -- leases ---------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ class SqliteWriter:
         )
         self._flush_loop: asyncio.AbstractEventLoop | None = None  # the loop that will call ``_on_flush``
         self._commits_since_checkpoint = 0  # commits since the last checkpoint of the log
+        self._compactions: list[asyncio.Future[None]] = []  # to be resolved when the file is compacted
         self._commit_started: SimpleQueue[None] = SimpleQueue()  # signals that a commit has started
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -150,7 +151,8 @@ class SqliteWriter:
             self._batches.put((jobs, None, False))
             return
         self._commits_since_checkpoint = (self._commits_since_checkpoint + 1) % CHECKPOINT_INTERVAL[self._level]
-        if self._level == "normal" and self._commits_since_checkpoint:  # the commit does not wait for the disk
+        quick = self._level == "normal" and self._commits_since_checkpoint and not self._compactions
+        if quick:  # the commit does not wait for the disk
             self._complete_batch(jobs, done, None if in_writer_thread else asyncio.get_running_loop())
             return
         wait = len(jobs) > 1 and not in_writer_thread  # a loop with many runs would keep the GIL, and delay the commit
@@ -210,6 +212,7 @@ class SqliteWriter:
                     db.execute("PRAGMA busy_timeout = 0")
                 completions = _run_jobs(db, jobs)
             db.execute("COMMIT")
+            self._compact(db)
             if any(truncate_wal for _, _, truncate_wal in jobs):  # what was overwritten is in the log too
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             elif not self._commits_since_checkpoint:
@@ -224,10 +227,36 @@ class SqliteWriter:
             return [(future, None, sqlite_schema.as_store_error(error, self._path)) for _, future, _ in jobs]
         return completions
 
+    def _compact(self, db: sqlite3.Connection) -> None:
+        """Rewrite the file without its free pages, if that is asked for."""
+        with self._lock:
+            waiting, self._compactions = self._compactions, []
+        if not waiting:
+            return
+        error: Exception | None = None
+        try:
+            db.execute("VACUUM")
+        except sqlite3.Error as failed:
+            error = sqlite_schema.as_store_error(failed, self._path)
+        _resolve_futures([(future, None, error) for future in waiting], None)
+
     def _connection(self) -> sqlite3.Connection:
         if self._db is None:
             raise StoreError(f"{self._path} is closed")
         return self._db
+
+    async def compact(self) -> None:
+        """Rewrite the file without its free pages, and truncate the log; in the writer thread, while runs wait.
+
+        Raises:
+            StoreError: The file cannot be written, or there is no space for a second copy of it.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.start()
+        with self._lock:
+            self._compactions.append(done)
+        await self.submit(lambda db: None, active_runs=1, truncate_wal=True)
+        await done
 
     async def drain(self) -> None:
         """Wait until everything that is queued now is written, or has failed."""
