@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         RepeatedVoteError,
         RunError,
         RunExistsError,
+        RunHeldError,
         SessionBusyError,
         SessionOpenError,
         StaleHumanReplyError,
@@ -215,6 +216,7 @@ __all__ = [
     "RunContext",
     "RunError",
     "RunExistsError",
+    "RunHeldError",
     "RunInfo",
     "RunOptions",
     "RunPage",
@@ -308,11 +310,11 @@ if not TYPE_CHECKING:
                 "BudgetSpentError ConfigurationError ContextOverflowError "
                 "GraphError HumanReplyError JournalError JournalGraphError MissingDepsError MissingExtraError "
                 "MissingKeyError MissingModelError ModelError ModelMismatchError NoTransitionError ProviderError "
-                "ReadOnlyError RepeatedVoteError RunError RunExistsError SessionBusyError SessionOpenError "
-                "StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError StoreFullError "
-                "StoreLockedError StoreMovedError SuspensionExpiredError SuspensionFormatError SuspensionGraphError "
-                "SuspensionGuardrailsError SuspensionRecordError SuspensionRegistryError SuspensionRulesError "
-                "SuspensionTamperedError SuspensionToolError "
+                "ReadOnlyError RepeatedVoteError RunError RunExistsError RunHeldError SessionBusyError "
+                "SessionOpenError StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError "
+                "StoreFullError StoreLockedError StoreMovedError SuspensionExpiredError SuspensionFormatError "
+                "SuspensionGraphError SuspensionGuardrailsError SuspensionRecordError SuspensionRegistryError "
+                "SuspensionRulesError SuspensionTamperedError SuspensionToolError "
                 "SuspensionUsedError ToolDefinitionError ToolError TransientProviderError UnknownModelError "
                 "UnknownRunError"
             ),
