@@ -130,7 +130,7 @@ class StoreMaintenance(Protocol):
         """
         ...
 
-    async def hold(self, run_id: str, hold: Hold | None) -> None:
+    async def set_hold(self, run_id: str, hold: Hold | None) -> None:
         """Hold a run, whoever owns it: from now on it can be neither purged nor redacted.
 
         Args:

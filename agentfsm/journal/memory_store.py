@@ -107,8 +107,8 @@ class MemoryMaintenance:
         """None: nobody else can write here."""
         return []
 
-    async def hold(self, run_id: str, hold: Hold | None) -> None:
-        """Hold a run, or end its hold; see ``StoreMaintenance.hold``."""
+    async def set_hold(self, run_id: str, hold: Hold | None) -> None:
+        """Hold a run, or end its hold; see ``StoreMaintenance.set_hold``."""
         if run_id not in self._runs:
             raise UnknownRunError(f"there is no run {run_id!r}")
         self._holds.pop(run_id, None)

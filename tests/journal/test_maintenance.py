@@ -39,7 +39,7 @@ def test_a_file_of_schema_3_is_listed_as_before_and_can_hold_and_purge_after_its
             assert (await store.find_runs(RunQuery())).runs == before
             for run_id, code in (("finished", GOOD), ("waits", OPEN)):
                 assert (await verify_stored_run(store, run_id, keyring=KEYRING)).code == code
-            await store.maintenance.hold("waits", Hold("case 7"))
+            await store.maintenance.set_hold("waits", Hold("case 7"))
             head = await store.head("finished")
             assert head is not None
             number = json.loads(head.row)[0]

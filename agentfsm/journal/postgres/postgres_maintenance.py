@@ -70,8 +70,8 @@ class PostgresMaintenance:
         """Records that belong to no run; see ``StoreMaintenance.row_damage``."""
         return await self._session().read(find_row_damage, list[Damage]())
 
-    async def hold(self, run_id: str, hold: Hold | None) -> None:
-        """Hold a run, or end its hold; see ``StoreMaintenance.hold``."""
+    async def set_hold(self, run_id: str, hold: Hold | None) -> None:
+        """Hold a run, or end its hold; see ``StoreMaintenance.set_hold``."""
         await self._session().write(lambda db, _: _hold(db, run_id, hold))
 
     async def holds(self) -> dict[str, Hold]:

@@ -52,8 +52,8 @@ class SqliteMaintenance:
         """Runs that were deleted, and records that belong to none; see ``StoreMaintenance.row_damage``."""
         return await asyncio.to_thread(sqlite_damage.find_row_damage, self._path)
 
-    async def hold(self, run_id: str, hold: Hold | None) -> None:
-        """Hold a run, or end its hold; see ``StoreMaintenance.hold``."""
+    async def set_hold(self, run_id: str, hold: Hold | None) -> None:
+        """Hold a run, or end its hold; see ``StoreMaintenance.set_hold``."""
         await self._writer.submit(lambda db: _hold(db, run_id, hold))
 
     async def holds(self) -> dict[str, Hold]:
