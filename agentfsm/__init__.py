@@ -102,8 +102,19 @@ if TYPE_CHECKING:
     from agentfsm.loop.failures import Action, Failure, FailureKind
     from agentfsm.loop.guardrails import AgentGuardrails, Behavior
     from agentfsm.loop.guards import came_back
+    from agentfsm.loop.history import KeepAll, KeepLast, Summarize
     from agentfsm.loop.human_input import ReachedLimit
-    from agentfsm.loop.messages import FinishReason, Image, Message, Reply, Role, ToolCall, ToolResult, Usage
+    from agentfsm.loop.messages import (
+        Compaction,
+        FinishReason,
+        Image,
+        Message,
+        Reply,
+        Role,
+        ToolCall,
+        ToolResult,
+        Usage,
+    )
     from agentfsm.loop.model import Model, ModelRequest, ToolSpec
     from agentfsm.loop.outcomes import StateResult
     from agentfsm.loop.presets import Preset
@@ -149,6 +160,7 @@ __all__ = [
     "BlankHumanReplyError",
     "BudgetSpentError",
     "Clock",
+    "Compaction",
     "ConfigurationError",
     "ContextOverflowError",
     "Counter",
@@ -178,6 +190,8 @@ __all__ = [
     "ItRan",
     "JournalError",
     "JournalGraphError",
+    "KeepAll",
+    "KeepLast",
     "Machine",
     "Memory",
     "MemoryStore",
@@ -249,6 +263,7 @@ __all__ = [
     "StoreMovedError",
     "StoredRun",
     "SubagentEvent",
+    "Summarize",
     "SuspensionExpiredError",
     "SuspensionFormatError",
     "SuspensionGraphError",
@@ -335,9 +350,10 @@ if not TYPE_CHECKING:
                 "ToolCallDelta ToolFinished ToolProgress ToolStarted Transitioned UserInputRequested"
             ),
             "agentfsm.loop.guards": "came_back",
+            "agentfsm.loop.history": "KeepAll KeepLast Summarize",
             "agentfsm.loop.failures": "Action Failure FailureKind",
             "agentfsm.loop.guardrails": "AgentGuardrails Behavior",
-            "agentfsm.loop.messages": "FinishReason Image Message Reply Role ToolCall ToolResult Usage",
+            "agentfsm.loop.messages": "Compaction FinishReason Image Message Reply Role ToolCall ToolResult Usage",
             "agentfsm.loop.model": "Model ModelRequest ToolSpec",
             "agentfsm.loop.outcomes": "StateResult",
             "agentfsm.loop.recovery_policy": "DefaultPolicy Recovery RecoveryPolicy",

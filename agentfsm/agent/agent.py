@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agentfsm.agent.sessions import Session
     from agentfsm.journal.migration import Migration
     from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+    from agentfsm.loop.history import HistoryPolicy
     from agentfsm.loop.messages import Message
     from agentfsm.loop.model import Model
     from agentfsm.loop.presets import Preset
@@ -69,6 +70,7 @@ class Agent(Generic[AgentDeps, Output]):
             answer. They return it, changed or not (None for unchanged), or raise a ``ValueError`` with the reason for
             the model, which may then answer again, as often as after malformed output.
         host: Clock, secret, seed and store, when the embedding program provides its own.
+        history: What is kept of a long history: ``KeepAll()`` (the default), ``KeepLast(...)`` or ``Summarize(...)``.
         migrations: Which stored runs of earlier graphs may continue under this one; see ``agentfsm.Migration``.
 
     Raises:
@@ -98,6 +100,7 @@ class Agent(Generic[AgentDeps, Output]):
         | None = None,
         host: Host | None = None,
         migrations: Iterable[Migration] = (),
+        history: HistoryPolicy | None = None,
     ) -> None:
         from agentfsm.agent.config import AgentOptions, build_config  # loads the run loop
 
@@ -118,6 +121,7 @@ class Agent(Generic[AgentDeps, Output]):
                 output_validators=() if output_validators is None else output_validators,
                 host=host,
                 migrations=migrations,
+                history=history,
             ),
         )
 

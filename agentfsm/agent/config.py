@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.history import HistoryPolicy, KeepAll, KeepLast, Summarize, policy_to_json
 from agentfsm.loop.json_envelope import envelope_instructions
 from agentfsm.loop.model import Model, secrets_of
 from agentfsm.loop.outcomes import JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
@@ -28,6 +29,7 @@ from agentfsm.loop.withholding import Withholder, environment_secrets, marks_sec
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph, State
+from agentfsm.runtime.compaction import with_compaction
 from agentfsm.runtime.context import AgentConfig, Effect, Monitor
 from agentfsm.runtime.effects import EFFECTS
 from agentfsm.runtime.hooks import Hook, Observer
@@ -64,6 +66,7 @@ class AgentOptions:
     output_validators: Iterable[Callable[[Any, Any], Any]]
     host: Host | None
     migrations: Iterable[Migration]
+    history: HistoryPolicy | None = None
 
 
 def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
@@ -85,14 +88,16 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     tools = _collect_tools(options.tools, behavior, output_type)
     _check_ending(behavior, tools)
     own_graph, needs_votes = options.graph, any(t.may_need_votes for t in tools.values())
-    graph = check_agent_graph(own_graph or (with_votes(preset.graph) if needs_votes else preset.graph), tools)
-    former = {*preset.former_graphs, *([preset.graph.fingerprint] if needs_votes else [])}
+    model = resolve_model(model)
+    counting = own_graph or (with_votes(preset.graph) if needs_votes else preset.graph)
+    graph = check_agent_graph(_with_history(counting, options.history), tools)
+    earlier = {each.fingerprint for each in (preset.graph, counting)} - {graph.fingerprint}
+    former = preset.former_graphs | earlier
     specs = tuple(t.spec for t in tools.values())
     adapter = None if output_type in (None, str) else _make_output_adapter(options.output_type)
     schema = None if adapter is None else adapter.json_schema()
     written = options.instructions if isinstance(options.instructions, str) else ""
     instructions = _system_prompt(written, behavior, tools, schema)
-    model = resolve_model(model)
     validators = _check_validators(options.output_validators)
     traits = partial(_proof_traits, behavior, tools, model, _may_refuse(adapter, validators))
     open_withholder = _withholder_factory(host, tools, model)
@@ -117,14 +122,28 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         output_adapter=adapter,
         output_schema=None if behavior.control_tools else schema,
         migrations=_check_migrations(tuple(options.migrations), graph),
-        former_graphs=frozenset() if own_graph is not None else frozenset(former),
+        former_graphs=frozenset() if own_graph is not None else former,
         open_monitor=_monitor_factory(host, graph, traits),
         deps_type=options.deps_type,
         deps_factory=options.deps_factory,
         output_validators=validators,
         reply_secrets=_reply_secrets(behavior, tools, schema),
         make_instructions=None if isinstance(options.instructions, str) else options.instructions,
+        history=policy_to_json(options.history),
     )
+
+
+def _with_history(graph: Graph, policy: HistoryPolicy | None) -> Graph:
+    """The graph, with the state that shortens a long history if the policy asks for it.
+
+    Raises:
+        ConfigurationError: The model that is to summarize is unknown or has no key.
+        GraphError: The graph cannot have that state.
+    """
+    if policy is None or isinstance(policy, KeepAll):
+        return graph
+    model = policy.model if isinstance(policy, Summarize) else None
+    return with_compaction(graph, policy, None if model is None else resolve_model(model))
 
 
 def with_host(config: AgentConfig, host: Host, guardrails: AgentGuardrails | None = None) -> AgentConfig:
@@ -268,6 +287,10 @@ _EXPECTED_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "hooks": ("a list of hooks and observers", lambda v: isinstance(v, Iterable)),
     "memory": ("an object with recall() and remember()", lambda v: v is None or _has_methods(v, "recall", "remember")),
     "host": ("a Host", lambda v: v is None or isinstance(v, Host)),
+    "history": (
+        "KeepAll(), KeepLast(...) or Summarize(...)",
+        lambda v: v is None or isinstance(v, (KeepAll, KeepLast, Summarize)),
+    ),
 }
 """For each argument: its expected type, as text and as a predicate."""
 

@@ -18,6 +18,7 @@ from agentfsm.agent.run_options import RunOptions, run_details, with_options
 from agentfsm.errors import RunError, RunExistsError, SessionBusyError, SessionOpenError, StaleLease
 from agentfsm.loop.messages import Message
 from agentfsm.loop.model import Model
+from agentfsm.loop.prompts import compacted
 from agentfsm.loop.state import NO_DETAILS, RunDetails, RunState
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.context import AgentConfig
@@ -334,4 +335,5 @@ def _next_id(session_id: str, last_id: str) -> str:
 
 
 def _history(conversation: StoredConversation) -> list[Message]:
-    return normalize_history(conversation.run.messages)
+    run = conversation.run
+    return normalize_history(compacted(run.messages, run.compaction))

@@ -250,6 +250,8 @@ def _details_fields(details: RunDetails, commitments: CommitmentWriter) -> JsonF
         fields["own_settings"] = commitments.commitment_json(details.settings)
     if details.own_guardrails:
         fields["own_guardrails"] = "true"
+    if details.history:
+        fields["history"] = commitments.commitment_json(details.history)
     return fields
 
 

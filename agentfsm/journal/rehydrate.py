@@ -150,6 +150,7 @@ class RehydratedRun:
             "model_is_object": model.get("object", False),
             "settings": body.get("own_settings", {}),
             "own_guardrails": body.get("own_guardrails", False),
+            "history": body.get("history", {}),
         }
 
     def _transition(self, body: Data) -> None:

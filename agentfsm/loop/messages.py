@@ -22,6 +22,7 @@ from agentfsm.loop.read_only import MAX_NESTING, FrozenDict, RefusesListChanges,
 __all__ = [
     "MEDIA_TYPES",
     "NO_USAGE",
+    "Compaction",
     "FinishReason",
     "Image",
     "Message",
@@ -180,7 +181,8 @@ class Message:
         tool_calls: The calls of an assistant message.
         tool_call_id: For a tool message, the call that it answers. None for a tool message that answers no
             native call (envelope mode, kept feedback); providers get it as a user message.
-        name: For a tool message, the tool. ``memory`` for a user message that begins with recalled memory.
+        name: For a tool message, the tool. ``memory`` for a user message that begins with recalled memory, ``summary``
+            for one that is a summary of what was left out.
         is_error: For a tool message, whether the call failed.
         extra: What the provider must get back unchanged in later requests (reasoning, signatures); JSON.
         images: The images of a user or tool message.
@@ -216,6 +218,22 @@ class Message:
     def assistant(cls, content: str = "", tool_calls: tuple[ToolCall, ...] = ()) -> Message:
         """An assistant message."""
         return cls(Role.ASSISTANT, content, tuple(tool_calls))
+
+
+@read_only
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What a run leaves out of its requests from a moment on, though its transcript has it.
+
+    Attributes:
+        start: Messages before this index are left out, apart from the system prompt.
+        kept: The indexes of messages before it that stay: those with which the current turn began.
+        text: A summary of what is left out, or an empty string.
+    """
+
+    start: int
+    kept: tuple[int, ...] = ()
+    text: str = ""
 
 
 class Transcript(RefusesListChanges, Sequence[Message]):

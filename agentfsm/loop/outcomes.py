@@ -16,7 +16,7 @@ from typing import Any
 
 from agentfsm.loop.failures import Action, Failure
 from agentfsm.loop.human_input import HumanReply, PendingRequest, SuspendedSubRun
-from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage
+from agentfsm.loop.messages import Compaction, Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.loop.read_only import freeze_field, read_only
 from agentfsm.loop.state import StateCall
 from agentfsm.machine.declaration import EffectSpec
@@ -234,12 +234,14 @@ class StateResult:
         messages: Messages to append to the transcript.
         outcome: Which of the outcomes it is that the state declares (``StateSpec.outcomes``), if it declares any.
         charge: What the effect used; filled in for it.
+        compaction: What is left out of the requests to the model from now on, or None to leave that as it is.
     """
 
     value: Any = None
     messages: tuple[Message, ...] = field(default=())
     outcome: str = ""
     charge: Charge = field(default_factory=Charge)
+    compaction: Compaction | None = None
 
     def __post_init__(self) -> None:
         freeze_field(self, "value")

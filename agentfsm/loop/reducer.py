@@ -482,6 +482,8 @@ def _on_state_result(run: RunState, outcome: o.StateResult) -> None:
     if outcome.value is not None:
         run.state_results[run.state] = outcome.value
     run.state_outcome = outcome.outcome
+    if outcome.compaction is not None:
+        run.compaction = outcome.compaction
     (run.deferred_messages if run.batch else run.messages).extend(outcome.messages)
     charge(run, outcome.charge.usage, outcome.charge.model_calls)
     _end_visit(run, run.state)

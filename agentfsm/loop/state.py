@@ -18,7 +18,7 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.human_input import HumanReply, PendingRequest, SuspendedSubRun
-from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Transcript, Usage
+from agentfsm.loop.messages import Compaction, Message, Reply, ToolCall, ToolResult, Transcript, Usage
 from agentfsm.loop.quorum import Actor, Quorum
 from agentfsm.loop.read_only import FrozenDict, FrozenList, freeze_field, read_only, refuse_change, user_code
 from agentfsm.loop.withholding import Withholder, contains_placeholder
@@ -123,6 +123,7 @@ class RunDetails:
         model_is_object: Whether that model was given as an object, which no journal holds.
         settings: Settings of its model, as JSON; empty for the model's own.
         own_guardrails: Whether its limits are its own, and not its agent's.
+        history: What is kept of a long history, as JSON (``agentfsm.loop.history``); empty if everything is.
     """
 
     tags: tuple[str, ...] = ()
@@ -132,8 +133,10 @@ class RunDetails:
     model_is_object: bool = False
     settings: Mapping[str, Any] = field(default_factory=FrozenDict)
     own_guardrails: bool = False
+    history: Mapping[str, Any] = field(default_factory=FrozenDict)
 
     def __post_init__(self) -> None:
+        freeze_field(self, "history")
         freeze_field(self, "metadata")
         freeze_field(self, "settings")
 
@@ -224,6 +227,7 @@ class RunState(_HiddenSlots):
         feedback: Feedback on the last reply that the next request (only) adds, when no tool result carries it.
         output_cap: The cap on the next reply after a truncated one, in tokens, or None.
         partial_answer: The beginning of a truncated answer, while the model is asked to continue it.
+        compaction: What is left out of the requests to the model, or None.
         elided: How many of the oldest messages no longer show tool results (the prompt was too long).
         call_failures: The first failure of each kind in the current batch.
         recent_calls: Signatures of the last calls, oldest first.
@@ -282,6 +286,7 @@ class RunState(_HiddenSlots):
     output_cap: int | None = None
     partial_answer: str = ""
     elided: int = 0
+    compaction: Compaction | None = None
     call_failures: dict[FailureKind, Failure] = field(default_factory=dict[FailureKind, Failure])
     recent_calls: list[str] = field(default_factory=list[str])
     recent_results: list[str] = field(default_factory=list[str])

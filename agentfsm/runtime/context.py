@@ -85,6 +85,7 @@ class AgentConfig:
         deps_factory: Makes the dependencies of a run that is given none, or None.
         output_validators: Functions that check each answer, in order.
         reply_secrets: Finds what is secret in the text of a reply; None if nothing in it can be.
+        history: What is kept of a long history, as runs have it in their journals; empty for everything.
         make_instructions: Returns the beginning of the system prompt for a run; None if ``instructions`` is all of it.
     """
 
@@ -115,6 +116,7 @@ class AgentConfig:
     make_instructions: Callable[[Any], Any] | None = None
     output_validators: tuple[Callable[[Any, Any], Any], ...] = ()
     reply_secrets: ReplySecrets | None = None
+    history: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def hides_text(self) -> bool:

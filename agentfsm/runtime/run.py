@@ -501,7 +501,7 @@ def new_run(
         guardrails=config.guardrails,
         behavior=config.behavior,
         messages=[*system, *messages],
-        details=details,
+        details=details if details.history == config.history else replace(details, history=config.history),
     )
 
 

@@ -29,6 +29,7 @@ from agentfsm.loop.detectors import cost_limit, iteration_limit, time_limit, tok
 from agentfsm.loop.events import ToolFinished, ToolStarted
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guards import approval_decided, approval_required, doubt_settled, in_doubt
+from agentfsm.loop.history import check_cut
 from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.loop.model import CallBudget, Model, ModelRequest
@@ -490,6 +491,8 @@ def custom_effect(function: Callable[[StateContext[Any]], Any]) -> Effect:
         else:
             declared = context.config.machine.graph.spec(calls.state)
             outcome = _state_result(value, calls.charge(), declared)
+            if outcome.compaction is not None:
+                check_cut(context.run.messages, outcome.compaction)
         context.take_charge = None
         return outcome
 
@@ -515,4 +518,5 @@ def _state_result(value: Any, used: Charge, declared: StateSpec) -> StateResult:
             raise TypeError(
                 f"StateResult(messages=...) takes messages (Message.user('...')), not {type(each).__name__}"
             )
-    return StateResult(to_jsonable_python(result.value, inf_nan_mode="null"), messages, result.outcome, used)
+    value = to_jsonable_python(result.value, inf_nan_mode="null")
+    return StateResult(value, messages, result.outcome, used, result.compaction)
