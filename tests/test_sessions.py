@@ -149,7 +149,8 @@ def test_of_two_simultaneous_runs_one_is_refused_and_says_who_runs():
         first, second = await asyncio.gather(session.run("x"), session.run("y"), return_exceptions=True)
         assert getattr(first, "output", None) == "a"
         assert isinstance(second, SessionBusyError)
-        assert f"process {os.getpid()}" in str(second)
+        assert f"held by process {os.getpid()}" in str(second)
+        assert f"process {os.getpid()}" in str(second.owner)
         assert second.run_id == first.outcome.run_id
         assert len(model.requests) == 1
         await session.run("y")

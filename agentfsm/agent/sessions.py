@@ -278,11 +278,14 @@ class Session(Generic[AgentDeps, Output]):
             try:
                 return await open_sink(run, resume_point)
             except (RunExistsError, StaleLease) as error:
+                head = await self._store.head(run.run_id)
+                owner = None if head is None else head.owner
+                held = f", which is held by {owner}" if owner else ""
                 raise SessionBusyError(
-                    f"session {self.session_id!r} was continued in the meantime, by run {run.run_id!r}: wait until "
-                    "that has ended, and run the session again",
+                    f"session {self.session_id!r} was continued in the meantime, by run {run.run_id!r}{held}: wait "
+                    "until that has ended, and run the session again",
                     run.run_id,
-                    getattr(error, "owner", None),
+                    owner,
                 ) from error
 
         return claim
