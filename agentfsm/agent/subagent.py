@@ -9,14 +9,16 @@ signed record contains the sub-agent's, so one answer resumes both, in any proce
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
 from agentfsm.agent.config import with_host
 from agentfsm.agent.resume import check_agent, check_reply, load_run, open_suspended_state, parse_record
-from agentfsm.errors import SuspensionRecordError, ToolError
+from agentfsm.agent.shared_budget import Spent, cap_guardrails
+from agentfsm.errors import ConfigurationError, SuspensionRecordError, ToolError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.events import (
     Ending,
@@ -27,12 +29,13 @@ from agentfsm.loop.events import (
     RunCompleted,
     UserInputRequested,
 )
-from agentfsm.loop.extension import EXTENDING_REPLIES, GUARDRAIL_OF_UNIT
-from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.extension import GUARDRAIL_OF_UNIT
+from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.human_input import HumanReply, PendingRequest, ReachedLimit, SuspendedSubRun
-from agentfsm.loop.messages import ToolResult, Usage
-from agentfsm.loop.state import CallState, RunState
+from agentfsm.loop.messages import Message, Role, ToolResult, Usage
+from agentfsm.loop.recovery_policy import Recovery, RecoveryPolicy
+from agentfsm.loop.state import CallState, RunState, RunView
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import State
@@ -42,12 +45,12 @@ from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.result import ending_event
 from agentfsm.runtime.run import Run, count_model_requests, live_state, send_events, start_run
 from agentfsm.runtime.run_context import check_deps
-from agentfsm.runtime.tools import CallingRun, Tool, as_tool, run_secrets
+from agentfsm.runtime.tools import CallingRun, SampledReply, SampleRequest, Tool, as_tool, run_secrets
 
 if TYPE_CHECKING:
     from agentfsm.journal.load import LoadedRun
 
-__all__ = ["Spent", "SubRun", "SubagentFactory", "cap_guardrails", "subagent_tool"]
+__all__ = ["SampledRun", "SubRun", "SubagentFactory", "subagent_tool"]
 
 DISPATCH = State.DISPATCH_TOOL
 
@@ -123,6 +126,17 @@ class SubagentFactory:
             state = loaded.run
             check_agent(factory.config, state, loaded.pinned)
         await check_reply(factory.config, state, reply)
+
+    def sample(self, caller: CallingRun, call_id: str, run_id: str, request: SampleRequest) -> SampledRun:
+        """The run that answers what a server asks a model during a call.
+
+        Args:
+            caller: The calling run.
+            call_id: The id of the call.
+            run_id: The id of the run.
+            request: What the server asks.
+        """
+        return SampledRun(caller, self, call_id, run_id, request)
 
     @property
     def is_agent(self) -> bool:
@@ -395,121 +409,144 @@ def _result_text(outcome: Ending) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """What a sub-agent's run has used that the calling run has not been charged for yet."""
-
-    model_calls: int = 0
-    usage: Usage = field(default_factory=Usage)
-
-
-class _Budget(NamedTuple):
-    """One budget of a calling run and of its sub-agent's run.
+class _Unattended:
+    """A policy for runs that nobody attends: what would ask a person hands off, and a truncated reply is kept.
 
     Attributes:
-        name: The field of ``AgentGuardrails``.
-        limit: The calling run's limit; None for none.
-        spent: What the calling run has spent of it, and what it will be charged for.
-        counted: How far the counter of the sub-agent's run stands.
-        shared_by: How many sub-agents share what is left.
+        inner: The agent's policy.
     """
 
-    name: str
-    limit: float | None
-    spent: float
-    counted: float
-    shared_by: int
+    inner: RecoveryPolicy
+
+    def retry_budget(self, kind: FailureKind) -> int:
+        """That of the agent's policy."""
+        return self.inner.retry_budget(kind)
+
+    def backoff(self, kind: FailureKind, attempt: int) -> float:
+        """That of the agent's policy."""
+        return self.inner.backoff(kind, attempt)
+
+    def decide(self, failure: Failure, state: RunView) -> Action | Recovery:
+        """What the agent's policy decides, if that asks nobody."""
+        if failure.kind is FailureKind.output_truncated:
+            return Action.handoff
+        decided = self.inner.decide(failure, state)
+        action = decided.action if isinstance(decided, Recovery) else decided
+        return Action.handoff if action is Action.ask_user else decided
 
 
-def _budgets(caller: CallingRun, state: RunState, uncharged: Spent) -> tuple[_Budget, ...]:
-    run, share = caller.run, caller.share
-    limits, n = run.guardrails, share.shared_by
-    elapsed_s = run.elapsed_s + caller.uncharged_s
-    usage, used = run.usage + share.uncharged + uncharged.usage, state.usage
-    model_calls = run.iterations + share.uncharged_model_calls + uncharged.model_calls
-    return (
-        _Budget("max_iterations", limits.max_iterations, model_calls, state.iterations, n),
-        _Budget("max_steps", limits.step_limit, run.steps, state.steps, n),
-        _Budget("max_tokens", run.token_limit, usage.total_tokens, used.total_tokens, n),
-        _Budget("max_cost_usd", run.cost_limit, usage.cost_usd, used.cost_usd, n),
-        _Budget("max_execution_time_s", limits.max_execution_time_s, elapsed_s, state.elapsed_s, 1),
-    )
-
-
-_EXTENDED_BY_REPLY = {
-    FailureKind.iteration_limit: "max_iterations",
-    FailureKind.time_limit: "max_execution_time_s",
-}
-"""The budgets whose counter a person's reply sets to zero."""
-
-_GRANTED_BY_REPLY = {FailureKind.token_limit: "max_tokens", FailureKind.cost_limit: "max_cost_usd"}
-"""The budgets of which a person's reply grants the same amount once more."""
-
-
-def cap_guardrails(
-    own: AgentGuardrails,
-    caller: CallingRun,
-    state: RunState | None = None,
-    uncharged: Spent | None = None,
-    reply: HumanReply | None = None,
-) -> AgentGuardrails | None:
-    """A sub-agent's limits, capped by what is left of the calling run's; None if nothing is left.
-
-    Each of model calls, steps, active time, tokens and USD is the smaller of the two. Sub-agents that start or
-    continue together get equal shares, so all of them together stay within what is left; of tokens and USD each may
-    exceed its share by one reply. Time is not divided, because it passes for all of them at once.
+class SampledRun:
+    """What a server asks a model during a call, answered by a run of an agent.
 
     Args:
-        own: The sub-agent's own limits.
         caller: The calling run.
-        state: A run of the sub-agent that continues, or None for a new one.
-        uncharged: What that run has used that the calling run has not been charged for.
-        reply: The person's reply with which it continues, or None.
+        factory: The agent.
+        call_id: The id of the call.
+        run_id: The id of the run.
+        request: What the server asks.
     """
-    extends = reply is not None and reply.kind in EXTENDING_REPLIES
-    request = state.pending_request if state is not None and extends else None
-    kind = None if request is None else request.failure_kind
-    extended, granted = (None, None) if kind is None else (_EXTENDED_BY_REPLY.get(kind), _GRANTED_BY_REPLY.get(kind))
-    amount = 0.0 if reply is None else reply.amount
-    validity_s = own.validity_s, caller.run.guardrails.validity_s
-    update: dict[str, Any] = {"validity_s": max((each for each in validity_s if each is not None), default=None)}
-    for budget in _budgets(caller, state or RunState(""), uncharged or Spent()):
-        own_limit = _own_limit(own, budget.name, state, amount, extended or granted)
-        if budget.limit is None:
-            update[budget.name] = own_limit
-            continue
-        left = budget.limit - budget.spent
-        if budget.shared_by > 1:
-            left = left // budget.shared_by if isinstance(left, int) else left / budget.shared_by
-        if left <= 0 and (state is None or budget.name in (extended, granted)):
-            return None
-        cap = max(left, 0) + (0 if budget.name == extended else budget.counted)
-        cap = cap or 1  # a limit is never zero: the run that continues is at its end without another model call
-        update[budget.name] = cap if own_limit is None else min(own_limit, cap)
-    return own.model_copy(update=update)
+
+    def __init__(
+        self, caller: CallingRun, factory: SubagentFactory, call_id: str, run_id: str, request: SampleRequest
+    ) -> None:
+        self._caller, self._call_id, self.run_id, self._request = caller, call_id, run_id, request
+        self._factory = _sampling_factory(factory.under(caller), request)
+        self._run: Run[Any, Any] | None = None
+        self._state: RunState | None = None
+        self._model_calls_before = 0  # made in a process that ended
+
+    @property
+    def usage(self) -> Usage:
+        """What the run has used."""
+        return Usage() if self._state is None else self._state.usage
+
+    @property
+    def model_calls(self) -> int:
+        """How many model calls were made for it, the one that was cut off included."""
+        return self._model_calls_before + (0 if self._run is None else count_model_requests(self._run))
+
+    async def reply(self, spent: Usage, model_calls: int, elapsed_s: float) -> SampledReply:
+        """The reply; of a run that had ended before a crash the one that it had.
+
+        Args:
+            spent: What the call has used before, for which the calling run is not charged yet.
+            model_calls: How many model calls were made for it.
+            elapsed_s: Seconds for which the call runs.
+
+        Raises:
+            ToolError: There is none: nothing is left of the budget, or the run did not complete.
+        """
+        caller = replace(self._caller, uncharged_s=self._caller.uncharged_s + elapsed_s)
+        loaded = await self._factory.load(self.run_id)
+        if isinstance(loaded, RunState):
+            self._state, self._model_calls_before = loaded, loaded.model_calls
+            return self._read(loaded)
+        before = None if loaded is None else loaded.run
+        uncharged = Spent(model_calls, spent)
+        if before is not None:
+            self._state, self._model_calls_before = before, before.model_calls
+            uncharged = Spent(model_calls + before.model_calls, spent + before.usage)
+        limits = cap_guardrails(self._factory.config.guardrails, caller, before, uncharged)
+        if limits is None:
+            raise ToolError("nothing is left of the budget of this run for another model call")
+        self._run = self._start(limits) if loaded is None else self._continue(loaded, limits)
+        self._state = live_state(self._run)
+        if caller.on_event is not None:
+            send_events(self._run, caller.on_event)
+        return self._read((await self._run).run_state)
+
+    def _start(self, limits: AgentGuardrails) -> Run[Any, Any]:
+        config, parent = replace(self._factory.config, guardrails=limits), self._caller.run
+        *history, last = self._request.messages
+        if last.images:  # a prompt is a text
+            history.append(Message.user("", last.images))
+        deps, details = self._factory.deps_under(self._caller), replace(parent.details, has_deps=False)
+        run = start_run(
+            config,
+            last.content,
+            message_history=history,
+            session_id=parent.session_id,
+            run_id=self.run_id,
+            parent=(parent.run_id, self._call_id),
+            actor=parent.requester,
+            deps=deps,
+            details=details,
+        )
+        live_state(run).withheld = self._caller.secrets
+        return run
+
+    def _continue(self, loaded: LoadedRun, limits: AgentGuardrails) -> Run[Any, Any]:
+        state, deps = loaded.run, self._factory.deps_under(self._caller)
+        state.withheld = tuple(dict.fromkeys((*state.withheld, *self._caller.secrets)))
+        request = RunRequest(resume_point=loaded.resume_point, guardrails=limits, deps=deps)
+        return Run(self._factory.config, state, request)
+
+    def _read(self, run: RunState) -> SampledReply:
+        kind, fields = ending_event(run)
+        ending = kind(run_id=run.run_id, seq=0, time=0.0, **fields)
+        last = next((each for each in reversed(run.messages) if each.role is Role.ASSISTANT), None)
+        truncated = isinstance(ending, Handoff) and _is_truncation(ending.failure)
+        if truncated and last is not None and last.content:
+            return SampledReply(last.content, True, self._factory.config.model.name)
+        return SampledReply(_result_text(ending), False, self._factory.config.model.name)
 
 
-def _own_limit(
-    own: AgentGuardrails, name: str, state: RunState | None, amount: float, extended: str | None
-) -> float | None:
-    """A sub-agent's own limit on a budget, with what a person has granted, and grants now.
+def _is_truncation(failure: Failure | None) -> bool:
+    return failure is not None and failure.kind is FailureKind.output_truncated
 
-    Args:
-        own: The sub-agent's own limits.
-        name: The field of them.
-        state: The run that continues, or None for a new one.
-        amount: What the person's reply names; 0 for the default.
-        extended: The field that the reply extends, or None.
-    """
-    if name == "max_steps":
-        return own.step_limit
-    limit: float | None = getattr(own, name)
-    if limit is None or state is None:
-        return limit
-    if name == "max_execution_time_s":
-        return (amount or limit) if name == extended else (state.granted_s or limit)
-    if name not in _GRANTED_BY_REPLY.values():
-        return limit
-    granted = amount or limit if name == extended else 0
-    if name == "max_tokens":
-        granted = int(granted)
-    return max(limit, getattr(state.guardrails, name) or limit) + granted
+
+def _sampling_factory(factory: SubagentFactory, request: SampleRequest) -> SubagentFactory:
+    """The agent as it answers one request: with the prompt, the settings and the maximum length that it wishes."""
+    config = factory.config
+    limit = min(request.max_tokens, config.guardrails.max_output_tokens or request.max_tokens)
+    update = {"max_output_tokens": limit, "max_output_tokens_limit": limit, "on_limit": "handoff"}
+    guardrails, policy = config.guardrails.model_copy(update=update), _Unattended(config.policy)
+    instructions = "\n\n".join(filter(None, (config.instructions, request.instructions)))
+    model = config.model
+    if request.settings and hasattr(model, "with_settings"):  # a wish that a model cannot fulfill is left out
+        from agentfsm.models.settings import ModelSettings, with_settings  # only for requests with settings
+
+        with suppress(ConfigurationError, ValueError):
+            model = with_settings(model, ModelSettings.model_validate(dict(request.settings)))
+    changed = replace(config, guardrails=guardrails, policy=policy, instructions=instructions, model=model)
+    return SubagentFactory(changed)

@@ -19,7 +19,7 @@ from agentfsm.errors import ToolDefinitionError, ToolError
 from agentfsm.loop.events import Event
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.human_input import HumanReply, SuspendedSubRun
-from agentfsm.loop.messages import ToolResult, Usage
+from agentfsm.loop.messages import Message, ToolResult, Usage
 from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.quorum import Approval
 from agentfsm.loop.read_only import thaw
@@ -261,6 +261,85 @@ class Delegate(Protocol):
 
         Raises:
             agentfsm.errors.SuspensionRecordError: It cannot.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """What a server asks a model during a call of one of its tools.
+
+    Attributes:
+        messages: The conversation; the last message is the user's.
+        instructions: The system prompt that it wishes, or an empty string.
+        settings: The sampling settings that it wishes, by the names of ``ModelSettings``.
+        max_tokens: The maximum length of the reply, in tokens.
+    """
+
+    messages: tuple[Message, ...]
+    instructions: str
+    settings: Mapping[str, Any]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampledReply:
+    """What a model replied.
+
+    Attributes:
+        text: The text.
+        truncated: Whether it reached the maximum length.
+        model: The model's name.
+    """
+
+    text: str
+    truncated: bool
+    model: str
+
+
+class Sample(Protocol):
+    """One request of a server for a model's reply, which is answered by a run."""
+
+    @property
+    def run_id(self) -> str:
+        """The id of that run."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """What it has used."""
+        ...
+
+    @property
+    def model_calls(self) -> int:
+        """How many model calls were made for it."""
+        ...
+
+    async def reply(self, spent: Usage, model_calls: int, elapsed_s: float) -> SampledReply:
+        """The reply.
+
+        Args:
+            spent: What the call has used before, for which the calling run is not charged yet.
+            model_calls: How many model calls were made for it.
+            elapsed_s: Seconds for which the call runs.
+
+        Raises:
+            ToolError: There is none; the text says why.
+        """
+        ...
+
+
+class Sampler(Protocol):
+    """Answers what servers ask a model, within the budgets of the runs that call them."""
+
+    def sample(self, caller: CallingRun, call_id: str, run_id: str, request: SampleRequest) -> Sample:
+        """Answer one request.
+
+        Args:
+            caller: The calling run.
+            call_id: The id of the call during which the server asks.
+            run_id: The id of the run that answers it; the same if the call is repeated after a crash.
+            request: The request.
         """
         ...
 

@@ -16,7 +16,14 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.resolve import Elicit, Resolve, Sample
 from mcp.server.request_state import RequestStateSecurity
 from mcp.shared.exceptions import MCPError
-from mcp.types import METHOD_NOT_FOUND, CreateMessageResult, SamplingMessage, TextContent, ToolAnnotations
+from mcp.types import (
+    METHOD_NOT_FOUND,
+    AudioContent,
+    CreateMessageResult,
+    SamplingMessage,
+    TextContent,
+    ToolAnnotations,
+)
 from pydantic import BaseModel, Field
 
 WHERE, FOLDER, *REST = sys.argv[1:]
@@ -101,6 +108,40 @@ async def summarize(text: str, ctx: Context[Any, Any]) -> str:
     reply = await ask(question(text), max_tokens=50, system_prompt="Be short.")
     assert isinstance(reply.content, TextContent)
     return f"{reply.model}: {reply.content.text} ({reply.stop_reason})"
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+async def compare(text: str, ctx: Context[Any, Any], requests: int = 2, max_tokens: int = 50) -> str:
+    """Ask the model of the client the same thing several times, one after the other."""
+    said: list[str] = []
+    for _ in range(requests):
+        ask = ctx.session.create_message  # pyright: ignore[reportDeprecated]
+        reply = await ask(question(text), max_tokens=max_tokens, temperature=0.5, stop_sequences=["END"])
+        assert isinstance(reply.content, TextContent)
+        said.append(f"{reply.content.text} ({reply.stop_reason})")
+    done(f"compare {text}")
+    return " / ".join(said)
+
+
+@server.tool()
+async def confirm_summary(text: str, ctx: Context[Any, Any]) -> str:
+    """Ask the model, and then the person."""
+    ask = ctx.session.create_message  # pyright: ignore[reportDeprecated]
+    reply = await ask(question(text), max_tokens=50)
+    assert isinstance(reply.content, TextContent)
+    sure = await ctx.elicit("Is that sure?", Sure)
+    again = await ask(question(reply.content.text), max_tokens=50)
+    assert isinstance(again.content, TextContent)
+    return f"{reply.content.text}, {sure.action}, {again.content.text}"
+
+
+@server.tool()
+async def play(ctx: Context[Any, Any]) -> str:
+    """Send the model a sound."""
+    sound = AudioContent(data="AAAA", mime_type="audio/wav")
+    ask = ctx.session.create_message  # pyright: ignore[reportDeprecated]
+    await ask([SamplingMessage(role="user", content=sound)], max_tokens=50)
+    return "played"
 
 
 async def sample(text: str) -> Sample:

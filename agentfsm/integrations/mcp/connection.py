@@ -30,11 +30,15 @@ class ServerConnection:
         start_timeout: Seconds for it to start and respond.
         recheck: Whether to read the list of tools before each call.
         elicitation: Whether it may ask a person.
+        sampling: Whether it may ask a model.
     """
 
-    def __init__(self, server: Server, start_timeout: float, recheck: bool, elicitation: bool) -> None:
+    def __init__(
+        self, server: Server, start_timeout: float, recheck: bool, *, elicitation: bool, sampling: bool
+    ) -> None:
         self._server, self._start_timeout, self._recheck = server, start_timeout, recheck
-        self._handlers = ServerHandlers(self._on_message, self._elicit if elicitation else None)
+        elicit, sample = self._elicit if elicitation else None, self._sample if sampling else None
+        self._handlers = ServerHandlers(self._on_message, elicit, sample)
         self._turn = asyncio.Lock()
         self._flight: Flight | None = None
         self._pinned: Mapping[str, str] = {}
@@ -109,7 +113,7 @@ class ServerConnection:
         return await self._within(lambda: self._verified_session(name), lambda session: session.send(request))
 
     async def exchange(self, flight: Flight, name: str, request: Callable[[Client], Awaitable[T]]) -> T:
-        """The response to a call of a tool whose server may ask a person meanwhile.
+        """The response to a call of a tool whose server may ask a person or a model meanwhile.
 
         In the protocol before 2026-07-28 a server does not say during which call it asks. So such calls are made one
         after the other, but for those that wait for a person.
@@ -159,6 +163,18 @@ class ServerConnection:
             if flight.is_over:
                 self._end_turn(flight)
         return types.ElicitResult.model_validate(answer.model_dump())
+
+    async def _sample(self, context: Any, params: Any) -> Any:
+        """Ask a model what the server asks during a call."""
+        from mcp import types
+
+        flight = self._flight
+        if flight is None:
+            return types.ErrorData(code=types.INVALID_REQUEST, message="a model can be asked only during a call")
+        try:
+            return await flight.sample(params)
+        except ToolError as error:
+            return types.ErrorData(code=types.INVALID_REQUEST, message=str(error))
 
     async def _within(
         self, enter: Callable[[], Awaitable[MCPSession]], request: Callable[[MCPSession], Awaitable[T]]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,11 +22,12 @@ from pydantic import BaseModel, Field
 
 from agentfsm.errors import HumanReplyError, ToolError
 from agentfsm.integrations.mcp.forms import Answer, Form, read_reply
+from agentfsm.integrations.mcp.sampling import Samples
 from agentfsm.integrations.mcp.session import RefusedError
 from agentfsm.loop.human_input import HumanReply, PendingRequest, SuspendedSubRun
 from agentfsm.loop.messages import ToolCall, ToolResult, Usage
 from agentfsm.loop.state import CallState
-from agentfsm.runtime.tools import CallingRun, Tool
+from agentfsm.runtime.tools import CallingRun, Sampler, Tool
 
 if TYPE_CHECKING:
     from mcp import Client, types
@@ -86,6 +88,7 @@ class AskedForm(BaseModel):
         attempt: Which attempt at the call it is.
         round: The questions that it is part of, if the call came back with them; else None.
         in_doubt: Whether the call is gone, and the person is asked whether it ran.
+        charged: The runs that answered what the server asked a model so far.
     """
 
     form: Form
@@ -93,6 +96,7 @@ class AskedForm(BaseModel):
     attempt: int = 1
     round: Round | None = None
     in_doubt: bool = False
+    charged: list[str] = Field(default_factory=list[str])
 
 
 class ServerChannel(Protocol):
@@ -136,6 +140,8 @@ class Flight:
         came_back: How many times it came back with questions.
         is_over: Whether the server does not work on it any more.
         report: Says how far it is; None if nobody follows the run.
+        samples: Answers what the server asks a model; None if it may not, or while the call waits for a person.
+        sampled: How many times it asked each thing.
     """
 
     name: str
@@ -146,6 +152,8 @@ class Flight:
     came_back: int = 0
     is_over: bool = False
     report: Progress | None = None
+    samples: Samples | None = None
+    sampled: Counter[str] = field(default_factory=Counter[str])
     task: asyncio.Task[types.CallToolResult] | None = None
     _question: asyncio.Event = field(default_factory=asyncio.Event)
     _answer: asyncio.Future[Answer] | None = None
@@ -207,9 +215,31 @@ class Flight:
                     request = types.ElicitRequest.model_validate(data, by_name=False)
                     answer = await self.ask(Form.from_sdk(request.params), pending)
                     pending.responses[key] = answer.model_dump(exclude_none=True)
+                case "sampling/createMessage" if self.samples is not None:
+                    sampling = types.CreateMessageRequest.model_validate(data, by_name=False)
+                    pending.responses[key] = _dump(await self.sample(sampling.params))
                 case method:
                     raise ToolError(f"the MCP server asks for {method}, which this program does not allow")
-        return {key: types.ElicitResult.model_validate(each) for key, each in pending.responses.items()}
+        kinds: dict[str, type[BaseModel]] = {
+            "elicitation/create": types.ElicitResult,
+            "sampling/createMessage": types.CreateMessageResult,
+        }
+        return {
+            key: kinds[pending.requests[key]["method"]].model_validate(each) for key, each in pending.responses.items()
+        }
+
+    async def sample(self, params: Any) -> Any:
+        """A model's reply to what the server asks.
+
+        Args:
+            params: The SDK's ``CreateMessageRequestParams``.
+
+        Raises:
+            ToolError: There is none; the text says why.
+        """
+        if self.samples is None:
+            raise ToolError("a model can be asked only while the call is being made, and this program allows it")
+        return await self.samples.answer(params, self.sampled)
 
     async def ask(self, form: Form, pending: Round | None) -> Answer:
         """A person's answer. It is awaited as long as this process lives.
@@ -266,11 +296,13 @@ class RemoteCalls:
         channel: The server.
         name: The tool's name at the server.
         idempotent: Whether the tool may be called again.
+        sampler: Answers what the server asks a model; None if it may not ask.
     """
 
     channel: ServerChannel
     name: str
     idempotent: bool
+    sampler: Sampler | None = None
 
     @property
     def is_agent(self) -> bool:
@@ -295,7 +327,7 @@ class RemoteCalls:
             call_state: The call.
             attempt: Which attempt at it this is, from 1.
         """
-        return RemoteCall(self, call_state, attempt, caller.progress)
+        return RemoteCall(self, caller, call_state, attempt)
 
     async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
         """Check that a reply fits what the server asks.
@@ -314,33 +346,39 @@ class RemoteCalls:
 
 
 class RemoteCall:
-    """One call of a tool whose server may ask a person meanwhile.
+    """One call of a tool whose server may ask a person or a model meanwhile.
 
     Args:
         calls: Its tool.
+        caller: The calling run.
         call_state: The call.
         attempt: Which attempt at it this is, from 1.
-        report: Says how far it is; None if nobody follows the run.
     """
 
-    def __init__(self, calls: RemoteCalls, call_state: CallState, attempt: int, report: Progress | None) -> None:
+    def __init__(self, calls: RemoteCalls, caller: CallingRun, call_state: CallState, attempt: int) -> None:
         self._calls, self._channel = calls, calls.channel
-        self._call_state, self._attempt, self._report = call_state, attempt, report
+        self._call_state, self._attempt, self._report = call_state, attempt, caller.progress
+        held = call_state.held
+        self._waiting = None if held is None else AskedForm.model_validate_json(held.record)
+        self._samples: Samples | None = None
+        if calls.sampler is not None:
+            charged = () if self._waiting is None else self._waiting.charged
+            self._samples = Samples(calls.sampler, caller, call_state, charged)
 
     @property
     def run_id(self) -> str:
-        """Empty: there is no run."""
+        """Empty: no single run answers it."""
         return ""
 
     @property
     def usage(self) -> Usage:
         """What models have used for it since it was started or resumed."""
-        return Usage()
+        return Usage() if self._samples is None else self._samples.usage
 
     @property
     def model_calls(self) -> int:
         """How many model calls were made for it since then."""
-        return 0
+        return 0 if self._samples is None else self._samples.model_calls
 
     @property
     def secrets(self) -> tuple[Any, ...]:
@@ -356,10 +394,17 @@ class RemoteCall:
         Raises:
             ToolError: The call failed.
         """
+        try:
+            return await self._execute(arguments)
+        finally:
+            if self._samples is not None:
+                await self._samples.end()
+
+    async def _execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
         call, held, reply = self._call_state.call, self._call_state.held, self._call_state.answer
-        if held is None or reply is None:
+        waiting = self._waiting
+        if held is None or reply is None or waiting is None:
             return await self._continue(self._begin(dict(arguments), []))
-        waiting = AskedForm.model_validate_json(held.record)
         if waiting.in_doubt:
             if reply.kind == "ran":
                 return ToolResult(call.id, call.name, reply.text)
@@ -372,7 +417,7 @@ class RemoteCall:
             raise ToolError(str(error)) from error
         flight = self._channel.parked.pop(held.suspension, None)
         if flight is not None and flight.task is not None and not flight.task.done():
-            flight.report = self._report
+            flight.report, flight.samples = self._report, self._samples
             flight.answer(answer)
             return await self._continue(flight)
         answers = [*waiting.answers, (waiting.form.key, answer)]
@@ -397,11 +442,15 @@ class RemoteCall:
         answers: list[tuple[str, Answer]] | None = None,
     ) -> Flight:
         flight = Flight(self._calls.name, arguments, list(answers or ()), list(known), report=self._report)
+        flight.samples = self._samples
         flight.start(self._channel, seed)
         return flight
 
     async def _continue(self, flight: Flight) -> ToolResult | SuspendedSubRun:
-        outcome = await flight.outcome()
+        try:
+            outcome = await flight.outcome()
+        finally:
+            flight.samples = None
         if not isinstance(outcome, AskedForm):
             return await self._channel.finish(self._call_state.call, self._calls.name, outcome)
         suspension = secrets.token_hex(8)
@@ -435,8 +484,12 @@ class RemoteCall:
         return self._suspended(secrets.token_hex(8), request, waiting)
 
     def _suspended(self, suspension: str, request: PendingRequest, waiting: AskedForm) -> SuspendedSubRun:
-        stored = waiting.model_copy(update={"attempt": self._attempt})
-        return SuspendedSubRun("", request, suspension, stored.model_dump_json())
+        charged = [] if self._samples is None else self._samples.charged
+        stored = waiting.model_copy(update={"attempt": self._attempt, "charged": charged})
+        record = stored.model_dump_json()
+        return SuspendedSubRun(
+            "", request, suspension, record, self.usage, self.usage, self.model_calls, self.model_calls
+        )
 
 
 GIVEN_UP_TEXT = "It is not known whether this call ran, and it was given up. Do not repeat it."

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, model_validator
 
 from agentfsm.errors import ToolDefinitionError
 from agentfsm.integrations.mcp.remote_call import Progress, RemoteCalls, ServerChannel
+from agentfsm.integrations.mcp.sampling import SamplingAgent, sampler_of
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.model import ToolSpec
-from agentfsm.runtime.tools import ApprovalRequirement, SchemaTool, ToolContext
+from agentfsm.runtime.tools import ApprovalRequirement, Sampler, SchemaTool, ToolContext
 
 if TYPE_CHECKING:
     from mcp.types import Tool as Listed
@@ -38,6 +39,9 @@ class MCPSettings(BaseModel):
             if you trust it in that.
         elicitation: Whether the server may ask a person during a call. The run then waits, as it does for any person,
             with a request of kind ``form``.
+        sampling: An ``Agent`` without tools, whose model the server may ask during a call; None if it may not. Each
+            request is a run of that agent, within what is left of the calling run's budgets and charged to it. It gets
+            the server's system prompt after its own instructions, and at most the tokens that its own guardrails allow.
         results: What the model gets of a result that has both texts and structured content: the texts (``text``), or
             the structured content as JSON (``structured``). Images and other parts are passed on in both cases, and a
             result that has only one of the two is passed on as it is.
@@ -53,7 +57,7 @@ class MCPSettings(BaseModel):
         pydantic.ValidationError: A setting is invalid; the error names the field.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
 
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,63}$")] = ""
     only: tuple[str, ...] | None = None
@@ -63,12 +67,26 @@ class MCPSettings(BaseModel):
     recheck: bool = True
     idempotent: tuple[str, ...] | Literal["annotated"] = ()
     elicitation: bool = False
+    sampling: SamplingAgent | None = None
     results: Literal["text", "structured"] = "text"
     start_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
     instructions: bool = False
     resource_tools: bool = False
     prompt_tools: bool = False
     files: Path | None = None
+
+    _sampler: Sampler | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _check_sampling(self) -> MCPSettings:
+        if self.sampling is not None:
+            self._sampler = sampler_of(self.sampling)
+        return self
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """What answers requests for a model's reply; None if there may be none."""
+        return self._sampler
 
 
 MAX_NAME_CHARS = 64
@@ -95,7 +113,7 @@ def make_remote_tool(
         call: Calls the tool by its name at the server.
         settings: How it is used.
         notes: What the model is told about all tools of the server.
-        channel: The server, if it may ask a person during a call; else None.
+        channel: The server, if it may ask a person or a model during a call; else None.
 
     Raises:
         ToolDefinitionError: With the prefix its name is too long.
@@ -122,7 +140,7 @@ def make_remote_tool(
         requires_approval=settings.requires_approval,
         parallel=settings.parallel,
         idempotent=idempotent,
-        delegate=None if channel is None else RemoteCalls(channel, own, idempotent),
+        delegate=None if channel is None else RemoteCalls(channel, own, idempotent, settings.sampler),
         definition=definition_pin(listed),
         notes=notes,
     )

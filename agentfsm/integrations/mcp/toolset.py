@@ -80,7 +80,13 @@ class MCPTools:
         self.settings = settings
         self.instructions = ""
         self._secrets = server.secrets
-        self._connection = ServerConnection(server, settings.start_timeout, settings.recheck, settings.elicitation)
+        self._connection = ServerConnection(
+            server,
+            settings.start_timeout,
+            settings.recheck,
+            elicitation=settings.elicitation,
+            sampling=settings.sampling is not None,
+        )
         self._parked: dict[str, Flight] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._outputs: dict[str, SchemaCheck] = {}
@@ -169,7 +175,8 @@ class MCPTools:
             self._connection.pin({t.name: definition_pin(t) for t in selected})
             self.instructions = self._connection.instructions
             notes = self.instructions if self.settings.instructions else ""
-            channel = self if self.settings.elicitation else None
+            asks = self.settings.elicitation or self.settings.sampling is not None
+            channel = self if asks else None
             remote = (make_remote_tool(t, self._call, self.settings, notes, channel) for t in selected)
             every = (*remote, *reading_tools(self, self.settings))
             self._tools = tuple(replace(each, known_secrets=self._secrets) for each in every)
@@ -278,7 +285,7 @@ class MCPTools:
             logger.warning("the tool %r of the MCP server %r is left out, %s", listed.name, self.label, why)
         return not why
 
-    # -- calls during which the server may ask a person (``ServerChannel``) ---------------------------------
+    # -- calls during which the server may ask a person or a model (``ServerChannel``) ---------------------------------
 
     @property
     def parked(self) -> dict[str, Flight]:
