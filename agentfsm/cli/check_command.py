@@ -65,7 +65,7 @@ def _report_options(command: CommandFunction) -> CommandFunction:
                 type=file,
                 help="Write the first counterexample as a pytest file that replays it on the real loop.",
             ),
-            click.option("--promela", metavar="FILE", type=file, help="Write the model for the model checker SPIN."),
+            click.option("--promela", metavar="FILE", type=file, help="Write the model and the properties for SPIN."),
         ],
     )(command)
 
@@ -161,9 +161,10 @@ def check(
     calls = () if agent is None else unattended_calls(agent.config.tools, agent.config.hooks)
     guardrails = change_guardrails(guardrails, limits)
     own = Assumptions() if assumptions is None else _load_assumptions(assumptions)
+    properties = _build_properties(wanted, None if agent is None else agent.config.tools)
     analysis = analyse(
         loaded,
-        *_build_properties(wanted, None if agent is None else agent.config.tools),
+        *properties,
         guardrails=guardrails,
         traits=traits,
         assumptions=own,
@@ -177,7 +178,7 @@ def check(
         )
     if report_opts.promela is not None:
         model = exported_model(loaded, guardrails, traits, own)
-        report_opts.promela.write_text(promela_model(loaded, model), encoding="utf-8")
+        report_opts.promela.write_text(promela_model(loaded, model, properties), encoding="utf-8")
         click.echo(report_opts.promela, err=True)
     reviewed = matches_review(_format_review(analysis, _calls_to_review(calls, review_opts)), review_opts)
     ctx.exit(0 if analysis.ok and reviewed else 1 if not reviewed or _is_broken(analysis) else 4)

@@ -17,7 +17,7 @@ from agentfsm.machine.graph import Graph, StateSpec, Transition
 __all__ = ["scxml", "xstate"]
 
 SCXML_NAMESPACE = "urn:agentfsm"
-"""The XML namespace of what SCXML has no attribute for: the number, id and cost of a row, and a state's note."""
+"""The XML namespace of what SCXML has no attribute for: counters, the number, id and cost of a row, a state's note."""
 
 
 def scxml(view: View, theme: Theme = "auto") -> str:
@@ -29,7 +29,8 @@ def _scxml(graph: Graph) -> Iterator[str]:
     yield '<?xml version="1.0" encoding="UTF-8"?>'
     yield (
         f'<scxml xmlns="http://www.w3.org/2005/07/scxml" xmlns:fsm="{SCXML_NAMESPACE}" version="1.0" '
-        f'name="{escape_xml(" ".join(graph.name.split()))}" initial="{escape_xml(graph.initial)}">'
+        f'name="{escape_xml(" ".join(graph.name.split()))}" initial="{escape_xml(graph.initial)}"'
+        f"{_scxml_counters(graph)}>"
     )
     for spec in graph.states:
         element = "final" if spec.final else "state"
@@ -45,6 +46,11 @@ def _scxml(graph: Graph) -> Iterator[str]:
             yield f'    <transition event="step"{cond} target="{escape_xml(row.target)}" {ours}/>'
         yield f"  </{element}>"
     yield "</scxml>"
+
+
+def _scxml_counters(graph: Graph) -> str:
+    listed = " ".join(f"{each.name}={each.limit}" for each in graph.counters)
+    return f' fsm:counters="{escape_xml(listed)}"' if listed else ""
 
 
 def _declared(row: Transition) -> dict[str, str]:
@@ -82,5 +88,7 @@ def xstate(view: View, theme: Theme = "auto") -> str:
         if rows:
             state["on"] = {"step": rows}
         states[str(spec.name)] = state
-    machine = {"id": graph.name, "initial": str(graph.initial), "states": states}
+    counters = {each.name: each.limit for each in graph.counters}
+    meta = {"meta": {"counters": counters}} if counters else {}
+    machine = {"id": graph.name, "initial": str(graph.initial), **meta, "states": states}
     return json.dumps(machine, indent=2, ensure_ascii=False) + "\n"

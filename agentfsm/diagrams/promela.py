@@ -1,13 +1,14 @@
-"""Promela for the SPIN model checker: a graph as a transition system, with one property.
+"""Promela for the SPIN model checker: a graph as a transition system, with its properties.
 
-Run the model with ``spin -search -a model.pml``. The property says that every run ends, or reaches a state that
-waits, again and again. Each row of the graph is one option of the model's loop, or several where a counter can
-take several values. A guard may hold or not at any time, unless a ``CounterModel`` says when it can hold.
+Run the model with ``spin -search -a model.pml``. The first property says that every run ends, or reaches a state that
+waits, again and again; ``-ltl property_1`` selects one of those that were asked for. Each row of the graph is one
+option of the model's loop, or several where a counter can take several values. A guard may hold or not at any time,
+unless a ``CounterModel`` says when it can hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product as combinations
 from typing import Protocol
 
@@ -15,7 +16,16 @@ from agentfsm.diagrams.style import Theme
 from agentfsm.diagrams.view import View
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = ["Condition", "CounterModel", "CounterUpdate", "promela", "promela_model", "state_constant", "step_options"]
+__all__ = [
+    "Condition",
+    "CounterModel",
+    "CounterUpdate",
+    "ExportedProperty",
+    "promela",
+    "promela_model",
+    "state_constant",
+    "step_options",
+]
 
 Condition = tuple[tuple[tuple[str, str, int], ...], ...]
 """Alternatives, each a conjunction of comparisons (counter, operator, number): ``((("steps", ">", 200),),)``.
@@ -61,8 +71,21 @@ def promela(view: View, theme: Theme = "auto") -> str:
     return promela_model(view.graph, exported_model(view.graph))
 
 
-def promela_model(graph: Graph, counters: CounterModel) -> str:
-    """A graph as a Promela model.
+class ExportedProperty(Protocol):
+    """A safety property as an automaton. ``agentfsm.analysis.must_pass`` and its like make one."""
+
+    @property
+    def text(self) -> str:
+        """The property in words."""
+        ...
+
+    def automaton(self, graph: Graph) -> tuple[int, Callable[[int, int], int]]:
+        """Its initial state, and its next state from a state and the place of a row: 0, 1, or 2 once it is violated."""
+        ...
+
+
+def promela_model(graph: Graph, counters: CounterModel, properties: Sequence[ExportedProperty] = ()) -> str:
+    """A graph as a Promela model, with a formula for each property: ``spin -search -a -ltl property_1 loop.pml``.
 
     ::
 
@@ -72,11 +95,12 @@ def promela_model(graph: Graph, counters: CounterModel) -> str:
         graph: The graph.
         counters: Its counters and assumptions about its guards: ``agentfsm.analysis.exported_model`` or
             ``agentfsm.analysis.Assumptions``.
+        properties: Properties of its runs.
     """
-    return "\n".join(_model(graph, counters)) + "\n"
+    return "\n".join(_model(graph, counters, properties)) + "\n"
 
 
-def _model(graph: Graph, model: CounterModel) -> Iterator[str]:
+def _model(graph: Graph, model: CounterModel, properties: Sequence[ExportedProperty]) -> Iterator[str]:
     rests = [f"state == {state_constant(s.name)}" for s in graph.states if s.final or s.waits]
     yield (
         f"/* {_comment(graph.name)}: {len(graph.states)} states, {len(graph.transitions)} transitions. "
@@ -87,12 +111,16 @@ def _model(graph: Graph, model: CounterModel) -> Iterator[str]:
     yield "short row = -1; /* the place of the row taken last in the table, from 0 */"
     for name, value in model.initial_values().items():
         yield f"short c_{ascii_identifier(name)} = {value}; hidden short n_{ascii_identifier(name)};"
+    automata = [each.automaton(graph) for each in properties]
+    for number, (initial, _) in enumerate(automata, 1):
+        yield f"byte p_{number} = {initial}; /* {_VIOLATED} once property_{number} is violated */"
     yield f"#define RESTS ({' || '.join(rests)})"
     yield ""
     yield "active proctype run_of_graph()"
     yield "{"
     yield "  do"
     source = ""
+    places = {id(row): place for place, row in enumerate(graph.transitions)}
     orders = {id(row): order for spec in graph.states for order, row in enumerate(graph.rows(spec.name), 1)}
     for row, option in step_options(graph, model):
         if row.source != source:
@@ -100,12 +128,28 @@ def _model(graph: Graph, model: CounterModel) -> Iterator[str]:
             notes = [spec.name, spec.note, f"spends {', '.join(spec.spends)}" if spec.spends else ""]
             yield f"  /* {'; '.join(_comment(note) for note in notes if note)} */"
         spends = f", spends {', '.join(row.spends)}" if row.spends else ""
+        follows = "".join(_follow(number, step, places[id(row)]) for number, (_, step) in enumerate(automata, 1))
+        option = f"{option.removesuffix(' }')}{follows} }}"
         yield f"  :: {option} /* {orders[id(row)]} {row.id}{spends} */"
     yield "  :: else -> break"
     yield "  od"
     yield "}"
     yield ""
     yield "ltl ends_or_waits { []<>RESTS }"
+    for number, each in enumerate(properties, 1):
+        yield f"ltl property_{number} {{ [](p_{number} != {_VIOLATED}) }} /* {_comment(each.text)} */"
+
+
+_VIOLATED = 2
+
+
+def _follow(number: int, step: Callable[[int, int], int], place: int) -> str:
+    """What taking a row does to the automaton of a property; nothing is written if that is nothing."""
+    after = [step(0, place), step(1, place)]
+    if after == [0, 1]:
+        return ""
+    name = f"p_{number}"
+    return f"; {name} = ({name} == 0 -> {after[0]} : ({name} == 1 -> {after[1]} : {_VIOLATED}))"
 
 
 def step_options(graph: Graph, counters: CounterModel) -> Iterator[tuple[Transition, str]]:

@@ -342,6 +342,7 @@ class Simulation:
             head = await self.result.store.head(SIMULATION_RUN_ID)
             if head is None or head.owner is None:
                 return
+            await asyncio.sleep(0)  # what the crashed run had begun, such as reading its signals, ends first
             gc.collect(generation)
 
     async def _record_result(self, result: RunResult[Any]) -> bool:

@@ -23,6 +23,7 @@ from agentfsm.analysis import (
     graph_assumptions,
     iff,
     must_pass,
+    needs_approvals,
     never_after,
 )
 from agentfsm.analysis.analyse import _check_end_reachable
@@ -32,7 +33,7 @@ from agentfsm.analysis.state_space import StateSpace
 from agentfsm.diagrams.promela import promela_model
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.transition_table import LOOP
+from agentfsm.loop.transition_table import LOOP, with_votes
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 from agentfsm.testing import paths
 from agentfsm.testing.path_generation import small_guardrails, state_space_for
@@ -279,10 +280,10 @@ def test_random_graphs_of_users(batch: int, tmp_path: Path) -> None:
     print(f"spin agrees on {len(cases)} graphs of users: {compared} verdicts")
 
 
-def errors_by_spin(model: str, folder: Path) -> int:
+def errors_by_spin(model: str, folder: Path, formula: str = "ends_or_waits") -> int:
     """How many errors SPIN finds in a model, run as a user would run it."""
     (folder / "model.pml").write_text(model, encoding="utf-8")
-    command = [require_spin(), "-search", "-O1", "-a", "-m1000000", "model.pml"]
+    command = [require_spin(), "-search", "-O1", "-a", "-m1000000", "-ltl", formula, "model.pml"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return int(done.stdout.partition("errors: ")[2].split()[0])
 
@@ -305,6 +306,41 @@ def test_the_public_export_of_an_endless_graph_does_not_end(tmp_path: Path) -> N
         graph, assumptions = endless_retry(resets=resets)
         model = promela_model(graph, exported_model(graph, TWO, assumptions=assumptions))
         assert errors_by_spin(model, tmp_path) == int(resets)
+
+
+def past_the_votes(name: str, target: str = "dispatch_tool") -> Graph:
+    return with_votes(LOOP).with_transition(Transition("suspended", unasked_guard(name), target))
+
+
+@pytest.mark.parametrize(
+    ("graph", "approvals", "holds"),
+    [
+        (with_votes(LOOP), 2, True),
+        (past_the_votes("hurry"), 2, False),
+        (past_the_votes("skip", "post_tool"), 2, False),
+        (past_the_votes("give_up", "pre_step"), 2, True),
+        (LOOP, 2, False),
+        (LOOP, 1, True),
+    ],
+    ids=["votes", "a way past them", "a longer one", "a way back to the start", "no votes", "one approval"],
+)
+def test_no_effect_before_the_approvals_is_what_spin_finds(
+    graph: Graph, approvals: int, holds: bool, tmp_path: Path
+) -> None:
+    small = AgentGuardrails(max_iterations=1, max_steps=2, max_continues=1, max_calls_per_reply=2)
+    wanted = needs_approvals("pay", approvals)
+    model = promela_model(graph, exported_model(graph, small), [wanted])
+    assert errors_by_spin(model, tmp_path, "property_1") == int(not holds)
+    assert analyse(graph, wanted, guardrails=small).verdicts[-1].holds is holds
+
+
+def test_other_properties_are_exported_too(tmp_path: Path) -> None:
+    dodging, _ = retry_bypassing_budget()
+    wanted = [must_pass("call_llm", through="pre_step"), never_after("call_llm", "runaway")]
+    model = promela_model(dodging, exported_model(dodging, ONE), wanted)
+    assert errors_by_spin(model, tmp_path, "property_1") == 1
+    assert errors_by_spin(model, tmp_path, "property_2") == 0
+    assert "ltl property_1 { [](p_1 != 2) } /* call_llm only after pre_step */" in model
 
 
 def test_the_diagram_format_is_the_same_export() -> None:

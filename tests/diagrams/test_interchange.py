@@ -8,19 +8,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from agentfsm.diagrams import diagram
+from agentfsm.diagrams.interchange import SCXML_NAMESPACE
 from agentfsm.errors import NoTransitionError
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.transition_table import LOOP
+from agentfsm.loop.transition_table import LOOP, with_votes
 from agentfsm.machine import Graph, Machine
 from tests.helpers.graphs import SMALL_GRAPH, extended_loop, unchecked_graph
 from tests.helpers.npm_servers import install_package, require_node
 
-GRAPHS = {"loop": LOOP, **{n: p.graph for n, p in PRESETS.items()}, "more": extended_loop(), "small": SMALL_GRAPH}
+GRAPHS = {
+    "loop": LOOP,
+    **{n: p.graph for n, p in PRESETS.items()},
+    "votes": with_votes(LOOP),
+    "more": extended_loop(),
+    "small": SMALL_GRAPH,
+}
 XSTATE = "5.33.3"
 
 TakenRow = tuple[int, str]
@@ -134,3 +142,45 @@ def test_python_statemachine_agrees_on_the_rows_taken() -> None:
                 assert list(machine.configuration_values) == [target], f"{name}: {state} with {bits:b}"
                 compared += 1
     print(f"python-statemachine agrees on {compared} of {compared} cases of {len(GRAPHS)} graphs")
+
+
+def test_a_wait_that_counts_votes_is_exported_as_it_is_in_the_table() -> None:
+    graph = with_votes(LOOP)
+    limits = {each.name: each.limit for each in graph.counters}
+    rows = [
+        (t.name, t.source, t.target, " ".join(t.spends), " ".join(t.refills)) for t in graph if t.spends or t.refills
+    ]
+    assert ("vote_recorded", "suspended", "suspended", "votes", "") in rows
+    assert limits["votes"] == 15
+
+    machine = json.loads(diagram(graph, "xstate"))
+    told = [
+        (
+            row.get("guard", "otherwise"),
+            source,
+            row["target"],
+            row["meta"].get("spends", ""),
+            row["meta"].get("refills", ""),
+        )
+        for source, state in machine["states"].items()
+        for row in state.get("on", {}).get("step", [])
+        if {"spends", "refills"} & row["meta"].keys()
+    ]
+    assert (machine["meta"]["counters"], told) == (limits, rows)
+
+    root = ElementTree.fromstring(diagram(graph, "scxml"))
+    ours = f"{{{SCXML_NAMESPACE}}}"
+    told = [
+        (
+            row.get("cond", "otherwise"),
+            state.get("id"),
+            row.get("target"),
+            row.get(f"{ours}spends", ""),
+            row.get(f"{ours}refills", ""),
+        )
+        for state in root
+        for row in state
+        if row.get(f"{ours}spends") or row.get(f"{ours}refills")
+    ]
+    counters = dict(each.split("=") for each in root.get(f"{ours}counters", "").split())
+    assert (counters, told) == ({name: str(limit) for name, limit in limits.items()}, rows)
