@@ -182,10 +182,13 @@ class AccessMiddleware:
         app: The app behind it.
         access: Who is let in.
         public: Paths that need nobody to be known, below the viewer's.
+        on_request: Called with every request that is let in.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, public: Collection[str] = ()) -> None:
-        self._app, self._access, self._public = app, access, tuple(public)
+    def __init__(
+        self, app: ASGIApp, access: Access, public: Collection[str] = (), on_request: Callable[[], None] | None = None
+    ) -> None:
+        self._app, self._access, self._public, self._on_request = app, access, tuple(public), on_request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
@@ -208,6 +211,8 @@ class AccessMiddleware:
         except PageError as error:
             await json_response({"error": str(error)}, error.status)(scope, receive, send_with_headers)
             return
+        if self._on_request is not None:
+            self._on_request()
         await self._app(scope, receive, send_with_headers)
 
     async def _let_in(self, request: Request) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,11 +15,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 
+from agentfsm.agent import Agent
 from agentfsm.errors import AgentfsmError, ConfigurationError, UnknownRunError
 from agentfsm.journal.store import Store
 from agentfsm.loop.keys import Keyring
+from agentfsm.loop.quorum import Actor
 from agentfsm.runs import Runs
 from agentfsm.viewer.access import LOOPBACK_NAMES, Access, AccessMiddleware, Authenticate, visitor_of
+from agentfsm.viewer.agent_runner import AgentRunner
 from agentfsm.viewer.assets import serve_asset
 from agentfsm.viewer.followed_run import FollowedRuns
 from agentfsm.viewer.pages import PAGES
@@ -33,6 +38,7 @@ logger = logging.getLogger("agentfsm.viewer")
 def app(
     store: Store,
     *,
+    agents: Sequence[Agent[Any, Any]] = (),
     authenticate: Authenticate | None = None,
     hosts: Iterable[str] = (),
     secret: bytes | None = None,
@@ -48,16 +54,19 @@ def app(
 
     Args:
         store: The store. It is not closed with the app.
+        agents: The agents of its runs, if this process is to go on with runs that were answered. Without them, an
+            answer waits in the store for a process that has the agent.
         authenticate: Says who sends a request (a ``starlette.requests.Request``): an ``Actor``, or None for somebody
             who may not see the runs. It may be async. Without it, the app answers requests of this machine only, and
             nobody can change anything.
         hosts: The names under which a browser may reach it, without a port; ``localhost``, ``127.0.0.1`` and
             ``[::1]`` always work.
-        secret: The secret of the host that writes the store. With it, pages stay valid when the viewer is restarted.
+        secret: The secret of the host that writes the store; by default that of the first agent. Without it nobody
+            can answer anything.
         old_secrets: Secrets that the host had before.
 
     Raises:
-        ConfigurationError: A host is not a name.
+        ConfigurationError: A host is not a name, or an agent has another store.
     """
     names = frozenset(str(name).lower() for name in hosts)
     wrong = sorted(name for name in names if not name or "/" in name or "*" in name)
@@ -65,22 +74,42 @@ def app(
         raise ConfigurationError(
             f"hosts has names without scheme and path, such as agents.example.org, not {wrong[0]!r}"
         )
+    if any(agent.config.host.store is not store for agent in agents):
+        raise ConfigurationError("the agents of a viewer have its store: Agent(..., host=Host(store=store))")
+    if secret is None and agents:
+        host = agents[0].config.host
+        secret, old_secrets = host.secret, host.old_secrets
     keyring = Keyring(secrets.token_bytes(32)) if secret is None else Keyring(secret, old_secrets)
     context = ViewerContext(
         store=store,
-        runs=Runs(store, secret=secret, old_secrets=old_secrets),
+        runs=Runs(store, secret=secret, old_secrets=old_secrets, authenticate=_vouched_for),
         access=Access(authenticate, names | LOOPBACK_NAMES, keyring),
         followed=FollowedRuns(store),
+        runner=AgentRunner(store, agents),
+        may_change=secret is not None,
     )
+    return _starlette(context)
+
+
+def _starlette(context: ViewerContext) -> Starlette:
+    runner = context.runner
+    questions = [Route("/session", show_session), *(route for page in PAGES for route in page.routes)]
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        runner.start()
+        yield
+        context.stopping.set()
+        await runner.stop()
+
     made = Starlette(
         routes=[
             *(Route(page.path, _document(page)) for page in PAGES),
-            Mount(
-                "/api", routes=[Route("/session", show_session), *(route for page in PAGES for route in page.routes)]
-            ),
+            Mount("/api", routes=questions),
             Route("/static/{name}", serve_asset),
         ],
-        middleware=[Middleware(AccessMiddleware, access=context.access)],
+        middleware=[Middleware(AccessMiddleware, access=context.access, on_request=runner.start)],
+        lifespan=lifespan,
         exception_handlers={
             PageError: _refuse,
             AgentfsmError: _report_error,
@@ -90,6 +119,11 @@ def app(
     )
     made.state.viewer = context
     return made
+
+
+def _vouched_for(actor: Actor | None) -> Actor | None:
+    """Whoever answers was authenticated with the request."""
+    return actor
 
 
 def _document(page: Page) -> Callable[[Request], Awaitable[Response]]:

@@ -13,6 +13,7 @@ from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import Store
 from agentfsm.runs import Runs
 from agentfsm.viewer.access import Access
+from agentfsm.viewer.agent_runner import AgentRunner
 from agentfsm.viewer.followed_run import FollowedRuns
 from agentfsm.viewer.viewer_page import shown
 
@@ -34,6 +35,8 @@ class ViewerContext:
         runs: Its runs.
         access: Who may see and change what.
         followed: The runs that are open.
+        runner: Goes on with the runs that are answered.
+        may_change: Whether runs can be answered and cancelled: that takes the secret of the host.
         poll_s: How often the store is asked what is new, in seconds.
         stopping: Set when the server stops, so that the connections of open pages end.
     """
@@ -42,6 +45,8 @@ class ViewerContext:
     runs: Runs
     access: Access
     followed: FollowedRuns
+    runner: AgentRunner
+    may_change: bool = False
     poll_s: float = POLL_S
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from agentfsm.viewer.pages import run_page, runs_page
+from agentfsm.viewer.pages import inbox_page, run_page, runs_page
 from agentfsm.viewer.viewer_page import Page
 
 __all__ = ["PAGES"]
 
 PAGES: tuple[Page, ...] = (
     runs_page.PAGE,
+    inbox_page.PAGE,
     run_page.PAGE,
 )

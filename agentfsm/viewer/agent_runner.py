@@ -1,0 +1,76 @@
+"""Runs the agents of a viewer: what was answered in it or elsewhere goes on in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any
+
+from agentfsm.agent import Agent
+from agentfsm.errors import AgentfsmError, StaleLease
+from agentfsm.journal.store import Store
+
+__all__ = ["AgentRunner"]
+
+logger = logging.getLogger("agentfsm.viewer")
+
+
+class AgentRunner:
+    """Goes on with runs that were answered or cancelled.
+
+    Args:
+        store: The store that tells which.
+        agents: The agents, which have that store.
+    """
+
+    def __init__(self, store: Store, agents: Sequence[Agent[Any, Any]]) -> None:
+        self._store, self.agents = store, tuple(agents)
+        self._listening: asyncio.Task[None] | None = None
+        self._working: dict[str, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        """Listen from now on, if there are agents and nobody listens yet."""
+        if self.agents and (self._listening is None or self._listening.done()):
+            self._listening = asyncio.create_task(self._listen(), name="agentfsm viewer")
+
+    async def stop(self) -> None:
+        """Stop listening, and the runs where they are; another process can go on with them."""
+        tasks = [task for task in (self._listening, *self._working.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _listen(self) -> None:
+        try:
+            async with aclosing(self._store.signals.listen()) as signalled:
+                async for run_id in signalled:
+                    if run_id not in self._working:
+                        task = asyncio.create_task(self._go_on(run_id), name=f"agentfsm run {run_id}")
+                        self._working[run_id] = task
+                        task.add_done_callback(partial(self._forget, run_id))
+        except AgentfsmError as error:  # the next request starts it again
+            logger.warning("answers are not listened for: %s", error)
+
+    def _forget(self, run_id: str, _: asyncio.Task[None]) -> None:
+        self._working.pop(run_id, None)
+
+    async def _go_on(self, run_id: str) -> None:
+        """Run what a run has to do, until it has nothing more."""
+        try:
+            while (run := await self._next(run_id)) is not None:
+                await run
+        except StaleLease:
+            pass  # another process was faster
+        except AgentfsmError as error:
+            logger.warning("run %s: %s", run_id, error)
+
+    async def _next(self, run_id: str) -> Any:
+        for agent in self.agents:
+            if (run := await agent.next_run(run_id)) is not None:
+                return run
+        return None
