@@ -51,6 +51,7 @@ COMMANDS = {
     "view": CommandEntry("view_command", "Show the runs of a store in a browser, live."),
     "answer": CommandEntry("answer_command", "Answer a run that waits, in whatever process."),
     "cancel": CommandEntry("answer_command", "Cancel a run, in whatever process."),
+    "link": CommandEntry("link_command", "Print a link with which a person may answer a run."),
     "report": CommandEntry("report_command", "Report on runs in one file that opens offline."),
     "verify": CommandEntry("verify_command", "Verify that journals are intact and legal."),
     "replay": CommandEntry("replay_command", "Replay recorded runs without model or tools."),

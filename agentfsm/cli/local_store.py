@@ -39,6 +39,7 @@ __all__ = [
     "store_keyring",
     "store_option",
     "store_secrets",
+    "used_links_folder",
     "write_private",
 ]
 
@@ -157,6 +158,11 @@ def key_file(location: StoreLocation) -> Path:
 def checkpoint_log(location: StoreLocation) -> Path:
     """The file with the log of a store's checkpoints: ``agentfsm.db.log`` beside ``agentfsm.db``."""
     return _own_file(location, ".log")
+
+
+def used_links_folder(location: StoreLocation) -> Path:
+    """The folder that remembers which one-time links were opened: ``agentfsm.db.links`` beside ``agentfsm.db``."""
+    return _own_file(location, ".links")
 
 
 def _own_file(location: StoreLocation, suffix: str) -> Path:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
+import time
 import webbrowser
 from typing import TYPE_CHECKING
 
 import click
 
-from agentfsm.cli.local_store import await_result, open_existing_store, store_option, store_secrets
+from agentfsm.cli.local_store import (
+    await_result,
+    open_existing_store,
+    require_keyring,
+    store_option,
+    store_secrets,
+    used_links_folder,
+)
 from agentfsm.errors import MissingExtraError
 from agentfsm.journal.store_url import StoreLocation
+from agentfsm.loop.keys import Keyring
+from agentfsm.loop.quorum import Actor
+from agentfsm.runtime.host import FileReplayGuard
 
 if TYPE_CHECKING:
     from uvicorn import Server
@@ -21,27 +33,35 @@ if TYPE_CHECKING:
 __all__ = ["view"]
 
 LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = 8642
 
-STOP_S = 1
+SIGN_IN_S = 15 * 60
+"""How long the link can be opened that --as prints."""
+
+STOP_S = 3
 """How long a request has to end when the viewer stops."""
 
 _EXAMPLES = """\b
 Examples:
   agentfsm view                                    the runs of your store
   agentfsm view --store runs.db --open
+  agentfsm view --as ann --role manager            answer what waits for you
   agentfsm view --store postgresql://localhost/agents --port 9000
 """
 
 
 @click.command(epilog=_EXAMPLES)
 @store_option
-@click.option("--port", default=8642, show_default=True, help="The port; 0 for one that is free.")
+@click.option("--as", "name", default="", metavar="NAME", help="Who you are; then you can answer, too.")
+@click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role of yours; repeatable.")
+@click.option("--port", default=DEFAULT_PORT, show_default=True, help="The port; 0 for one that is free.")
 @click.option("--open", "open_browser", is_flag=True, help="Open it in your browser.")
-def view(location: StoreLocation, port: int, open_browser: bool) -> None:
+def view(location: StoreLocation, name: str, roles: tuple[str, ...], port: int, open_browser: bool) -> None:
     """Show the runs of a store in a browser, live: the table with each run's path, and every move with its reasons.
 
-    It reads the store, also while other processes write it, and serves this machine only. Nobody can change anything.
-    Stop it with Ctrl-C.
+    It reads the store, also while other processes write it, and serves this machine only. Nobody can change anything,
+    unless --as says who you are: then it prints a link that works once, and what you answer is recorded as claimed, not
+    verified. Stop it with Ctrl-C.
     """
     try:
         import uvicorn
@@ -50,10 +70,18 @@ def view(location: StoreLocation, port: int, open_browser: bool) -> None:
     except ModuleNotFoundError as error:
         raise MissingExtraError("agentfsm view", "view") from error
 
+    if roles and not name:
+        raise click.UsageError("--role says what role the person has whom --as names: give both")
     store, known = open_existing_store(location), store_secrets(location)
-    app = agentfsm.viewer.app(store, secret=known[0] if known else None, old_secrets=known[1:])
+    if name:
+        require_keyring(location)
+    used = FileReplayGuard(used_links_folder(location)) if known else None
+    secret = known[0] if known else None
+    app = agentfsm.viewer.app(store, secret=secret, old_secrets=known[1:], replay_guard=used)
     with _listen(port) as listening:
         address = f"http://{LOOPBACK}:{listening.getsockname()[1]}/"
+        if name:
+            address = _sign_in_link(address, Actor(name, roles), Keyring(known[0]))
         click.echo(f"the runs are at {address} (Ctrl-C stops it)", err=True)
         if open_browser:
             webbrowser.open(address)
@@ -62,6 +90,14 @@ def view(location: StoreLocation, port: int, open_browser: bool) -> None:
         )
         server = uvicorn.Server(config)
         await_result(_serve(server, listening, app.state.viewer))
+
+
+def _sign_in_link(address: str, actor: Actor, keyring: Keyring) -> str:
+    """A link that signs somebody in, whom nobody but themselves vouches for, once."""
+    from agentfsm.viewer.passes import Pass, seal_pass
+
+    granted = Pass(actor, "", time.time() + SIGN_IN_S, secrets.token_hex(16))
+    return f"{address}link#{seal_pass('link', granted, keyring)}"
 
 
 def _listen(port: int) -> socket.socket:
@@ -79,6 +115,6 @@ async def _serve(server: Server, listening: socket.socket, context: ViewerContex
     """Serve until a signal; the connections of pages that follow something are then told to end."""
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not (server.should_exit or serving.done()):  # noqa: ASYNC110  # nobody is told when it stops
-        await asyncio.sleep(STOP_S / 10)
+        await asyncio.sleep(0.1)
     context.stopping.set()
     await serving

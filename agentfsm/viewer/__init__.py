@@ -18,7 +18,8 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("the viewer", "view") from error
 
 from agentfsm.viewer.application import app
+from agentfsm.viewer.passes import one_time_link
 
-__all__ = ["app"]
+__all__ = ["app", "one_time_link"]
 
 del _starlette

@@ -22,9 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentfsm.errors import AgentfsmError
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.quorum import Actor
+from agentfsm.viewer.passes import open_pass
 from agentfsm.viewer.viewer_page import PageError, json_response
 
-__all__ = ["Access", "AccessMiddleware", "Authenticate", "Visitor", "visitor_of"]
+__all__ = ["Access", "AccessMiddleware", "Authenticate", "PathScopes", "Visitor", "visitor_of"]
 
 Authenticate = Callable[[Request], Actor | Awaitable[Actor | None] | None]
 
@@ -139,8 +140,25 @@ class Access:
         Raises:
             PageError: Somebody who is not let in.
         """
+        actor = await self._authenticated(request)
+        if actor is not None:
+            return Visitor(replace(actor, verified=True))
+        cookie = request.cookies.get(self.cookie_name)
+        session = open_pass("session", cookie, self.keyring, self.clock()) if cookie else None
+        if session is not None:
+            return Visitor(session.actor, session.run_id)
+        if self.authenticate is not None:
+            raise PageError(401, "sign in to see the runs")
+        return Visitor()
+
+    @property
+    def cookie_name(self) -> str:
+        """The name of the cookie of sessions; viewers of other hosts have another."""
+        return f"agentfsm_{self.keyring.current.key_id}"
+
+    async def _authenticated(self, request: Request) -> Actor | None:
         if self.authenticate is None:
-            return Visitor()
+            return None
         try:
             answer = self.authenticate(request)
             actor: object = await answer if isawaitable(answer) else answer
@@ -148,9 +166,7 @@ class Access:
             raise PageError(401, str(error)) from error
         except Exception as error:  # its text may have a token
             raise PageError(401, f"you are not let in: authenticate raised {type(error).__name__}") from error
-        if not isinstance(actor, Actor):
-            raise PageError(401, "sign in to see the runs")
-        return Visitor(replace(actor, verified=True))
+        return actor if isinstance(actor, Actor) else None
 
 
 def visitor_of(request: Request) -> Visitor:
@@ -175,20 +191,35 @@ def _is_loopback(request: Request) -> bool:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class PathScopes:
+    """Who may ask for which paths below the viewer's; all others are for those who may see every run.
+
+    Attributes:
+        public: For anybody; a path below one of them, too.
+        one_run: Also for somebody who may see one run only.
+    """
+
+    public: Collection[str]
+    one_run: Collection[str]
+
+    def is_public(self, path: str) -> bool:
+        """Whether anybody may ask for a path."""
+        return any(path == each or path.startswith(f"{each}/") for each in self.public)
+
+
 class AccessMiddleware:
     """Lets requests in, or answers why not, and adds the headers that keep a page to itself.
 
     Args:
         app: The app behind it.
         access: Who is let in.
-        public: Paths that need nobody to be known, below the viewer's.
+        scopes: Who may ask for what.
         on_request: Called with every request that is let in.
     """
 
-    def __init__(
-        self, app: ASGIApp, access: Access, public: Collection[str] = (), on_request: Callable[[], None] | None = None
-    ) -> None:
-        self._app, self._access, self._public, self._on_request = app, access, tuple(public), on_request
+    def __init__(self, app: ASGIApp, access: Access, scopes: PathScopes, on_request: Callable[[], None]) -> None:
+        self._app, self._access, self._scopes, self._on_request = app, access, scopes, on_request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
@@ -211,8 +242,7 @@ class AccessMiddleware:
         except PageError as error:
             await json_response({"error": str(error)}, error.status)(scope, receive, send_with_headers)
             return
-        if self._on_request is not None:
-            self._on_request()
+        self._on_request()
         await self._app(scope, receive, send_with_headers)
 
     async def _let_in(self, request: Request) -> None:
@@ -224,8 +254,12 @@ class AccessMiddleware:
         self._access.check_request(request)
         path: Any = request.scope["path"]
         inside = path.removeprefix(request.scope.get("root_path", ""))
-        public = inside.startswith(self._public) if self._public else False
-        visitor = Visitor() if public else await self._access.identify(request)
+        if self._scopes.is_public(inside):
+            request.state.visitor = Visitor()
+            return
+        visitor = await self._access.identify(request)
+        if visitor.only_run and inside not in self._scopes.one_run:
+            raise PageError(403, "your link is for one run only")
         if request.method == "POST":
             self._access.check_token(request, visitor)
         request.state.visitor = visitor

@@ -21,7 +21,8 @@ from agentfsm.journal.store import Store
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.runs import Runs
-from agentfsm.viewer.access import LOOPBACK_NAMES, Access, AccessMiddleware, Authenticate, visitor_of
+from agentfsm.runtime.host import ReplayGuard
+from agentfsm.viewer.access import LOOPBACK_NAMES, Access, AccessMiddleware, Authenticate, PathScopes, visitor_of
 from agentfsm.viewer.agent_runner import AgentRunner
 from agentfsm.viewer.assets import serve_asset
 from agentfsm.viewer.followed_run import FollowedRuns
@@ -43,6 +44,7 @@ def app(
     hosts: Iterable[str] = (),
     secret: bytes | None = None,
     old_secrets: Sequence[bytes] = (),
+    replay_guard: ReplayGuard | None = None,
 ) -> Starlette:
     """An ASGI app that shows the runs of a store.
 
@@ -64,6 +66,8 @@ def app(
         secret: The secret of the host that writes the store; by default that of the first agent. Without it nobody
             can answer anything.
         old_secrets: Secrets that the host had before.
+        replay_guard: Remembers which one-time links were opened, such as a ``FileReplayGuard`` that all processes of
+            the viewer share. Without it, links are refused.
 
     Raises:
         ConfigurationError: A host is not a name, or an agent has another store.
@@ -83,6 +87,8 @@ def app(
     context = ViewerContext(
         store=store,
         runs=Runs(store, secret=secret, old_secrets=old_secrets, authenticate=_vouched_for),
+        claiming=Runs(store, secret=secret, old_secrets=old_secrets),
+        replay_guard=replay_guard,
         access=Access(authenticate, names | LOOPBACK_NAMES, keyring),
         followed=FollowedRuns(store),
         runner=AgentRunner(store, agents),
@@ -108,7 +114,7 @@ def _starlette(context: ViewerContext) -> Starlette:
             Mount("/api", routes=questions),
             Route("/static/{name}", serve_asset),
         ],
-        middleware=[Middleware(AccessMiddleware, access=context.access, on_request=runner.start)],
+        middleware=[Middleware(AccessMiddleware, access=context.access, scopes=_scopes(), on_request=runner.start)],
         lifespan=lifespan,
         exception_handlers={
             PageError: _refuse,
@@ -121,6 +127,12 @@ def _starlette(context: ViewerContext) -> Starlette:
     return made
 
 
+def _scopes() -> PathScopes:
+    shared = [page for page in PAGES if page.shared]
+    paths = [page.path for page in shared] + [f"/api{route.path}" for page in shared for route in page.routes]
+    return PathScopes(public=("/link", "/api/link", "/static"), one_run=("/api/session", *paths))
+
+
 def _vouched_for(actor: Actor | None) -> Actor | None:
     """Whoever answers was authenticated with the request."""
     return actor
@@ -128,7 +140,9 @@ def _vouched_for(actor: Actor | None) -> Actor | None:
 
 def _document(page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def document(request: Request) -> Response:
-        return HTMLResponse(page_html(page, PAGES, request.scope.get("root_path", "")))
+        only_run = visitor_of(request).only_run
+        menu = [each for each in PAGES if each.shared or not only_run]
+        return HTMLResponse(page_html(page, menu, request.scope.get("root_path", "")))
 
     return document
 

@@ -11,7 +11,9 @@ from starlette.requests import Request
 
 from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import Store
+from agentfsm.loop.quorum import Actor
 from agentfsm.runs import Runs
+from agentfsm.runtime.host import ReplayGuard
 from agentfsm.viewer.access import Access
 from agentfsm.viewer.agent_runner import AgentRunner
 from agentfsm.viewer.followed_run import FollowedRuns
@@ -36,6 +38,8 @@ class ViewerContext:
         access: Who may see and change what.
         followed: The runs that are open.
         runner: Goes on with the runs that are answered.
+        claiming: Its runs, for people of whom the viewer does not know that they are who they say.
+        replay_guard: Remembers which links were opened; None if links cannot be opened here.
         may_change: Whether runs can be answered and cancelled: that takes the secret of the host.
         poll_s: How often the store is asked what is new, in seconds.
         stopping: Set when the server stops, so that the connections of open pages end.
@@ -46,9 +50,15 @@ class ViewerContext:
     access: Access
     followed: FollowedRuns
     runner: AgentRunner
+    claiming: Runs
+    replay_guard: ReplayGuard | None = None
     may_change: bool = False
     poll_s: float = POLL_S
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def runs_of(self, actor: Actor) -> Runs:
+        """The runs, for what somebody writes: it is recorded whether the viewer vouches for them."""
+        return self.runs if actor.verified else self.claiming
 
 
 def context_of(request: Request) -> ViewerContext:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import Route
 
 from agentfsm.report.visible_text import visible
 
-__all__ = ["Page", "PageError", "json_response", "markup_response", "shown"]
+__all__ = ["Page", "PageError", "json_response", "markup_response", "read_body", "shown"]
+
+MAX_BODY = 1_000_000
+"""Bytes of what a page sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +29,16 @@ class Page:
         script: The file of its ES module in ``static``.
         routes: What the module asks for, below ``/api``. Only what uses POST may change anything.
         in_menu: Whether the menu has it.
+        shared: Whether somebody who has a link for one run may see it. Its handlers must then look at the run that
+            ``Visitor.only_run`` names, and at no other.
     """
 
     path: str
     title: str
     script: str
-    routes: Sequence[BaseRoute]
+    routes: Sequence[Route]
     in_menu: bool = True
+    shared: bool = False
 
 
 class PageError(Exception):
@@ -63,6 +70,26 @@ def shown(value: Any) -> Any:
 def json_response(data: Any, status: int = 200) -> Response:
     """An answer in JSON; lone surrogates are escaped, as everything that is not ASCII is."""
     return Response(json.dumps(data, default=str), status, media_type="application/json")
+
+
+async def read_body(request: Request) -> dict[str, Any]:
+    """The JSON object that a page sends.
+
+    Raises:
+        PageError: It is none, or too long.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY:
+            raise PageError(413, "the answer is too long")
+    try:
+        data: object = json.loads(body)
+    except ValueError as error:
+        raise PageError(422, f"the page sent no JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise PageError(422, "the page sent no JSON object")
+    return cast("dict[str, Any]", data)
 
 
 def markup_response(markup: str, media_type: str = "text/html") -> Response:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import httpx
 
-from agentfsm import SqliteStore
+from agentfsm import Actor, SqliteStore
+from agentfsm.loop.keys import Keyring
+from agentfsm.viewer.passes import open_pass
 from tests.helpers.child_process import child_environment
-from tests.helpers.journal_scenarios import finished_run
+from tests.helpers.journal_scenarios import finished_run, waiting_run
 
 
 def command(*arguments: str) -> list[str]:
@@ -56,3 +58,49 @@ def test_a_store_that_is_not_there_is_wrong_usage_and_is_not_created(tmp_path: P
     assert done.returncode == 2
     assert "there is no store at none.db" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_person_who_says_who_they_are_gets_a_link_and_can_answer_as_claimed(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "runs.db") as store:
+        waiting_run(store, "waits")
+    env = environment() | {"AGENTFSM_SECRET": "of the tests"}
+    done = subprocess.run(
+        [sys.executable, "-m", "agentfsm", "link", "wai", "--as", "bob", "--role", "manager", "--store", "runs.db"],
+        cwd=tmp_path, env=env, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    token = done.stdout.strip().removeprefix("http://127.0.0.1:8642/link#")
+    opened = open_pass("link", token, Keyring(b"of the tests"), 0)
+    assert opened is not None
+    assert (opened.run_id, opened.actor) == ("waits", Actor("bob", ("manager",), verified=True))
+    viewer = subprocess.Popen(
+        command("--store", "runs.db", "--port", "0", "--as", "ann"),
+        cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert viewer.stderr is not None
+    address, _, token = viewer.stderr.readline().split()[4].partition("link#")
+    with httpx.Client(base_url=address, trust_env=False) as client:
+        assert client.get("/api/session").json()["actor"] is None
+        assert client.post("/api/link", json={"token": token}).json() == {"next": ""}
+        session = client.get("/api/session").json()
+        assert session["actor"]["id"] == "ann"
+        (asked,) = client.get("/api/inbox").json()["requests"]
+        body = {"run": "waits", "to": asked["digest"], "reply": {"kind": "deny", "text": "no"}}
+        answer = client.post("/api/inbox/answer", json=body, headers={"x-agentfsm-token": session["token"]})
+        assert answer.status_code == 200, answer.text
+        (asked,) = client.get("/api/inbox").json()["requests"]
+        assert asked["sent"][0]["by"] == {"id": "ann", "roles": [], "verified": False}
+    viewer.send_signal(signal.SIGINT)
+    assert viewer.wait(20) in (0, 130)
+    viewer.stderr.close()
+
+
+def test_roles_need_a_name_and_answering_needs_the_secret(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "runs.db") as store:
+        waiting_run(store, "waits")
+    for arguments, text in ((("--role", "manager"), "give both"), (("--as", "ann"), "there is no secret")):
+        done = subprocess.run(
+            command("--store", "runs.db", *arguments),
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert text in done.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentfsm.viewer.pages import inbox_page, run_page, runs_page
+from agentfsm.viewer.pages import inbox_page, link_page, run_page, runs_page
 from agentfsm.viewer.viewer_page import Page
 
 __all__ = ["PAGES"]
@@ -11,4 +11,5 @@ PAGES: tuple[Page, ...] = (
     runs_page.PAGE,
     inbox_page.PAGE,
     run_page.PAGE,
+    link_page.PAGE,
 )

@@ -23,7 +23,7 @@ from agentfsm.viewer.live_events import LiveEvent, event_response
 from agentfsm.viewer.sent_answers import refusal, reply_from
 from agentfsm.viewer.step_reader import plain
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json, ticks
-from agentfsm.viewer.viewer_page import Page, PageError, json_response, shown
+from agentfsm.viewer.viewer_page import Page, PageError, json_response, read_body, shown
 
 __all__ = ["PAGE"]
 
@@ -34,8 +34,6 @@ REREAD_TICKS = 20
 """After so many looks at the list of runs, requests are read anew also if the list says nothing new: votes, answers."""
 
 DIGEST_DIGITS = 64
-MAX_BODY = 1_000_000
-"""Bytes of an answer."""
 
 
 async def list_requests(request: Request) -> Response:
@@ -179,33 +177,13 @@ def _actor_json(actor: Actor) -> Data:
     return {"id": shown(actor.id), "roles": shown(list(actor.roles)), "verified": actor.verified}
 
 
-async def _read_body(request: Request) -> Data:
-    """What a page sends.
-
-    Raises:
-        PageError: It is no JSON object, or too long.
-    """
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY:
-            raise PageError(413, "the answer is too long")
-    try:
-        data: object = json.loads(body)
-    except ValueError as error:
-        raise PageError(422, f"the page sent no JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise PageError(422, "the page sent no JSON object")
-    return cast("Data", data)
-
-
 async def _writer(request: Request) -> tuple[ViewerContext, Actor, Data, str]:
     """Whoever may change something, what they send, and the run that it is about.
 
     Raises:
         PageError: Nobody is signed in, nothing can be changed here, or it is not about a run that they may see.
     """
-    context, visitor, data = context_of(request), visitor_of(request), await _read_body(request)
+    context, visitor, data = context_of(request), visitor_of(request), await read_body(request)
     run_id = data.get("run")
     if visitor.actor is None:
         raise PageError(401, "sign in to answer")
@@ -229,7 +207,7 @@ async def answer(request: Request) -> Response:
         if asked is not None and asked.digest != digest:
             raise StaleHumanReplyError(f"the run asks something else by now: {asked}")
         reply = reply_from(data.get("reply"), {} if asked is None else asked.arguments)
-        sent = await context.runs.answer(run_id, reply, by=actor, to=digest)
+        sent = await context.runs_of(actor).answer(run_id, reply, by=actor, to=digest)
     except AgentfsmError as error:
         raise refusal(error) from error
     return json_response({"run": run_id, "owner": sent.owner, "here": bool(context.runner.agents)})
@@ -242,7 +220,7 @@ async def cancel(request: Request) -> Response:
     if not isinstance(reason, str):
         raise PageError(422, "the reason is not a text")
     try:
-        sent = await context.runs.cancel(run_id, reason.strip() or "cancelled", by=actor)
+        sent = await context.runs_of(actor).cancel(run_id, reason.strip() or "cancelled", by=actor)
     except AgentfsmError as error:
         raise refusal(error) from error
     return json_response({"run": run_id, "owner": sent.owner, "here": bool(context.runner.agents)})
@@ -258,4 +236,5 @@ PAGE = Page(
         Route("/inbox/answer", answer, methods=["POST"]),
         Route("/inbox/cancel", cancel, methods=["POST"]),
     ),
+    shared=True,
 )

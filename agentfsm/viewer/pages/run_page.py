@@ -206,5 +206,6 @@ PAGE = Page(
         Route("/run/children", show_children),
     ),
     in_menu=False,
+    shared=True,
 )
 """Runs are named in the query of an address, because their ids may have any character."""

@@ -14,7 +14,6 @@ from starlette.routing import Route
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.store import Status
-from agentfsm.viewer.access import visitor_of
 from agentfsm.viewer.live_events import LiveEvent, event_response
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json, ticks
 from agentfsm.viewer.viewer_page import Page, PageError, json_response
@@ -42,9 +41,6 @@ def _query(request: Request) -> RunQuery:
         query = RunQuery(status=status, limit=limit, after=given.get("after", ""), **texts, **times)
     except (ValueError, ConfigurationError) as error:
         raise PageError(400, str(error)) from error
-    only = visitor_of(request).only_run
-    if only:
-        query = replace(query, run_id=only)
     return query if query.run_id else replace(query, parent=given.get("parent", ""))
 
 

@@ -1,0 +1,101 @@
+"""Passes: links that work once, for people who get an e-mail, and the sessions that they open.
+
+Both say who somebody is, for which run, and until when, under a MAC with the host's secret. A link has its pass behind
+the ``#`` of its address, which browsers neither send nor log; the page takes it out of the address at once.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agentfsm.errors import ConfigurationError
+from agentfsm.loop.keys import KeyPurpose, Keyring
+from agentfsm.loop.quorum import Actor
+
+__all__ = ["Pass", "PassKind", "one_time_link", "open_pass", "seal_pass"]
+
+PassKind = Literal["link", "session"]
+
+MAX_LENGTH = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Who somebody is, and what for.
+
+    Attributes:
+        actor: Who it is.
+        run_id: The only run that it is for; an empty string for all runs.
+        expires: Until when it is valid, in seconds since the epoch.
+        id: Names it, so that a link works once.
+    """
+
+    actor: Actor
+    run_id: str
+    expires: float
+    id: str
+
+
+def seal_pass(kind: PassKind, granted: Pass, keyring: Keyring) -> str:
+    """A pass as text, under the current secret."""
+    actor = granted.actor
+    body = [
+        kind, actor.id, list(actor.roles), actor.kind, actor.verified, granted.run_id, granted.expires, granted.id,
+    ]  # fmt: skip
+    text = base64.urlsafe_b64encode(json.dumps(body).encode()).decode().rstrip("=")
+    return f"{text}.{keyring.current.seal(KeyPurpose.viewer, text.encode())}"
+
+
+def open_pass(kind: PassKind, text: str, keyring: Keyring, now: float) -> Pass | None:
+    """What a text says if it is a pass that a secret of the host sealed and that has not expired; else None.
+
+    Args:
+        kind: What it must be.
+        text: The text.
+        keyring: The keys.
+        now: Seconds since the epoch.
+    """
+    body, _, seal = text.partition(".")
+    if len(text) > MAX_LENGTH or not text.isascii() or not keyring.check_seal(KeyPurpose.viewer, body.encode(), seal):
+        return None
+    found: Any = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    sealed_kind, name, roles, actor_kind, verified, run_id, expires, pass_id = found
+    if not hmac.compare_digest(str(sealed_kind), kind) or now > expires:
+        return None
+    return Pass(Actor(name, tuple(roles), actor_kind, verified), run_id, expires, pass_id)
+
+
+def one_time_link(
+    url: str, run_id: str, actor: Actor, *, secret: bytes, validity_s: float = 24 * 3600, now: float | None = None
+) -> str:
+    """A link with which somebody may see and answer one run, once opened in one browser, for a mail or a message.
+
+    The answers are recorded as the actor's, verified: whoever has the link is the actor, so send it to nobody else.
+
+    Args:
+        url: The address of the viewer, such as ``https://agents.example.org/agents/``.
+        run_id: The run.
+        actor: Who gets it.
+        secret: The secret of the host, which the viewer has, too.
+        validity_s: Seconds for which it can be opened.
+        now: Seconds since the epoch; by default the system's time.
+
+    Raises:
+        ConfigurationError: The address is not that of a web page, the run has no id, or the time is not positive.
+    """
+    if not url.startswith(("https://", "http://")) or "#" in url or "?" in url:
+        raise ConfigurationError(f"the address of a viewer is like https://agents.example.org/, not {url!r}")
+    if not run_id:
+        raise ConfigurationError("a link is for one run: give its id")
+    if not 0 < validity_s < float("inf"):
+        raise ConfigurationError(f"validity_s is a number of seconds greater than 0, not {validity_s!r}")
+    vouched = Actor(actor.id, actor.roles, actor.kind, verified=True)
+    expires = (time.time() if now is None else now) + validity_s
+    granted = Pass(vouched, run_id, expires, secrets.token_hex(16))
+    return f"{url.rstrip('/')}/link#{seal_pass('link', granted, Keyring(secret))}"
