@@ -115,22 +115,21 @@ class DbosWaker:
         """What was delivered and is not finished; see ``Waker.unfinished``."""
 
         def select() -> list[DeliveredActivation]:
-            before = (time.time() - older_than_s) * 1000
             found = self._client.list_workflows(status=DELIVERED, name=WORKFLOW, load_output=False)
             return [
                 DeliveredActivation(_activation(each), 1 + int(_attributes(each).get("redelivered", 0)))
                 for each in found
-                if each.dequeued_at is None or each.dequeued_at <= before
+                if _is_stale(each, older_than_s)
             ]
 
         return await self._call(select)
 
-    async def redeliver(self, activation: Activation) -> None:
+    async def redeliver(self, activation: Activation, older_than_s: float) -> None:
         """Deliver an unfinished activation again; see ``Waker.redeliver``."""
 
         def resume() -> None:
             known = self._status(activation.key)
-            if known is not None and known.status == DELIVERED:
+            if known is not None and _is_stale(known, older_than_s):
                 times = int(_attributes(known).get("redelivered", 0)) + 1
                 self._client.update_workflow_attributes(activation.key, {"redelivered": times})
                 self._client.resume_workflow(activation.key, queue_name=activation.queue)
@@ -280,6 +279,11 @@ class DbosWaker:
 
 async def _handle(deliver: Deliver, activation: Activation) -> str:
     return await deliver(activation)
+
+
+def _is_stale(workflow: WorkflowStatus, older_than_s: float) -> bool:
+    delivered_ms = workflow.dequeued_at or 0
+    return workflow.status == DELIVERED and delivered_ms <= (time.time() - older_than_s) * 1000
 
 
 def _attributes(workflow: WorkflowStatus) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from agentfsm.workers.waker import Activation
 
 __all__ = ["StaleAction", "attempts_without_progress", "is_cut_off", "stale_action"]
 
-StaleAction = Literal["leave", "redeliver", "drop"]
+StaleAction = Literal["leave", "redeliver", "drop", "wake"]
+"""Leave it, deliver it again, finish it, or finish it and wake its run in the epoch in which that is now."""
 
 _REPEATED_KINDS = ("run.resumed", "run.migrated", "effect.intent")
 """The kinds of records that each attempt at the same effect writes again."""
@@ -38,11 +39,16 @@ def stale_action(activation: Activation, head: Head | None) -> StaleAction:
         owned = head is not None and head.owner is not None
         return "leave" if owned else "redeliver"
     if activation.epoch == 0:  # it did begin
-        return "leave" if head.owner is not None else "drop"
+        return "leave" if head.owner is not None else _after_death(head)
     if head.epoch == activation.epoch:  # nobody has acquired the run since
         return "drop" if head.status == "finished" else "redeliver"
     at_work = head.owner is not None and head.epoch == activation.epoch + 1
-    return "leave" if at_work else "drop"
+    return "leave" if at_work else _after_death(head)
+
+
+def _after_death(head: Head) -> StaleAction:
+    """What to do once a worker that had acquired a run has died: a run that is cut off is found by other means."""
+    return "wake" if head.status == "suspended" and head.owner is None else "drop"
 
 
 def attempts_without_progress(records: Sequence[SealedRecord], head: Head) -> int:

@@ -104,8 +104,8 @@ class Waker(Protocol):
         """The activations that were delivered at least so many seconds ago, to any worker, and are not finished."""
         ...
 
-    async def redeliver(self, activation: Activation) -> None:
-        """Deliver an unfinished activation again: its worker died before it acquired the run."""
+    async def redeliver(self, activation: Activation, older_than_s: float) -> None:
+        """Deliver an activation again that was delivered at least so many seconds ago and is not finished."""
         ...
 
     async def drop(self, activation: Activation) -> None:

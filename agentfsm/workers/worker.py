@@ -37,6 +37,12 @@ SUBMIT_ATTEMPTS = 50
 LONGEST_SKEW_S = 60.0
 """Seconds for which a timer that came too early is waited for in the worker."""
 
+WAKE_AGAIN_S = 10.0
+"""Seconds after which a run that is still cut off is woken again."""
+
+SIGNALS_EVERY_S = 30.0
+"""Seconds between two looks at all answers and cancellations that nobody has acted on."""
+
 LISTEN_AGAIN_S = 1.0
 """Seconds to wait before answers are listened for again after an error."""
 
@@ -61,7 +67,7 @@ class WorkerSettings:
     """
 
     sweep_s: float = 0.5
-    settle_s: float = 5.0
+    settle_s: float = 2.0
     max_attempts: int = 5
     grace_s: float = 30.0
     forget_s: float = 3600.0
@@ -133,7 +139,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._serving = False
         self._swept_at = 0.0
-        self._seen: dict[str, int] = {}
+        self._seen: dict[tuple[str, int], float] = {}
         self.counts = WorkerCounts()
 
     @property
@@ -329,46 +335,49 @@ class Worker:
 
     async def _sweep_until_stopped(self) -> None:
         loop = asyncio.get_running_loop()
-        settled = loop.time()
+        settled = looked = loop.time()
         while True:
             try:
                 await self._wake_cut_off_runs()
                 self._swept_at = loop.time()
-                if loop.time() - settled >= self._settings.settle_s:
+                if loop.time() - settled >= self._settings.settle_s / 2:
                     await self._settle_activations()
                     settled = loop.time()
+                if loop.time() - looked >= SIGNALS_EVERY_S:
+                    await self._waker.forget(self._settings.forget_s)
+                    for signal in await self._store.signals.pending():
+                        await self._wake_signalled_run(signal.run_id)
+                    looked = loop.time()
             except StoreError as error:  # the next sweep tries again
                 logger.warning("the store or the queues cannot be searched: %s", error)
             await asyncio.sleep(self._settings.sweep_s)
 
     async def _wake_cut_off_runs(self) -> None:
         """Wake the runs that were left by their owner, if this worker can go on with them."""
-        cut_off = [head for head in await self._store.heads("running") if is_cut_off(head)]
-        seen = {head.run_id: head.epoch for head in cut_off}
-        for head in cut_off:
-            if self._seen.get(head.run_id) == head.epoch:
-                continue
-            served = await self._agent_of(head.run_id)
-            if served is not None and await self._waker.wake(Activation(head.run_id, head.epoch, served.queue)):
+        now = asyncio.get_running_loop().time()
+        cut_off = {(head.run_id, head.epoch) for head in await self._store.heads("running") if is_cut_off(head)}
+        self._seen = {key: at for key, at in self._seen.items() if key in cut_off and now - at < WAKE_AGAIN_S}
+        for run_id, epoch in sorted(cut_off - self._seen.keys()):
+            self._seen[run_id, epoch] = now
+            served = await self._agent_of(run_id)
+            if served is not None and await self._waker.wake(Activation(run_id, epoch, served.queue)):
                 self.counts.cut_off += 1
-                logger.info("run %s was cut off in epoch %d and is taken over", head.run_id, head.epoch)
-        self._seen = seen
+                logger.info("run %s was cut off in epoch %d and is taken over", run_id, epoch)
 
     async def _settle_activations(self) -> None:
         """Settle the activations of workers that died before they acquired the run, or after they were done with it."""
-        await self._waker.forget(self._settings.forget_s)
         for each in await self._waker.unfinished(self._settings.settle_s):
             activation = each.activation
-            match stale_action(activation, await self._store.head(activation.run_id)):
-                case "redeliver" if each.deliveries >= self._settings.max_attempts:
-                    await self._set_aside(activation, f"{each.deliveries} workers died before they began with it")
-                    await self._waker.drop(activation)
-                case "redeliver":
-                    await self._waker.redeliver(activation)
-                case "drop":
-                    await self._waker.drop(activation)
-                case _:
-                    pass
+            action = stale_action(activation, await self._store.head(activation.run_id))
+            if action == "redeliver" and each.deliveries >= 2 * self._settings.max_attempts:
+                await self._set_aside(activation, f"{each.deliveries} workers died before they began with it")
+                await self._waker.drop(activation)
+            elif action == "redeliver":
+                await self._waker.redeliver(activation, self._settings.settle_s)
+            elif action != "leave":
+                await self._waker.drop(activation)
+            if action == "wake":
+                await self._wake_signalled_run(activation.run_id)
 
 
 def _due_at(request: StoredRequest) -> float:

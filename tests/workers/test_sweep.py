@@ -12,6 +12,7 @@ from agentfsm.workers.sweep import attempts_without_progress, is_cut_off, stale_
 from agentfsm.workers.waker import Activation
 
 HEAD = Head("r", epoch=3, owner=None, seq=5, hash="0" * 64, status="running")
+SUSPENDED = replace(HEAD, status="suspended")
 SEEN = Activation("r", 3, "support@1")
 NEW = Activation("r", 0, "support", request="sealed")
 
@@ -41,10 +42,12 @@ def test_a_run_is_cut_off_if_it_is_running_and_nobody_owns_it(head: Head, expect
         ("it died at work, and the run is woken in its new epoch", NEW, HEAD, "drop"),
         ("it died when the run had ended", NEW, replace(HEAD, status="finished"), "drop"),
         ("it died before it acquired the run", SEEN, HEAD, "redeliver"),
-        ("it died before it expired the request", SEEN, replace(HEAD, status="suspended"), "redeliver"),
+        ("it died before it expired the request", SEEN, SUSPENDED, "redeliver"),
         ("the run ended in that epoch", SEEN, replace(HEAD, status="finished"), "drop"),
         ("it is at work", SEEN, replace(HEAD, epoch=4, owner="worker"), "leave"),
         ("it died at work", SEEN, replace(HEAD, epoch=4), "drop"),
+        ("it acquired the run, and died before it acted on an answer", SEEN, replace(SUSPENDED, epoch=4), "wake"),
+        ("it died when the run began to wait", NEW, SUSPENDED, "wake"),
         ("it died, and another one is at work", SEEN, replace(HEAD, epoch=5, owner="worker"), "drop"),
     ],
 )
