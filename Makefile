@@ -12,7 +12,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests coverage lint style mypy pyright bench soak diagrams docs build clean
+.PHONY: help demo test tests coverage lint style mypy pyright bench bench-scale soak diagrams docs build clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ mypy: .venv/.dev
 
 pyright: .venv/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench-scale: .venv/.dev  ## Measure many workers on one server, killed at random; SCALE="--workers 2 --runs 100 --kills 2" for less
+	$(BIN)/python -m tests.benchmarks.scale_benchmark $(SCALE)
 
 bench: .venv/.dev  ## Measure speed; fails if a bound is missed
 	$(BIN)/python tests/benchmarks/streaming_benchmark.py

@@ -135,7 +135,7 @@ def worker(
         raise click.UsageError("name at least one agent, as in: agentfsm worker shop:support")
     served = load_agents(agents)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("dbos").setLevel(logging.ERROR)
+    logging.getLogger("dbos").setLevel(logging.CRITICAL)  # what matters is logged by the worker
     await_result(_serve(served, location, worker_opts))
 
 

@@ -27,6 +27,8 @@ def open_waker(url: str | Path, *, concurrency: int = 10, tenant_concurrency: in
     from agentfsm.workers.dbos_waker import DbosWaker  # an extra
 
     file = locate_store(url).file
-    beside = "" if file is None else str(file.absolute().with_name(f"{file.name}.queue"))
-    database = f"sqlite:///{beside}" if beside else server_database(url)
-    return DbosWaker(database, concurrency=concurrency, tenant_concurrency=tenant_concurrency)
+    if file is None:
+        return DbosWaker(server_database(url), concurrency=concurrency, tenant_concurrency=tenant_concurrency)
+    queue = file.absolute().with_name(f"{file.name}.queue")
+    queue.touch(mode=0o600)  # it says who runs what
+    return DbosWaker(f"sqlite:///{queue}", concurrency=concurrency, tenant_concurrency=tenant_concurrency)

@@ -171,11 +171,13 @@ class DbosWaker:
         return await self._call(lambda: list(self._set_aside(None)))
 
     def _set_aside(self, prefix: str | None) -> Iterator[SetAside]:
+        filtered = None if self._url.startswith("sqlite") else {"state": SET_ASIDE}  # there, it cannot filter
         found = self._client.list_workflows(
-            name=WORKFLOW, workflow_id_prefix=prefix, attributes={"state": SET_ASIDE}, load_output=False
+            name=WORKFLOW, workflow_id_prefix=prefix, attributes=filtered, load_output=False
         )
         for each in found:
-            yield SetAside(_activation(each), str(_attributes(each).get("reason", "")))
+            if _attributes(each).get("state") == SET_ASIDE:
+                yield SetAside(_activation(each), str(_attributes(each).get("reason", "")))
 
     async def put_back(self, run_id: str) -> bool:
         """Have a run that is set aside delivered again; see ``Waker.put_back``."""
@@ -200,7 +202,7 @@ class DbosWaker:
             "dbos_system_schema": SCHEMA,
             "executor_id": uuid.uuid4().hex,  # under a shared one, two processes would run each other's workflows
             "application_version": APPLICATION,  # the queues say which worker knows what
-            "log_level": "ERROR",
+            "log_level": "CRITICAL",
             "enable_otlp": False,
         }
 

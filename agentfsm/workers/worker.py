@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -66,7 +67,7 @@ class WorkerSettings:
         ConfigurationError: A number is too small.
     """
 
-    sweep_s: float = 0.5
+    sweep_s: float = 0.25
     settle_s: float = 2.0
     max_attempts: int = 5
     grace_s: float = 30.0
@@ -139,7 +140,9 @@ class Worker:
         self._stopping = asyncio.Event()
         self._serving = False
         self._swept_at = 0.0
+        self._handling: Counter[str] = Counter()
         self._seen: dict[tuple[str, int], float] = {}
+        self._done: set[str] = set()
         self.counts = WorkerCounts()
 
     @property
@@ -194,6 +197,7 @@ class Worker:
     async def _deliver(self, activation: Activation) -> str:
         """Handle one activation; a ``Deliver``."""
         self.counts.active += 1
+        self._handling[activation.run_id] += 1
         word = "failed"
         try:
             word = await self._handle(activation)
@@ -209,6 +213,7 @@ class Worker:
             word = await self._set_aside(activation, f"{type(error).__name__}")
         finally:
             self.counts.active -= 1
+            self._handling -= Counter([activation.run_id])
             self.counts.handled[word] = self.counts.handled.get(word, 0) + 1
         return word
 
@@ -355,7 +360,9 @@ class Worker:
     async def _wake_cut_off_runs(self) -> None:
         """Wake the runs that were left by their owner, if this worker can go on with them."""
         now = asyncio.get_running_loop().time()
-        cut_off = {(head.run_id, head.epoch) for head in await self._store.heads("running") if is_cut_off(head)}
+        running = await self._store.heads("running")
+        cut_off = {(head.run_id, head.epoch) for head in running if is_cut_off(head)}
+        cut_off = {each for each in cut_off if each[0] not in self._handling}
         self._seen = {key: at for key, at in self._seen.items() if key in cut_off and now - at < WAKE_AGAIN_S}
         for run_id, epoch in sorted(cut_off - self._seen.keys()):
             self._seen[run_id, epoch] = now
@@ -365,19 +372,27 @@ class Worker:
                 logger.info("run %s was cut off in epoch %d and is taken over", run_id, epoch)
 
     async def _settle_activations(self) -> None:
-        """Settle the activations of workers that died before they acquired the run, or after they were done with it."""
+        """Settle the activations of workers that died before they acquired the run, or after they were done with it.
+
+        What is to be finished is finished only if it still is at the next look: its worker may be about to do so.
+        """
+        seen, self._done = self._done, set()
         for each in await self._waker.unfinished(self._settings.settle_s):
             activation = each.activation
+            if activation.run_id in self._handling:
+                continue
             action = stale_action(activation, await self._store.head(activation.run_id))
             if action == "redeliver" and each.deliveries >= 2 * self._settings.max_attempts:
                 await self._set_aside(activation, f"{each.deliveries} workers died before they began with it")
                 await self._waker.drop(activation)
             elif action == "redeliver":
                 await self._waker.redeliver(activation, self._settings.settle_s)
+            elif action != "leave" and activation.key not in seen:
+                self._done.add(activation.key)
             elif action != "leave":
                 await self._waker.drop(activation)
-            if action == "wake":
-                await self._wake_signalled_run(activation.run_id)
+                if action == "wake":
+                    await self._wake_signalled_run(activation.run_id)
 
 
 def _due_at(request: StoredRequest) -> float:

@@ -98,18 +98,36 @@ async def kill_some(workers: Workers, store: Store, options: argparse.Namespace,
     dice = random.Random(options.seed)
     for _ in range(options.kills):
         await asyncio.sleep(options.gap * dice.uniform(0.5, 1.5))
-        victim = workers.alive.pop(dice.randrange(len(workers.alive)))
+        victim, left = await choose_victim(workers, store, dice)
         victim.kill()
         victim.wait(30)
         killed = time.monotonic()
+        workers.alive.remove(victim)
         workers.start()
-        left = {head.run_id: head.epoch for head in await store.heads("running") if head.owner is None and head.seq}
         to.killed_runs += len(left)
         while left and time.monotonic() - killed < 30:
             running = {head.run_id: head for head in await store.heads("running")}
             left = {i: e for i, e in left.items() if i in running and running[i].epoch == e}
             await asyncio.sleep(0.05)
         to.takeovers.append(time.monotonic() - killed)
+
+
+async def choose_victim(
+    workers: Workers, store: Store, dice: random.Random
+) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
+    """A worker that is at work, and the runs that it owns, with their epochs."""
+    while True:
+        children = {f"process {child.pid} ": child for child in workers.alive}
+        owned: dict[str, dict[str, int]] = {name: {} for name in children}
+        for head in await store.heads("running"):
+            for name in children:
+                if head.owner is not None and head.owner.startswith(name):
+                    owned[name][head.run_id] = head.epoch
+        busy = sorted(name for name, runs in owned.items() if runs)
+        if busy:
+            name = dice.choice(busy)
+            return children[name], owned[name]
+        await asyncio.sleep(0.1)
 
 
 def first_steps(folder: Path) -> dict[str, list[float]]:

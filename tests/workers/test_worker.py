@@ -1,0 +1,163 @@
+"""A worker in this process, on SQLite and DBOS: its health, what it sets aside, delays and settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm import Agent, ConfigurationError, MemoryStore, RunContext, Runs, open_store
+from agentfsm.testing import ScriptedModel
+from agentfsm.workers import Worker, WorkerSettings, open_waker
+from agentfsm.workers.health import serve_health
+from agentfsm.workers.waker import Activation, Waker
+
+pytest.importorskip("dbos", reason="dbos is not installed")
+
+SECRET = b"the secret of this process, long enough"
+
+
+@asynccontextmanager
+async def working(folder: Path, **agents: Agent[Any, Any]) -> AsyncIterator[tuple[Runs, Worker, Waker]]:
+    """A worker at work, and the runs of its store."""
+    file = folder / "runs.db"
+    waker = open_waker(file)
+    async with open_store(file) as store:
+        worker = Worker(agents, store, waker, secret=SECRET)
+        task = asyncio.create_task(worker.run())
+        try:
+            yield Runs(store, secret=SECRET, waker=waker), worker, waker
+        finally:
+            worker.stop()
+            await task
+            await waker.aclose()
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """What an async condition returns as soon as that is true."""
+    async with asyncio.timeout(60):
+        while not (found := await condition()):
+            await asyncio.sleep(0.02)
+    return found
+
+
+async def get(port: int, request: str) -> tuple[str, Any]:
+    """The status line and the JSON of a response."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request.encode())
+    head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return head.splitlines()[0], json.loads(body) if body else None
+
+
+def test_a_worker_says_whether_it_is_healthy_and_ready(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            working(tmp_path, support=Agent(ScriptedModel(["Hello."]))) as (runs, worker, _),
+            serve_health(worker, "127.0.0.1", 0) as port,
+        ):
+
+            async def is_ready() -> bool:
+                return "200 OK" in (await get(port, "GET /ready HTTP/1.1\r\n\r\n"))[0]
+
+            await until(is_ready)
+            run_id = await runs.submit("support", "Say hello.")
+
+            async def is_handled() -> bool:
+                return "finished" in worker.counts.handled
+
+            await until(is_handled)
+            assert (await runs.get(run_id)).info.ending == "completed"
+            status, said = await get(port, "GET /health HTTP/1.1\r\n\r\n")
+            assert status == "HTTP/1.1 200 OK"
+            assert (said["active"], said["handled"], said["queues"][0]) == (0, {"finished": 1}, "support")
+            assert (await get(port, "GET /other HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 404 Not Found"
+            assert (await get(port, "POST /health HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 405 Method Not Allowed"
+            assert (await get(port, "HEAD /health HTTP/1.1\r\n\r\n")) == ("HTTP/1.1 200 OK", None)
+            worker.stop()
+            status, said = await get(port, "GET /ready HTTP/1.1\r\n\r\n")
+            assert (status, said["ready"]) == ("HTTP/1.1 503 Service Unavailable", False)
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_cannot_begin_is_set_aside_with_its_reason_and_begins_once_it_is_put_back(tmp_path: Path) -> None:
+    broken = [True]
+
+    def deps(context: RunContext) -> dict[str, Any]:
+        if broken:
+            raise OSError("the directory is away")
+        return dict(context.metadata)
+
+    agent = Agent(ScriptedModel(["Hello."]), deps_type=dict, deps_factory=deps)
+
+    async def scenario() -> None:
+        async with working(tmp_path, support=agent) as (runs, _, waker):
+            run_id = await runs.submit("support", "Say hello.", metadata={"order": 7})
+            (aside,) = await until(waker.list_set_aside)
+            assert aside.activation.run_id == run_id
+            assert aside.reason
+            assert not await waker.wake(aside.activation)  # it stays aside, whoever asks
+            broken.clear()
+            assert await waker.put_back(run_id)
+
+            async def is_finished() -> bool:
+                return (await runs.get(run_id)).info.status == "finished"
+
+            await until(is_finished)
+            assert await waker.list_set_aside() == []
+            assert not await waker.put_back(run_id)
+
+    asyncio.run(scenario())
+
+
+def test_an_activation_is_queued_once_brought_forward_and_forgotten_when_it_was_handled(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        waker = open_waker(tmp_path / "runs.db")
+        handled: list[str] = []
+        later = Activation("r", 3, "support@1", tenant="acme")
+        timer = Activation("r", 3, "support@1", is_timer=True)
+
+        async def deliver(activation: Activation) -> str:
+            handled.append(activation.key)
+            return "done"
+
+        try:
+            assert await waker.wake(later, delay_s=3600)
+            assert not await waker.wake(later, delay_s=3600)
+            assert await waker.wake(timer, delay_s=3600)
+            await waker.serve(["support@1"], deliver)
+            await waker.bring_forward(later.key)
+
+            async def is_handled() -> bool:
+                return handled == ["r:3"] and not await waker.unfinished(0)
+
+            await until(is_handled)
+            assert await waker.wake(later)  # what was handled can be queued again
+            await until(lambda: asyncio.sleep(0, len(handled) == 2 or None))
+            await waker.forget(0)
+            await waker.stop(1)
+            assert handled == ["r:3", "r:3"]
+        finally:
+            await waker.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("wrong", [{"sweep_s": 0}, {"settle_s": -1}, {"max_attempts": 0}, {"grace_s": -1}])
+def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError):
+        WorkerSettings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("names", [[], [""], ["a:b"], ["a@b"]])
+def test_a_worker_needs_agents_with_names_that_queues_can_have(names: list[str], tmp_path: Path) -> None:
+    agents = {name: Agent(ScriptedModel([])) for name in names}
+    with pytest.raises(ConfigurationError):
+        Worker(agents, MemoryStore(), open_waker(tmp_path / "runs.db"), secret=SECRET)
