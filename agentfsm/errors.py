@@ -334,11 +334,13 @@ class StaleLease(StoreError):  # noqa: N818  # its usual name
     Attributes:
         run_id: The run.
         owner: The process that owns the lease, or None.
+        why: What is wrong, after the name of the run.
     """
 
     def __init__(self, run_id: str, owner: str | None, why: str) -> None:
         self.run_id = run_id
         self.owner = owner
+        self.why = why
         super().__init__(f"run {run_id!r} {why}" + (f"; it is held by {owner}" if owner else ""))
 
 

@@ -372,7 +372,9 @@ class Runs:
         """
         keyring = self._require_keyring()
         fork_id = secrets.token_hex(8) if new_id is None else new_id
-        await fork(self._store, await self.find_id(run_id), at, fork_id, keyring)
+        full_id = await self.find_id(run_id)
+        async with self._store.maintenance.writable(self._store) as writable:
+            await fork(writable, full_id, at, fork_id, keyring)
         return fork_id
 
     async def find_text(self, text: str, runs: RunFilter | None = None) -> Sequence[Occurrence]:
@@ -404,7 +406,9 @@ class Runs:
             agentfsm.errors.JournalError: The text is too short.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
-        return await redact_text(self._store, text, self._require_keyring(), runs=runs, by=by)
+        keyring = self._require_keyring()
+        async with self._store.maintenance.writable(self._store) as writable:
+            return await redact_text(writable, text, keyring, runs=runs, by=by)
 
     def _require_keyring(self) -> Keyring:
         if self._keyring is None:

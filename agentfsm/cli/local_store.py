@@ -40,6 +40,7 @@ __all__ = [
     "store_option",
     "store_secrets",
     "used_links_folder",
+    "write_for_a_moment",
     "write_private",
 ]
 
@@ -130,6 +131,24 @@ def open_existing_store(location: StoreLocation) -> Store:
     if location.file is not None and not location.file.exists():
         raise click.UsageError(f"there is no store at {location.name}")
     return _close_with_command(open_store(location.url))
+
+
+def write_for_a_moment(store: Store, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+    """What an operation on a store returns, also while another process writes the store.
+
+    Args:
+        store: The store.
+        work: The operation, on the store that it is given.
+
+    Raises:
+        agentfsm.errors.StoreError: The store cannot be written.
+    """
+
+    async def operate() -> T:
+        async with store.maintenance.writable(store) as writable:
+            return await work(writable)
+
+    return await_result(operate())
 
 
 def open_store_for_writing(location: StoreLocation) -> Store:

@@ -16,6 +16,7 @@ from agentfsm.cli.local_store import (
     open_existing_store,
     require_keyring,
     store_option,
+    write_for_a_moment,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.journal.redact import Occurrence, RunFilter, TextRedaction, files_with_text, find_text, redact_text
@@ -91,7 +92,8 @@ def redact(
     if run_id is None or field is None:
         raise click.UsageError("give RUN and FIELD, or --text")
     store = open_existing_store(location)
-    deleted = await_result(redact_field(store, run_id, field, require_keyring(location), by))
+    keyring = require_keyring(location)
+    deleted = write_for_a_moment(store, lambda writable: redact_field(writable, run_id, field, keyring, by))
     _finish(store, location)
     click.echo(f"{deleted} value{'s' * (deleted != 1)} deleted")
 
@@ -107,7 +109,9 @@ def _redact_text(wanted: TextOptions, by: str, location: StoreLocation) -> int:
     if wanted.dry_run or not deletable or not (wanted.yes or _confirmed(deletable)):
         remaining = TextRedaction((), tuple(found))
     else:
-        remaining = await_result(redact_text(store, wanted.text, keyring, runs=runs, by=by))
+        remaining = write_for_a_moment(
+            store, lambda writable: redact_text(writable, wanted.text, keyring, runs=runs, by=by)
+        )
     _finish(store, location)
     files = files_with_text(_files_beside(location.file), wanted.text)
     if wanted.as_json:
@@ -125,7 +129,7 @@ def _confirmed(found: Sequence[Occurrence]) -> bool:
 
 def _finish(store: Store, location: StoreLocation) -> None:
     """Close the store, and say if it may still have what was deleted."""
-    truncated = location.file is not None and truncate_wal(location.file)
+    truncated = write_for_a_moment(store, lambda writable: _truncate(writable is store, location.file))
     await_result(store.aclose())
     if location.file is None:
         click.echo(
@@ -139,6 +143,11 @@ def _finish(store: Store, location: StoreLocation) -> None:
             "values",
             err=True,
         )
+
+
+async def _truncate(owned: bool, file: Path | None) -> bool:
+    """Truncate the log of a file; the process that owns the file has done so already if it is another one."""
+    return file is None or not owned or truncate_wal(file)
 
 
 def _files_beside(store: Path | None) -> list[Path]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, cast
 
 import click
@@ -19,6 +20,7 @@ from agentfsm.cli.local_store import (
     open_existing_store,
     require_keyring,
     store_option,
+    write_for_a_moment,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.errors import JournalError, StoreError
@@ -414,7 +416,8 @@ def fork(run_id: str, at: int, new_id: str | None, location: StoreLocation) -> N
     if not fork_id.strip() or not fork_id.isprintable():
         raise click.BadParameter(f"{fork_id!r} is not a valid id", param_hint="--as")
     store = open_existing_store(location)
-    await_result(fork_run(store, run_id, at, fork_id, require_keyring(location)))
+    keyring = require_keyring(location)
+    write_for_a_moment(store, lambda writable: fork_run(writable, run_id, at, fork_id, keyring))
     await_result(store.aclose())
     click.echo(fork_id)
 
@@ -439,6 +442,6 @@ def adopt(run_ids: tuple[str, ...], by: str, location: StoreLocation) -> None:
     store = open_existing_store(location)
     keyring = require_keyring(location, create=True)
     for run_id in run_ids or [head.run_id for head in await_result(store.heads()) if head.seq]:
-        adopted = await_result(adopt_run(store, run_id, keyring, by))
+        adopted = write_for_a_moment(store, partial(adopt_run, run_id=run_id, keyring=keyring, by=by))
         click.echo(single_line(f"{run_id}  {'adopted' if adopted else 'was sealed already'}"))
     await_result(store.aclose())

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from agentfsm.errors import JournalError
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
-__all__ = ["Damage", "Hold", "StoreMaintenance", "Tombstone", "read_tombstone", "seal_tombstone"]
+__all__ = ["AnyStore", "Damage", "Hold", "StoreMaintenance", "Tombstone", "read_tombstone", "seal_tombstone"]
+
+AnyStore = TypeVar("AnyStore")
+"""The store that is maintained: a module further up says what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,23 @@ class StoreMaintenance(Protocol):
         Tables that are missing are created, and those of an earlier release are brought up to date.
 
         Raises:
+            StoreError: The store cannot be written.
+        """
+        ...
+
+    def writable(self, store: AnyStore) -> AbstractAsyncContextManager[AnyStore]:
+        """A store through which an operation of a moment writes, such as a redaction, while others use the store.
+
+        ::
+
+            async with store.maintenance.writable(store) as writable:
+                await fork(writable, ...)
+
+        Args:
+            store: The store.
+
+        Raises:
+            StoreLockedError: Another process writes the store, and does not answer.
             StoreError: The store cannot be written.
         """
         ...

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Self
 from weakref import ReferenceType, ref
 
 from agentfsm.errors import RunExistsError, RunHeldError, StaleLease, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
-from agentfsm.journal.maintenance import Damage, Hold, Tombstone
+from agentfsm.journal.maintenance import AnyStore, Damage, Hold, Tombstone
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.signal_hub import SignalHub
@@ -98,6 +99,10 @@ class MemoryMaintenance:
 
     async def prepare(self) -> None:
         """Do nothing: it can always be written."""
+
+    def writable(self, store: AnyStore) -> AbstractAsyncContextManager[AnyStore]:
+        """The store itself: any process may write it."""
+        return nullcontext(store)
 
     async def schema_damage(self) -> list[Damage]:
         """None: there is no schema."""

@@ -63,13 +63,13 @@ class SignalHub:
                 listener.loop.call_soon_threadsafe(listener.ring, run_id)
 
     async def listen(
-        self, read_pending: Callable[[], Awaitable[Iterable[str]]], recheck_s: float = RECHECK_S
+        self, read_pending: Callable[[], Awaitable[Iterable[str]]], recheck_s: Callable[[], float] = lambda: RECHECK_S
     ) -> AsyncGenerator[str]:
         """The ids of runs that have signals, and of those that get some, for ever.
 
         Args:
             read_pending: Reads the ids of the runs that have signals.
-            recheck_s: Seconds after which they are read again.
+            recheck_s: Returns the seconds after which they are read again.
         """
         listener = _Listener()
         self._listeners.add(listener)  # before they are read, so that none is missed
@@ -77,7 +77,7 @@ class SignalHub:
             while True:
                 for run_id in dict.fromkeys(await read_pending()):
                     yield run_id
-                recheck_at = listener.loop.time() + recheck_s
+                recheck_at = listener.loop.time() + recheck_s()
                 while await listener.is_rung(recheck_at):
                     for run_id in listener.take():
                         yield run_id

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from agentfsm.errors import StoreError, UnknownRunError
-from agentfsm.journal.maintenance import Damage, Hold, Tombstone, read_tombstone
+from agentfsm.journal.maintenance import AnyStore, Damage, Hold, Tombstone, read_tombstone
 from agentfsm.journal.postgres.postgres_damage import find_row_damage, find_schema_damage
 from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession
 
@@ -61,6 +62,10 @@ class PostgresMaintenance:
     async def prepare(self) -> None:
         """Connect, and create or migrate the tables; see ``StoreMaintenance.prepare``."""
         await self._session().write(_nothing)
+
+    def writable(self, store: AnyStore) -> AbstractAsyncContextManager[AnyStore]:
+        """The store itself: any process may write it."""
+        return nullcontext(store)
 
     async def schema_damage(self) -> list[Damage]:
         """How tables and triggers differ from those of a release; see ``StoreMaintenance.schema_damage``."""

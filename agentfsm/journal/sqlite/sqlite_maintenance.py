@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import agentfsm.journal.sqlite.sqlite_damage as sqlite_damage
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import UnknownRunError
 from agentfsm.journal.maintenance import Damage, Hold, Tombstone, read_tombstone
+from agentfsm.journal.sqlite.owned_store import OwnedStore, RunRow
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
 from agentfsm.journal.sqlite.sqlite_run_info import delete_run_info
+from agentfsm.journal.sqlite.sqlite_turn import SqliteTurn
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 
 __all__ = ["SqliteMaintenance"]
@@ -32,17 +37,35 @@ class SqliteMaintenance:
         writer: Its writer.
         reader: What reads it.
         leases: The leases of this process, by run; no other process can have one while this one writes.
+        turn: Writes it for a moment, or reaches the process that does.
+        select_row: Reads the row of a run, and the number that a new run would get.
     """
 
-    def __init__(self, path: Path, writer: SqliteWriter, reader: SqliteReader, leases: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        writer: SqliteWriter,
+        reader: SqliteReader,
+        leases: Mapping[str, object],
+        turn: SqliteTurn,
+        select_row: Callable[[str], Awaitable[tuple[RunRow | None, int]]],
+    ) -> None:
         self._path = path
         self._writer = writer
         self._reader = reader
         self._leases = leases
+        self._turn = turn
+        self._select_row = select_row
 
     async def prepare(self) -> None:
         """Become the writer of the file, and create or migrate its tables; see ``StoreMaintenance.prepare``."""
         self._writer.start()
+
+    @asynccontextmanager
+    async def writable(self, store: Any) -> AsyncIterator[Any]:
+        """The store itself, or what writes by way of the process that owns the file; see ``StoreMaintenance``."""
+        async with self._turn.write() as owner:
+            yield store if owner is None else OwnedStore(store, owner, self._select_row)
 
     async def schema_damage(self) -> list[Damage]:
         """How tables and triggers differ from those of a release; see ``StoreMaintenance.schema_damage``."""
@@ -54,7 +77,11 @@ class SqliteMaintenance:
 
     async def set_hold(self, run_id: str, hold: Hold | None) -> None:
         """Hold a run, or end its hold; see ``StoreMaintenance.set_hold``."""
-        await self._writer.submit(lambda db: _hold(db, run_id, hold))
+        async with self._turn.write() as owner:
+            if owner is not None:
+                await owner.call("set_hold", run=run_id, hold=None if hold is None else asdict(hold))
+            else:
+                await self._writer.submit(lambda db: _hold(db, run_id, hold))
 
     async def holds(self) -> dict[str, Hold]:
         """The holds of all runs that have one; see ``StoreMaintenance.holds``."""
@@ -62,6 +89,12 @@ class SqliteMaintenance:
 
     async def purge(self, tombstones: Sequence[Tombstone]) -> list[str]:
         """Delete runs, and keep their tombstones; see ``StoreMaintenance.purge``."""
+        async with self._turn.write() as owner:
+            if owner is not None:
+                return list(await owner.call("purge", tombstones=[asdict(each) for each in tombstones]))
+            return await self._purge_here(tombstones)
+
+    async def _purge_here(self, tombstones: Sequence[Tombstone]) -> list[str]:
         purged: list[str] = []
         for start in range(0, len(tombstones), _BATCH):  # each batch is short work for the event loop
             batch = tombstones[start : start + _BATCH]
@@ -84,7 +117,10 @@ class SqliteMaintenance:
 
     async def compact(self) -> str:
         """Return the space of what was deleted to the file system; see ``StoreMaintenance.compact``."""
-        await self._writer.compact()
+        async with self._turn.write() as owner:
+            if owner is not None:
+                return str(await owner.call("compact"))
+            await self._writer.compact()
         if await asyncio.to_thread(sqlite_damage.truncate_wal, self._path):
             return ""
         return "another program has the store open: until it closes it, the file may have what was deleted"

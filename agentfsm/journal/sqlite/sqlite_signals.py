@@ -7,13 +7,17 @@ from collections.abc import AsyncGenerator, Callable
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import UnknownRunError
-from agentfsm.journal.signal_hub import SignalHub
+from agentfsm.journal.signal_hub import RECHECK_S, SignalHub
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
+from agentfsm.journal.sqlite.sqlite_turn import SqliteTurn
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.store import Lease
 
 __all__ = ["SqliteSignals", "delete_signal", "insert_signal", "select_signals"]
+
+LOOK_S = 1.0
+"""Seconds between two looks at the table in a process that does not write the file."""
 
 _COLUMNS = "CAST(id AS TEXT), CAST(run_id AS TEXT), CAST(body AS TEXT), lower(hex(mac))"
 
@@ -54,17 +58,28 @@ class SqliteSignals:
     Args:
         writer: Its writer.
         reader: Its reader.
+        turn: Writes it for a moment, or reaches the process that does.
         lease_of: The lease that this process has of a run, or None.
     """
 
-    def __init__(self, writer: SqliteWriter, reader: SqliteReader, lease_of: Callable[[str], Lease | None]) -> None:
+    def __init__(
+        self,
+        writer: SqliteWriter,
+        reader: SqliteReader,
+        turn: SqliteTurn,
+        lease_of: Callable[[str], Lease | None],
+    ) -> None:
         self._writer = writer
         self._reader = reader
+        self._turn = turn
         self._hub = SignalHub(lease_of)
 
     async def send(self, signal: SealedSignal) -> bool:
-        """Keep a signal; see ``SignalQueue.send``."""
-        is_kept: bool = await self._writer.submit(lambda db: insert_signal(db, signal))
+        """Keep a signal; see ``SignalQueue.send``. If another process writes the file, that process keeps it."""
+        async with self._turn.write() as owner:
+            if owner is not None:
+                return bool(await owner.call("send_signal", signal=signal))
+            is_kept: bool = await self._writer.submit(lambda db: insert_signal(db, signal))
         if is_kept:
             self._hub.ring(signal.run_id)
         return is_kept
@@ -75,11 +90,19 @@ class SqliteSignals:
 
     async def remove(self, signal_id: str) -> None:
         """Remove a signal, and erase it from the file and its log; see ``SignalQueue.remove``."""
-        await self._writer.submit(lambda db: delete_signal(db, signal_id), truncate_wal=True)
+        async with self._turn.write() as owner:
+            if owner is not None:
+                await owner.call("remove_signal", id=signal_id)
+            else:
+                await self._writer.submit(lambda db: delete_signal(db, signal_id), truncate_wal=True)
 
     def listen(self) -> AsyncGenerator[str]:
         """The ids of runs that have signals; see ``SignalQueue.listen``."""
-        return self._hub.listen(self._run_ids)
+        return self._hub.listen(self._run_ids, self._recheck_s)
+
+    def _recheck_s(self) -> float:
+        """Seconds after which to look again: other processes tell the one that writes the file, and no other."""
+        return RECHECK_S if self._writer.is_started else LOOK_S
 
     async def _run_ids(self) -> list[str]:
         return [signal.run_id for signal in await self.pending()]

@@ -8,17 +8,19 @@ commits. A second process that wants to write is refused with the name of the fi
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import RunExistsError, RunHeldError, StaleLease, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
+from agentfsm.journal.sqlite.owner_socket import OwnerSocket
 from agentfsm.journal.sqlite.sqlite_maintenance import SqliteMaintenance
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
 from agentfsm.journal.sqlite.sqlite_run_info import (
@@ -29,6 +31,7 @@ from agentfsm.journal.sqlite.sqlite_run_info import (
 )
 from agentfsm.journal.sqlite.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION
 from agentfsm.journal.sqlite.sqlite_signals import SqliteSignals
+from agentfsm.journal.sqlite.sqlite_turn import SqliteTurn
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import StoreFile
 from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
@@ -285,11 +288,15 @@ class SqliteStore:
     def __init__(self, path: str | Path, *, synchronous: Literal["full", "normal"] = "full") -> None:
         self._file = StoreFile(Path(path))
         self.path = self._file.given
-        self._writer = SqliteWriter(self._file, synchronous)
+        self._writer = SqliteWriter(self._file, synchronous, OwnerSocket(self._file.lock, ref(self)))
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
         self._reader = SqliteReader(self._file)
-        self.signals = SqliteSignals(self._writer, self._reader, self._leases.get)
-        self.maintenance = SqliteMaintenance(self.path, self._writer, self._reader, self._leases)
+        self._claiming = threading.Lock()  # also other processes' operations acquire runs here, in another thread
+        turn = SqliteTurn(self._file, self._writer, lambda: bool(self._leases))
+        self.signals = SqliteSignals(self._writer, self._reader, turn, self._leases.get)
+        self.maintenance = SqliteMaintenance(
+            self.path, self._writer, self._reader, self._leases, turn, self._select_row
+        )
         self._reader.read_now(lambda db: None, None)  # is it a store?
 
     # -- leases ---------------------------------------------------------------------------------------
@@ -306,13 +313,14 @@ class SqliteStore:
     async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
         """Acquire the lease of a run; see ``Store.acquire``."""
         self._file.check_process()
-        current = self._leases.get(run_id)
-        if current is not None and new:
-            raise RunExistsError(f"run {run_id!r} exists already")
-        if current is not None:
-            raise StaleLease(run_id, current.owner, "is being run")
         lease = _SqliteLease(run_id, owner, 0, 0, GENESIS_HASH)
-        self._leases[run_id] = lease  # from here on, nothing else in this process can acquire it
+        with self._claiming:
+            current = self._leases.get(run_id)
+            if current is not None and new:
+                raise RunExistsError(f"run {run_id!r} exists already")
+            if current is not None:
+                raise StaleLease(run_id, current.owner, "is being run")
+            self._leases[run_id] = lease  # from here on, nothing else in this process can acquire it
         try:
             acquired = await self._writer.submit(lambda db: acquire_lease(db, run_id, owner, new, keyring))
             lease.epoch, lease.seq, lease.hash, rowid = acquired
@@ -359,6 +367,15 @@ class SqliteStore:
         """The heads of all runs, or of those with one status, the oldest run first; see ``Store.heads``."""
         filters = () if status is None else ("status", status)
         return await self._reader.read(lambda db: self._heads(db, *filters), list[Head]())
+
+    async def _select_row(self, run_id: str) -> tuple[_RunRow | None, int]:
+        """The row of a run, or None, and the number that a new run would get."""
+
+        def select(db: sqlite3.Connection) -> tuple[_RunRow | None, int]:
+            (number,) = db.execute("SELECT coalesce(max(id), 0) + 1 FROM run").fetchone()
+            return _select_row(db, run_id), number
+
+        return await self._reader.read(select, (None, 1))
 
     def _heads(self, db: sqlite3.Connection, *filters: str) -> list[Head]:
         rows = select_heads(db, *filters)

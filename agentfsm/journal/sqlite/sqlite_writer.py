@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import StoreError, StoreMovedError
+from agentfsm.journal.sqlite.owner_socket import OwnerSocket
 from agentfsm.journal.sqlite.store_file import StoreFile, after_fork, leak
 
 __all__ = ["Job", "SqliteWriter"]
@@ -43,10 +44,13 @@ class SqliteWriter:
     Args:
         file: The SQLite file.
         level: What a commit waits for.
+        serving: Does for other processes what only the writer may do, for as long as it is one.
     """
 
-    def __init__(self, file: StoreFile, level: sqlite_schema.SynchronousLevel) -> None:
+    def __init__(self, file: StoreFile, level: sqlite_schema.SynchronousLevel, serving: OwnerSocket) -> None:
         self._file = file
+        self._serving = serving
+        self._closing = False
         self._path = file.given
         self._level: sqlite_schema.SynchronousLevel = level
         self._lock = threading.Lock()
@@ -90,6 +94,19 @@ class SqliteWriter:
                 raise
             self._thread = threading.Thread(target=self._commit_loop, name="agentfsm-store", daemon=True)
             self._thread.start()
+            self._serving.start()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether this process writes the file."""
+        return self._thread is not None
+
+    def close_if_idle(self) -> None:
+        """Close the file if nothing is queued: it was needed for a moment only."""
+        with self._lock:
+            idle = self._state == "idle" and not self._queue
+        if idle:
+            self.close()
 
     def submit(self, job: Job, *, active_runs: int = 2, truncate_wal: bool = False) -> asyncio.Future[Any]:
         """Queue a job.
@@ -113,6 +130,9 @@ class SqliteWriter:
             done.set_exception(error)
             return done
         with self._lock:
+            if self._closing:
+                done.set_exception(StoreError(f"{self._path} is being closed"))
+                return done
             self._queue.append((job, done, truncate_wal))
             if self._state == "idle":
                 self._state = "due"
@@ -269,12 +289,15 @@ class SqliteWriter:
         if self._thread is None:
             return
         with self._lock:
+            self._closing = True
             jobs, self._queue, self._state = self._queue, [], "busy"
         if jobs:
             self._batches.put((jobs, None, False))
         self._batches.put(None)
         self._thread.join()
+        self._serving.close()
         self._thread = None
+        self._closing = False
         self._state = "idle"
         self._disconnect()
 

@@ -80,6 +80,20 @@ class FileLock:
         os.ftruncate(descriptor, len(name))
         self._descriptor = descriptor
 
+    def announce(self, address: str) -> None:
+        """Say in the file where this process listens to others. It does not if the lock is not held."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._descriptor, f"{address}\n".encode())  # after the name
+
+    def announced(self) -> str:
+        """Where the process that holds the lock listens, or an empty string if it does not say."""
+        try:
+            lines = self.path.read_text("utf-8", "replace").splitlines()
+        except OSError:
+            return ""
+        return lines[1] if len(lines) > 1 else ""
+
     def held_by_other(self) -> bool:
         """Whether another process holds the lock."""
         try:

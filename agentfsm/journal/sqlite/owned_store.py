@@ -1,0 +1,305 @@
+"""``OwnedStore``: a SQLite store that another process writes, for an operation that writes by way of that process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self, cast
+
+from agentfsm.errors import StaleLease, StoreError, StoreLockedError
+from agentfsm.journal.hash_chain import GENESIS_HASH
+from agentfsm.journal.maintenance import StoreMaintenance
+from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
+from agentfsm.journal.signals import SignalQueue
+from agentfsm.journal.sqlite.owner_protocol import (
+    connect,
+    dump_info,
+    has_unix_sockets,
+    is_same_user,
+    load_error,
+    read_message,
+    write_message,
+)
+from agentfsm.journal.sqlite.store_file import StoreFile
+from agentfsm.journal.store import Head, Lease, Status, Store, head_row, seal_row
+from agentfsm.loop.keys import KeyPurpose, Keyring
+
+__all__ = ["OwnedStore", "OwnerConnection", "RunRow", "connect_to_owner"]
+
+ANSWER_S = 30.0
+"""Seconds to wait for the process that writes the file: it may be frozen."""
+
+ACQUIRE_ATTEMPTS = 5
+"""Attempts to acquire a run that changes meanwhile."""
+
+
+class RunRow(Protocol):
+    """What the file keeps about a run."""
+
+    @property
+    def number(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """How often it was acquired."""
+        ...
+
+    @property
+    def seq(self) -> int:
+        """The sequence number of its last record."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """That record's hash."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """Its status."""
+        ...
+
+    @property
+    def mac(self) -> str:
+        """The seal of all of that."""
+        ...
+
+    def text(self) -> str:
+        """The text that is sealed."""
+        ...
+
+
+class OwnerConnection:
+    """A connection to the process that writes a file.
+
+    Args:
+        database: The file.
+        reader: What is read from the connection.
+        writer: What is written to it.
+    """
+
+    def __init__(self, database: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._database = database
+        self._reader = reader
+        self._writer = writer
+        self._turn = asyncio.Lock()
+
+    async def call(self, command: str, **fields: Any) -> Any:
+        """What the process answers to a command.
+
+        Args:
+            command: The command.
+            fields: What belongs to it.
+
+        Raises:
+            StoreLockedError: It does not answer.
+            StoreError: It refuses, or has ended; then it is not known whether it did what was asked.
+        """
+        async with self._turn:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await write_message(self._writer, {"command": command, **fields})
+                    message = await read_message(self._reader)
+            except TimeoutError:
+                raise StoreLockedError(
+                    f"{self._database.name} is in use by another process, which has not answered for {ANSWER_S:g} s"
+                ) from None
+            except (OSError, ValueError):
+                message = None
+        if message is None:
+            raise StoreError(
+                f"the process that writes {self._database} ended meanwhile: look whether it did what was asked, and "
+                "repeat it if not"
+            )
+        if "error" in message:
+            raise load_error(message)
+        return message["value"]
+
+    async def aclose(self) -> None:
+        """Close it; leases that were not released end."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+async def connect_to_owner(file: StoreFile) -> OwnerConnection | None:
+    """A connection to the process that writes a file; None if nobody listens.
+
+    Args:
+        file: The file.
+
+    Raises:
+        StoreError: A process of another user listens there.
+    """
+    address = file.lock.announced() if has_unix_sockets() else ""
+    if not address:
+        return None
+    try:
+        connection = await connect(address)
+    except OSError:  # it is the address of a process that was killed
+        return None
+    if not is_same_user(connection):
+        connection.close()
+        raise StoreError(f"the process that writes {file.given} is another user's: nothing was asked of it")
+    return OwnerConnection(file.given, *await asyncio.open_unix_connection(sock=connection))
+
+
+@dataclass(slots=True, eq=False)
+class _OwnedLease(Lease):
+    """A lease that the other process holds for this one, and what it takes to seal the row of the run."""
+
+    number: int = 0
+    row: tuple[int, Status] = (0, "running")
+    keyring: Keyring | None = None
+
+
+class OwnedStore:
+    """Reads a file here, and writes it by way of the process that owns it. Leases end with the connection.
+
+    Args:
+        store: The store, which reads the file.
+        owner: The connection to the process that writes it.
+        select_row: Reads the row of a run, and the number that a new run would get.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        owner: OwnerConnection,
+        select_row: Callable[[str], Awaitable[tuple[RunRow | None, int]]],
+    ) -> None:
+        self._store = store
+        self._owner = owner
+        self._select_row = select_row
+
+    @property
+    def maintenance(self) -> StoreMaintenance:
+        """What is done to the store as a whole."""
+        return self._store.maintenance
+
+    @property
+    def signals(self) -> SignalQueue:
+        """The answers and cancellations that wait for runs."""
+        return self._store.signals
+
+    async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
+        """Acquire the lease of a run; see ``Store.acquire``."""
+        for attempt in range(1, ACQUIRE_ATTEMPTS + 1):
+            run, next_number = await self._select_row(run_id)
+            lease, seals = _next_lease(run_id, owner, keyring, run, next_number)
+            try:
+                lease.number, lease.epoch, lease.seq, lease.hash = await self._owner.call(
+                    "acquire", run=run_id, owner=owner, new=new, seals=seals
+                )
+            except StaleLease as error:
+                if error.why != "has changed meanwhile" or attempt == ACQUIRE_ATTEMPTS:
+                    raise
+            else:
+                return lease
+        raise StaleLease(run_id, None, "has changed meanwhile")
+
+    def append(
+        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+    ) -> Awaitable[None]:
+        """Append records after the last one; see ``Store.append``."""
+        held = _held(lease)
+        if records:
+            held.seq, held.hash = records[-1].seq, records[-1].hash
+        held.row = (held.row[0], status)
+        return asyncio.ensure_future(
+            self._owner.call(
+                "append",
+                lease=held.number,
+                records=records,
+                status=status,
+                info=dump_info(info),
+                seals=_seals(held),
+            )
+        )
+
+    async def release(self, lease: Lease) -> None:
+        """Release a lease; see ``Store.release``."""
+        held = _held(lease)
+        with contextlib.suppress(StoreError):  # an append ended it
+            await self._owner.call("release", lease=held.number, seals=_seals(held))
+
+    async def redact(self, lease: Lease, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
+        """Replace the hidden values of one record; see ``Store.redact``."""
+        await self._owner.call("redact", lease=_held(lease).number, seq=seq, hidden=hidden, listed=dump_info(listed))
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    async def head(self, run_id: str) -> Head | None:
+        """The head of a run; see ``Store.head``."""
+        return await self._store.head(run_id)
+
+    async def heads(self, status: Status | None = None) -> list[Head]:
+        """The heads of runs; see ``Store.heads``."""
+        return await self._store.heads(status)
+
+    async def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
+        """A run's records; see ``Store.records``."""
+        return await self._store.records(run_id, after)
+
+    async def find_runs(self, query: RunQuery) -> RunPage:
+        """The runs that a query finds; see ``Store.find_runs``."""
+        return await self._store.find_runs(query)
+
+    async def count_runs(self, query: RunQuery) -> int:
+        """How many runs a query finds; see ``Store.count_runs``."""
+        return await self._store.count_runs(query)
+
+    async def aclose(self) -> None:
+        """Close the connection; the store itself stays open."""
+        await self._owner.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+
+def _next_lease(
+    run_id: str, owner: str, keyring: Keyring | None, run: RunRow | None, next_number: int
+) -> tuple[_OwnedLease, dict[str, str]]:
+    """The lease that comes after what the store keeps about a run, and the seals of both.
+
+    Raises:
+        StoreError: Somebody without the secret changed what the store keeps.
+    """
+    if run is None:
+        lease = _OwnedLease(run_id, owner, 1, 0, GENESIS_HASH, row=(next_number, "running"), keyring=keyring)
+        return lease, _seals(lease)
+    text = run.text()
+    if run.mac and keyring is not None and keyring.check_seal(KeyPurpose.run, text.encode(), run.mac) is False:
+        raise StoreError(
+            f"run {run_id!r} is not acquired: somebody without the secret changed its row in the store; agentfsm "
+            "verify shows what is wrong"
+        )
+    lease = _OwnedLease(
+        run_id, owner, run.epoch + 1, run.seq, run.digest, row=(run.number, cast("Status", run.status)), keyring=keyring
+    )
+    return lease, {text: run.mac, **_seals(lease)}
+
+
+def _held(lease: Lease) -> _OwnedLease:
+    if not isinstance(lease, _OwnedLease):
+        raise StaleLease(lease.run_id, None, "was acquired through another store")
+    return lease
+
+
+def _seals(lease: _OwnedLease) -> dict[str, str]:
+    """The seals of what the store keeps about a run while the lease lasts, and after it."""
+    number, status = lease.row
+    rows = [
+        head_row(number, lease.run_id, lease.epoch, owner, lease.seq, lease.hash, status)
+        for owner in (lease.owner, None)
+    ]
+    return {row: seal_row(lease.keyring, row) for row in rows}
