@@ -1,7 +1,7 @@
 """A web app: start runs, follow their events, and answer approvals in a browser, also after a restart.
 
-Shows: server-sent events, a page that answers for a person, replies bound to what the person saw, runs that go on after
-the process was killed.
+Shows: server-sent events, a page that answers for a person, replies bound to what the person saw, answers that are
+given elsewhere (``agentfsm answer RUN allow --store desk.db``), runs that go on after the process was killed.
 
     pip install 'starlette' 'uvicorn'
     uvicorn web_app:app          # then open http://127.0.0.1:8000
@@ -124,6 +124,13 @@ class Desk:
         async for event in events:
             self.publish(event)
 
+    async def listen(self) -> None:
+        """Go on with runs that are answered or cancelled elsewhere, as with ``agentfsm answer``."""
+        async for run_id in self.store.signals.listen():
+            with suppress(StaleLease):  # it was answered on the page at the same moment
+                if run := await self.agent.next_run(run_id):
+                    await self.start(run)
+
     def publish(self, event: Event) -> None:
         """Hand an event to every page that is open."""
         for queue in self.followers:
@@ -195,6 +202,7 @@ def make_app(url: str, secret: bytes) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
         for run in await desk.agent.unfinished_runs():  # what the last process was in the middle of
             await desk.start(run)
+        desk.tasks.add(asyncio.create_task(desk.listen()))
         yield
         await desk.close()
 

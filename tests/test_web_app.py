@@ -24,6 +24,7 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 pytest.importorskip("starlette", reason="starlette is not installed")
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+SECRET = "the secret of the desk"
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def server(folder: Path, *, kill: bool = False) -> Iterator[httpx.Client]:
     env = child_environment() | {
         "PYTHONPATH": os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent)]),
         "DESK_STORE": "sqlite:///desk.db",
-        "DESK_SECRET": "the secret of the desk",
+        "DESK_SECRET": SECRET,
     }
     with subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -49,7 +50,7 @@ def server(folder: Path, *, kill: bool = False) -> Iterator[httpx.Client]:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
                 yield client
         finally:
-            process.signals.send(signal.SIGKILL if kill else signal.SIGINT)
+            process.send_signal(signal.SIGKILL if kill else signal.SIGINT)
             process.wait(30)
 
 
@@ -80,6 +81,37 @@ def test_approvals_that_are_open_when_the_server_is_killed_are_answered_afterwar
         assert [reply(run, decision) for run, decision in decisions] == [200, 200, 200]
         assert waiting(client, 0) == []
         assert reply({"run_id": "nobody", "digest": "0" * 64}, "allow") == 404
+
+
+def agentfsm(folder: Path, *words: str) -> str:
+    """What a command prints that works on the app's store in a process of its own, while the app runs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "agentfsm", *words, "--store", "desk.db"],
+        cwd=folder,
+        env=child_environment() | {"AGENTFSM_SECRET": SECRET, "PYTHONPATH": str(EXAMPLES.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode in (0, 4), done.stderr
+    return done.stdout
+
+
+def test_commands_reach_the_app_while_it_runs(tmp_path: Path) -> None:
+    with server(tmp_path) as client:
+        for order in "ABC":
+            client.post("/runs", json={"prompt": f"Refund order {order}."})
+        last, middle, first = waiting(client, 3)
+        assert "was answered" in agentfsm(tmp_path, "answer", first["run_id"], "allow", "--by", "Ann")
+        assert [each["run_id"] for each in waiting(client, 2)] == [last["run_id"], middle["run_id"]]
+        assert "is cancelled" in agentfsm(tmp_path, "cancel", middle["run_id"])
+        waiting(client, 1)
+        fork_id = agentfsm(tmp_path, "fork", last["run_id"], "--at", "1").strip()
+        assert "deleted" in agentfsm(tmp_path, "redact", "--text", "order C", "--yes")
+        shown = json.loads(agentfsm(tmp_path, "runs", "--json", "--status", "finished").splitlines()[0])
+        assert shown["ending"] == "cancelled"
+        assert fork_id in agentfsm(tmp_path, "verify")
 
 
 def test_a_page_follows_the_events_of_all_runs(tmp_path: Path) -> None:

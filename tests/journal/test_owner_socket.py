@@ -34,7 +34,7 @@ from agentfsm import (
     UserInputRequested,
     tool,
 )
-from agentfsm.errors import RunExistsError
+from agentfsm.errors import JournalError, RunExistsError
 from agentfsm.journal.sqlite.owner_protocol import connect
 from agentfsm.journal.sqlite.store_file import FileLock
 from agentfsm.journal.store import seal_row
@@ -203,6 +203,21 @@ def test_what_an_operation_writes_through_the_owner_is_fenced_and_sealed(tmp_pat
         assert await other.records("new") == records
         taken = await service.store.acquire("new", "the service", keyring=KEYRING)
         assert taken.epoch == 3
+
+    play(scenario, tmp_path / "runs.db")
+
+
+def test_what_somebody_without_the_secret_writes_through_the_owner_is_found_and_not_acted_on(tmp_path: Path) -> None:
+    async def scenario(service: Service, other: SqliteStore, runs: Runs) -> None:
+        async with other.maintenance.writable(other) as writable:
+            lease = await writable.acquire("one", "an insider", keyring=Keyring(b"another secret"))
+            await writable.append(lease, sealed_records(1, lease.seq, lease.hash), "suspended")
+        with pytest.raises(JournalError, match="not sealed under this secret"):
+            await runs.answer("one", Allow())
+        with pytest.raises(JournalError):
+            await service.agent("Paid.").resume("one", Allow())
+        assert (await runs.verify("one")).code not in (GOOD, OPEN)
+        assert service.paid == []
 
     play(scenario, tmp_path / "runs.db")
 
