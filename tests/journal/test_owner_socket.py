@@ -34,7 +34,9 @@ from agentfsm import (
     UserInputRequested,
     tool,
 )
-from agentfsm.errors import JournalError, RunExistsError
+from agentfsm.errors import JournalError, RunExistsError, RunHeldError
+from agentfsm.journal.maintenance import Hold, Tombstone, seal_tombstone
+from agentfsm.journal.redact import redact
 from agentfsm.journal.sqlite.owner_protocol import connect
 from agentfsm.journal.sqlite.store_file import FileLock
 from agentfsm.journal.store import seal_row
@@ -218,6 +220,25 @@ def test_what_somebody_without_the_secret_writes_through_the_owner_is_found_and_
             await service.agent("Paid.").resume("one", Allow())
         assert (await runs.verify("one")).code not in (GOOD, OPEN)
         assert service.paid == []
+
+    play(scenario, tmp_path / "runs.db")
+
+
+def test_runs_are_held_and_purged_through_the_owner(tmp_path: Path) -> None:
+    async def scenario(service: Service, other: SqliteStore, runs: Runs) -> None:
+        await service.agent("Done.").run("Go.", run_id="old")
+        await other.maintenance.set_hold("one", Hold("case 7", "the officer", 5.0))
+        assert await service.store.maintenance.holds() == {"one": Hold("case 7", "the officer", 5.0)}
+        async with other.maintenance.writable(other) as writable:
+            with pytest.raises(RunHeldError, match="case 7"):
+                await redact(writable, "one", "1", KEYRING)
+        head = await other.head("old")
+        assert head is not None
+        number = json.loads(head.row)[0]
+        tombstone = seal_tombstone(Tombstone(number, "old", head.epoch, head.seq, head.hash, 1), KEYRING)
+        assert await other.maintenance.purge([tombstone]) == ["old"]
+        assert await service.store.head("old") is None
+        assert await service.store.maintenance.tombstones() == [tombstone]
 
     play(scenario, tmp_path / "runs.db")
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from agentfsm.errors import (
     RunExistsError,
+    RunHeldError,
     StaleLease,
     StoreError,
     StoreFullError,
@@ -170,6 +171,8 @@ def dump_error(error: StoreError) -> Message:
     """An error of a store as a message."""
     if isinstance(error, StaleLease):
         return {"error": "StaleLease", "run": error.run_id, "owner": error.owner, "why": error.why}
+    if isinstance(error, RunHeldError):
+        return {"error": "RunHeldError", "run": error.run_id, "why": error.reason}
     return {"error": type(error).__name__, "text": str(error)}
 
 
@@ -177,6 +180,8 @@ def load_error(message: Message) -> StoreError:
     """The error that a message says."""
     if message["error"] == "StaleLease":
         return StaleLease(message["run"], message["owner"], message["why"])
+    if message["error"] == "RunHeldError":
+        return RunHeldError(message["run"], message["why"])
     return _ERRORS.get(message["error"], StoreError)(message["text"])
 
 
