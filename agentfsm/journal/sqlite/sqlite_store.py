@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 from weakref import WeakValueDictionary, ref
@@ -265,6 +266,16 @@ def select_records(db: sqlite3.Connection, run_id: str, after: int) -> list[Seal
     return [SealedRecord(*row) for row in db.execute(query, (low, low + after, high))]
 
 
+async def read_row(reader: SqliteReader, run_id: str) -> tuple[_RunRow | None, int]:
+    """The row of a run, or None, and the number that a new run would get."""
+
+    def select(db: sqlite3.Connection) -> tuple[_RunRow | None, int]:
+        (number,) = db.execute("SELECT coalesce(max(id), 0) + 1 FROM run").fetchone()
+        return _select_row(db, run_id), number
+
+    return await reader.read(select, (None, 1))
+
+
 class SqliteStore:
     """Stores journals in a SQLite file. Reading needs no lock; the first write makes this process the writer.
 
@@ -295,7 +306,7 @@ class SqliteStore:
         turn = SqliteTurn(self._file, self._writer, lambda: bool(self._leases))
         self.signals = SqliteSignals(self._writer, self._reader, turn, self._leases.get)
         self.maintenance = SqliteMaintenance(
-            self.path, self._writer, self._reader, self._leases, turn, self._select_row
+            self.path, self._writer, self._reader, self._leases, turn, partial(read_row, self._reader)
         )
         self._reader.read_now(lambda db: None, None)  # is it a store?
 
@@ -367,15 +378,6 @@ class SqliteStore:
         """The heads of all runs, or of those with one status, the oldest run first; see ``Store.heads``."""
         filters = () if status is None else ("status", status)
         return await self._reader.read(lambda db: self._heads(db, *filters), list[Head]())
-
-    async def _select_row(self, run_id: str) -> tuple[_RunRow | None, int]:
-        """The row of a run, or None, and the number that a new run would get."""
-
-        def select(db: sqlite3.Connection) -> tuple[_RunRow | None, int]:
-            (number,) = db.execute("SELECT coalesce(max(id), 0) + 1 FROM run").fetchone()
-            return _select_row(db, run_id), number
-
-        return await self._reader.read(select, (None, 1))
 
     def _heads(self, db: sqlite3.Connection, *filters: str) -> list[Head]:
         rows = select_heads(db, *filters)
