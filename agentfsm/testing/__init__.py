@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from agentfsm.testing.reviewed_paths import ReviewedPaths
     from agentfsm.testing.simulation import (
         DISMISSED,
+        ESCALATED,
         EXPIRED,
         RUN_TOOL,
         ModelTurn,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DISMISSED",
+    "ESCALATED",
     "EXPIRED",
     "RUN_TOOL",
     "Case",
@@ -101,7 +103,7 @@ if not TYPE_CHECKING:
             "agentfsm.testing.reviewed_paths": "ReviewedPaths",
             "agentfsm.testing.stored_proof": "check_stored_run",
             "agentfsm.testing.simulation": (
-                "DISMISSED EXPIRED RUN_TOOL ModelTurn Scenario SideEvent SimulationResult Simulator"
+                "DISMISSED ESCALATED EXPIRED RUN_TOOL ModelTurn Scenario SideEvent SimulationResult Simulator"
             ),
         },
     )

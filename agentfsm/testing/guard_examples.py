@@ -164,6 +164,8 @@ def _loop_examples(g: AgentGuardrails, behavior: Behavior, output: Any) -> dict[
         guards.stop: _examples(Example(action=Action.stop), silent_on=(Example(action=Action.narrow_scope),)),
         guards.retry_tool: _examples(Example(action=Action.retry), silent_on=(Example(action=Action.narrow_scope),)),
         guards.expired: HOLDS_BY_HISTORY,
+        guards.escalated: HOLDS_BY_HISTORY,
+        guards.vote_recorded: _examples(Example(answer=Allow())),
         guards.approval_decided: _examples(Example(answer=Allow())),
         guards.doubt_settled: _examples(Example(answer=ItDidNotRun())),
         guards.replied: _examples(Example(answer="go on")),

@@ -115,6 +115,10 @@ class _KitAssumptions:
         ]
         yield Variable("later", updates=tuple(later), budget=False)
         yield Variable("errors", updates=tuple(self._errors()), budget=False)
+        if any(row.guard is guards.escalated for row in self._rows):
+            changes: dict[Guard | None, int] = {guards.escalated: 1, guards.approval_required: 0}
+            raised = (Update.of(row, to=(changes[row.guard],)) for row in self._rows if row.guard in changes)
+            yield Variable("raised", updates=tuple(raised), budget=False)
 
     def _errors(self) -> Iterator[Update]:
         """Whether the last batch failed with an error that the next can repeat."""
@@ -136,6 +140,8 @@ class _KitAssumptions:
             if row.guard is guards.calls_pending and "pending" in self._known:
                 why = "a reply makes fewer calls than a batch may have"
                 yield GuardAssumption(row.id, must="pending > 0", why=why)
+            elif row.guard is guards.escalated:
+                yield GuardAssumption(row.id, may="raised == 0", why="a request is escalated once")
             elif row.guard in (d.token_limit, d.cost_limit):
                 why = "once a reply has spent the budget, its later calls are not run"
                 yield GuardAssumption(row.id, may="later == 0", why=why)

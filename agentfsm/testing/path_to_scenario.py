@@ -11,6 +11,7 @@ import copy
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from agentfsm.errors import AgentfsmError
@@ -25,11 +26,14 @@ from agentfsm.loop.guards import (
     cancelled,
     declared_done,
     doubt_settled,
+    escalated,
     expired,
     retry_tool,
+    vote_recorded,
 )
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult
 from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, JUDGE_RESULTS, RUN_CALLS
+from agentfsm.loop.quorum import Approval
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.graph import Graph, Guard, Transition
 from agentfsm.runtime.approval import ItDidNotRun, ItRan
@@ -38,8 +42,8 @@ from agentfsm.runtime.tools import Tool
 from agentfsm.testing.guard_examples import BY_APPROVAL_RULE, GuardExampleSet
 from agentfsm.testing.path_assumptions import loop_guard
 from agentfsm.testing.path_generation import Path
-from agentfsm.testing.simulation import DISMISSED, EXPIRED, NO_SIDE_EVENT, ModelTurn, Scenario, SideEvent
-from agentfsm.testing.tool_calls import OwnCalls, call_key
+from agentfsm.testing.simulation import DISMISSED, ESCALATED, EXPIRED, NO_SIDE_EVENT, ModelTurn, Scenario, SideEvent
+from agentfsm.testing.tool_calls import OwnCalls, Votes, call_key, requires_approval
 
 __all__ = [
     "CONTROL_TOOLS",
@@ -99,6 +103,20 @@ class PlannedResult:
     """What a tool returns at one execution. Rows that come later on the path may still change it."""
 
     value: Any
+
+
+_INSTEAD_OF_REPLIES: Mapping[object, object] = {cancelled: DISMISSED, expired: EXPIRED, escalated: ESCALATED}
+"""What happens in place of a reply, by the guard that a waiting run takes then."""
+
+
+def _votes_by_request(steps: Sequence[Step]) -> dict[int, Votes]:
+    """By the index of the transition at which approval is requested, what happens while the call waits."""
+    found: dict[int, Votes] = {}
+    for index, step in enumerate(steps):
+        if step.effect is RUN_CALLS:
+            waiting = [each.guard for each in takewhile(lambda each: each.waits, steps[index + 1 :])]
+            found[index] = Votes(waiting.count(vote_recorded), escalated in waiting)
+    return found
 
 
 @dataclass(slots=True)
@@ -324,6 +342,7 @@ class BatchPlanner:
     Attributes:
         results: What the tools return, in the order of execution.
         human_replies: By transition index, the human replies that depend on the rows that follow.
+        votes: By the index of the transition at which approval is requested, what happens while the call waits.
         asked_by_rule: The indexes of the transitions at which a tool's own rule requests approval.
         asked_by_hook: Those at which a hook does, because the call that an example names does not fit there.
     """
@@ -344,6 +363,7 @@ class BatchPlanner:
         self._extra_call = extra_call
         self._own_calls = own_calls
         self._times_called: Counter[str] = Counter()
+        self.votes = _votes_by_request(steps)
         self.asked_by_rule: set[int] = set()
         self.asked_by_hook: set[int] = set()
         self._tools = tools
@@ -386,7 +406,7 @@ class BatchPlanner:
         plain = not (planned_call.rerun or planned_call.parallel or planned_call.times > 1 or interrupted)
         named = next((c for i in planned_call.asked_at if (c := self.example_at(i).call) is not None), None)
         if named is not None:
-            if plain:
+            if plain and self._waits_as_wanted(planned_call, named):
                 planned_call.call = named
             else:
                 self.asked_by_hook.update(planned_call.asked_at)
@@ -395,6 +415,7 @@ class BatchPlanner:
 
     def _choose_own_call(self, planned_call: PlannedCall, own: OwnCallOptions, *, alone: bool) -> None:
         fails, waits = last_result_failed(planned_call), bool(planned_call.asked_at)
+        votes = {self.votes[index] for index in planned_call.asked_at}
         if self._default_call is not None and not waits:
             return
         if planned_call.needs_approval and not waits:
@@ -408,11 +429,25 @@ class BatchPlanner:
                 "no call of the agent's own tools requires approval, as far as their rules tell: pass "
                 "examples={'approval_required': Example(call=call(...))}, or Example(needs_approval=True) for a hook's"
             )
-        call = own.calls.pick(own.offset + self._call_count, fits, self._times_called, own.limit, waits=waits)
+        if len(votes) > 1:
+            return
+        wanted = next(iter(votes), None)
+        call = own.calls.pick(own.offset + self._call_count, fits, self._times_called, own.limit, votes=wanted)
         if call is not None:
             self._times_called[call_key(call)] += 1
             planned_call.call = call
             self.asked_by_rule.update(planned_call.asked_at)
+
+    def _waits_as_wanted(self, planned_call: PlannedCall, call: ToolCall) -> bool:
+        """Whether the rule of a call's tool needs as many approvals as the path gives."""
+        tool = self._tools.get(call.name)
+        rule = None if tool is None else requires_approval(tool, call.arguments)
+        return all(index in self.voted_at or self.votes[index].fit(rule) for index in planned_call.asked_at)
+
+    @property
+    def voted_at(self) -> dict[int, Approval]:
+        """By the index of the transition, the rule of each request that is voted on or escalated."""
+        return {index: votes.rule for index, votes in self.votes.items() if votes != Votes()}
 
     def chooses_call(self, index: int) -> bool:
         """Whether the approval at a transition may be of a call that is chosen once the whole batch is planned."""
@@ -617,8 +652,8 @@ class _ScenarioBuilder:
                     self._last_reply = len(self._turns) - 1
             elif step.effect is CHOOSE_RECOVERY:
                 actions.append(_recovery_action(planner, index, example))
-            elif step.waits and step.guard in (cancelled, expired):
-                human_replies.append(EXPIRED if step.guard is expired else DISMISSED)
+            elif step.waits and step.guard in _INSTEAD_OF_REPLIES:
+                human_replies.append(_INSTEAD_OF_REPLIES[step.guard])
             elif example.answer is not None:
                 human_replies.append(planner.human_replies.get(index, example.answer))
             if example.tokens or example.cost_usd:
@@ -627,6 +662,8 @@ class _ScenarioBuilder:
             del self._side_events[index]
         for index in planner.asked_by_hook:
             self._side_events[index] = SideEvent(needs_approval=True)
+        for index in set(planner.voted_at) - planner.asked_by_rule:
+            self._side_events[index] = SideEvent(approval=planner.voted_at[index])
         return Scenario(
             tuple(self._turns),
             tuple(result.value for result in planner.results),

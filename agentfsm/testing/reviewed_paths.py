@@ -270,7 +270,7 @@ def _approval_differences(reviewed: Sequence[ApprovalCase], source: Source) -> I
             yield f"{case}: the agent has no tool {case.tool!r} any more"
         elif required is None:
             yield f"{case}: these arguments are not valid any more, or the approval rule raises"
-        elif required is not case.required:
+        elif bool(required) is not case.required:
             yield f"{case} {'needs approval now' if required else 'needs no approval any more'}"
     known = {case.tool for case in reviewed}
     ruled = [name for name, tool in tools.items() if tool.requires_approval is not False]

@@ -25,10 +25,11 @@ from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.messages import Reply, Usage
 from agentfsm.loop.model import ModelRequest
 from agentfsm.loop.outcomes import RUN_CALLS, StateResult
+from agentfsm.loop.quorum import Actor, Approval, Quorum
 from agentfsm.loop.recovery_policy import Recovery, RecoveryPolicy
 from agentfsm.loop.state import RunState, RunView
 from agentfsm.loop.suspension import DEFAULT_VALIDITY_S
-from agentfsm.loop.transition_table import BUILT_IN_GUARDS
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS, counts_votes
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, Guard, State
@@ -43,6 +44,7 @@ from agentfsm.testing.fakes import FakeClock, ScriptedModel
 
 __all__ = [
     "DISMISSED",
+    "ESCALATED",
     "EXPIRED",
     "MAX_MOVES",
     "NO_SIDE_EVENT",
@@ -82,6 +84,9 @@ DISMISSED = _Instead("DISMISSED")
 RUN_TOOL = _Instead("RUN_TOOL")
 """In place of a tool result: the tool's own function runs (but for a sub-agent, whose model would be called)."""
 
+ESCALATED = _Instead("ESCALATED")
+"""In place of a human reply: no reply arrives before the request is escalated."""
+
 EXPIRED = _Instead("EXPIRED")
 """In place of a human reply: no reply arrives before the suspension expires."""
 
@@ -112,6 +117,8 @@ class SideEvent:
         cancel: Whether the run is cancelled.
         abort: Whether a hook aborts the run or, in a state that waits, a guard raises.
         needs_approval: Whether a hook requires approval of the tool calls that are due.
+        approval: What the tools' rules require of these calls in place of what they say; None for what they say. Only
+            on a graph that counts votes.
         crash: Whether the process dies when a tool starts; the run is then resumed from its store.
         state_result: For a user-defined state: the result to use in place of its effect's.
     """
@@ -123,6 +130,7 @@ class SideEvent:
     needs_approval: bool = False
     crash: bool = False
     state_result: Any = None
+    approval: Approval | None = None
 
 
 NO_SIDE_EVENT = SideEvent()
@@ -139,9 +147,9 @@ class Scenario:
             function runs. By default tools succeed.
         recovery_actions: Decisions of the recovery policy, one per visit to ``recover``. By default, and for None,
             the agent's own policy decides.
-        human_replies: One per suspension: a human reply, ``DISMISSED``, ``EXPIRED``, or a mapping to one of these from
-            what the run waits for (``question``, ``limit``, ``approval``, ``in_doubt``). By default, and if the
-            reply does not fit, the run is dismissed.
+        human_replies: One per suspension: a human reply, ``DISMISSED``, ``EXPIRED``, ``ESCALATED``, or a mapping to one
+            of these from what the run waits for (``question``, ``limit``, ``approval``, ``in_doubt``). By default,
+            and if the reply does not fit, the run is dismissed. Each is another person's, who may give it.
         side_events: What else happens, by the number of transitions taken before.
         guardrails: The limits of the run; None for those of the agent.
     """
@@ -288,7 +296,8 @@ class Simulation:
         self._from_records = from_records
         self._stop_states = {s.name for s in agent.graph.states if s.final or s.waits}
         self.result = cursor.result
-        self._run: Run[Any, Any] | None = agent.run("play", run_id=SIMULATION_RUN_ID)
+        requester = Actor("requester") if counts_votes(agent.graph) else None
+        self._run: Run[Any, Any] | None = agent.run("play", run_id=SIMULATION_RUN_ID, actor=requester)
         self._state = live_state(self._run)
 
     @property
@@ -365,8 +374,14 @@ class Simulation:
             cursor.result.clock.advance((result.run_state.guardrails.validity_s or DEFAULT_VALIDITY_S) + 1)
         if answer is DISMISSED or answer is EXPIRED:
             return await self._agent.dismiss(record).load()
+        quorum: Quorum | None = getattr(outcome, "quorum", None)
         try:
-            return await self._agent.resume(record, answer).load()
+            if answer is ESCALATED:
+                due = None if quorum is None else quorum.escalates_at
+                cursor.result.clock.advance(max(0.0, (due or 0.0) - cursor.result.clock.time()))
+                return await self._agent.resume(record).load()
+            by = None if quorum is None else Actor(f"person {cursor.suspensions}", quorum.roles)
+            return await self._agent.resume(record, answer, by=by).load()
         except HumanReplyError:  # the run waits for something else
             return await self._agent.dismiss(record).load()
 
@@ -526,7 +541,19 @@ class Simulator:
                 return DEFAULT_RESULT if tool.delegate is not None else await _run_function(tool, context, arguments)
             return result
 
-        return replace(tool, function=run, is_async=True, delegate=None)
+        scripted = replace(tool, function=run, is_async=True, delegate=None)
+        if not counts_votes(self._agent.graph):
+            return scripted
+
+        def rule(arguments: Any, context: HookContext[Any]) -> bool | Approval:
+            asked = self._cursor.side_event.approval
+            own: Any = tool.requires_approval
+            if asked is not None or isinstance(own, (bool, Approval)):
+                return asked or own
+            required: bool | Approval = own(arguments, context) if tool.approval_takes_context else own(arguments)
+            return required
+
+        return replace(scripted, requires_approval=rule)
 
     async def next_reply(self, request: ModelRequest) -> Reply:
         """The scenario's next model reply."""

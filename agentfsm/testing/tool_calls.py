@@ -21,7 +21,7 @@ from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.tools import Tool
 
-__all__ = ["ApprovalCase", "OwnCalls", "approval_cases", "call_key", "requires_approval"]
+__all__ = ["ApprovalCase", "OwnCalls", "Votes", "approval_cases", "call_key", "requires_approval"]
 
 MAX_CANDIDATES = 200
 """Arguments that are tried for one tool."""
@@ -41,11 +41,13 @@ class ApprovalCase:
         tool: The tool's name.
         arguments: The arguments.
         required: Whether approval is required.
+        rule: Who must approve, if the rule says so.
     """
 
     tool: str
     arguments: Mapping[str, Any]
     required: bool
+    rule: Approval | None = None
 
     @property
     def call(self) -> ToolCall:
@@ -57,8 +59,33 @@ class ApprovalCase:
         return f"{self.tool}({arguments})"
 
 
-def requires_approval(tool: Tool, arguments: Mapping[str, Any]) -> bool | None:
-    """Whether a tool's own rule requires approval of a call; None if that cannot be said of the arguments alone.
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """What a path does while a call waits for approval.
+
+    Attributes:
+        count: How many approvals are recorded after which others must approve, too.
+        escalated: Whether the request is escalated.
+    """
+
+    count: int = 0
+    escalated: bool = False
+
+    @property
+    def rule(self) -> Approval:
+        """A rule that needs one approval more."""
+        if not self.escalated:
+            return Approval(self.count + 1)
+        return Approval(self.count + 1, roles=("first",), escalate_to=("second",), escalate_after_s=60)
+
+    def fit(self, rule: bool | Approval | None) -> bool:
+        """Whether a rule needs exactly one approval more, and escalates if the path does."""
+        needed, escalates = (rule.n, bool(rule.escalate_to)) if isinstance(rule, Approval) else (1, False)
+        return needed == self.count + 1 and escalates >= self.escalated
+
+
+def requires_approval(tool: Tool, arguments: Mapping[str, Any]) -> bool | Approval | None:
+    """What a tool's own rule requires for a call; None if that cannot be said of the arguments alone.
 
     They may be invalid, the rule may raise, or it may be a function of the context, too.
 
@@ -70,9 +97,12 @@ def requires_approval(tool: Tool, arguments: Mapping[str, Any]) -> bool | None:
     try:
         validated = tool.arguments(arguments)
         if isinstance(rule, (bool, Approval)):
-            return bool(rule)
+            return rule
         by_arguments = cast("Callable[[dict[str, Any]], bool | Approval]", rule)
-        return None if tool.approval_takes_context else bool(by_arguments(validated))
+        if tool.approval_takes_context:
+            return None
+        required = by_arguments(validated)
+        return required if isinstance(required, Approval) else bool(required)
     except Exception:  # of a validator or of the rule: such a call shows neither
         return None
 
@@ -89,7 +119,8 @@ def approval_cases(tool: Tool, graph: Graph, examples: Iterable[Example] = ()) -
     for arguments in _candidates(tool, [*examples, *_examples_of(graph)]):
         required = requires_approval(tool, arguments)
         if required is not None:
-            found.append(ApprovalCase(tool.name, arguments, required))
+            rule = required if isinstance(required, Approval) else None
+            found.append(ApprovalCase(tool.name, arguments, bool(required), rule))
     return found
 
 
@@ -124,7 +155,7 @@ class OwnCalls:
         return any(case.required for cases in self._cases.values() for case in cases)
 
     def pick(
-        self, number: int, fits: Callable[[Tool], bool], used: Mapping[str, int], limit: int, *, waits: bool
+        self, number: int, fits: Callable[[Tool], bool], used: Mapping[str, int], limit: int, *, votes: Votes | None
     ) -> ToolCall | None:
         """A call; None if there is none.
 
@@ -133,10 +164,14 @@ class OwnCalls:
             fits: Whether a tool may be called.
             used: How often each call has been made on this path, by ``call_key``.
             limit: How often a call may be made.
-            waits: Whether it must wait for approval.
+            votes: What happens while it waits for approval; None if it must not wait.
         """
+
+        def waits_as_wanted(case: ApprovalCase) -> bool:
+            return not case.required if votes is None else case.required and votes.fit(case.rule)
+
         by_tool = [
-            [case.call for case in cases if case.required is waits][:MAX_CALLS]
+            [case.call for case in cases if waits_as_wanted(case)][:MAX_CALLS]
             for name, cases in self._cases.items()
             if fits(self._tools[name]) and not self._tools[name].ends_run
         ]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr, ValidationError
 
@@ -57,7 +57,7 @@ def rule(action: Any, where: dict[Any, Any]) -> PermissionRule:
     return PermissionRule.model_validate({"action": action, "tool": "t", "where": where})
 
 
-def test_rules_give_the_verdicts_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_give_the_verdicts_of_the_table(counted: Callable[[str], None]) -> None:
     """An allow rule applies only if its condition holds; a deny or ask rule also if it cannot be evaluated."""
     wrong: list[Any] = []
     for where, arguments, expected in CASES:
@@ -65,8 +65,7 @@ def test_rules_give_the_verdicts_of_the_table(capsys: pytest.CaptureFixture[str]
         if applies != {"allow": expected is True, "deny": expected is not False, "ask": expected is not False}:
             wrong.append((where, arguments, expected, applies))
     assert wrong == []
-    with capsys.disabled():
-        print(f" [{len(CASES)} cases, {3 * len(CASES)} rules and calls] ", end="")
+    counted(f"rules on arguments: {len(CASES)} cases, {3 * len(CASES)} rules and calls as the reference has them")
     assert len(CASES) >= 300
 
 
@@ -306,6 +305,7 @@ conditions = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no reason to fail
 @given(wheres(conditions), st.dictionaries(keys, values, max_size=4))
 def test_the_verdicts_equal_those_of_the_reference(where: dict[Any, Any], arguments: dict[str, Any]) -> None:
     expected = reference_where(arguments, where)
