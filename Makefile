@@ -12,7 +12,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests coverage lint style mypy pyright bench bench-scale soak diagrams docs build clean
+.PHONY: help demo test tests coverage lint style mypy pyright bench bench-scale soak servers diagrams docs build clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ bench: .venv/.dev  ## Measure speed; fails if a bound is missed
 
 soak: .venv/.dev  ## Run the long fault-injection tests
 	$(BIN)/python -m pytest -n $(JOBS) -m soak
+
+servers: .venv/.dev  ## Run the tests against servers of others that are large or must be built
+	$(BIN)/python -m pytest -n 0 -rs -m servers
 
 diagrams: .venv/.cli  ## Update diagrams/ and the table of the README
 	$(BIN)/agentfsm diagram --output diagrams/

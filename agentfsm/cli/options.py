@@ -137,6 +137,7 @@ class AgentCliOptions:
     temperature: float | None
     max_tokens: int | None
     effort: str | None
+    no_stream: bool
     tools: tuple[str, ...]
     instructions: str
     preset: str
@@ -176,7 +177,7 @@ class AgentCliOptions:
         )
 
     def _resolve_model(self) -> Model:
-        from agentfsm.models import HttpOptions, ModelSettings, resolve
+        from agentfsm.models import HttpOptions, ModelSettings, Unstreamed, resolve
 
         settings = ModelSettings(
             temperature=self.temperature, max_tokens=self.max_tokens, reasoning_effort=cast("Any", self.effort)
@@ -190,7 +191,8 @@ class AgentCliOptions:
         if self.api_key_command is not None and self.api_key_env is not None:
             raise ConfigurationError("--api-key-env and --api-key-command both say where the key is: give one of them")
         key = _api_key(self.api_key_env) if self.api_key_command is None else _key_command(self.api_key_command)
-        return resolve(self.model, base_url=self.base_url, api_key=key, settings=settings, http=http)
+        model = resolve(self.model, base_url=self.base_url, api_key=key, settings=settings, http=http)
+        return Unstreamed(model) if self.no_stream else model
 
     def to_args(self) -> list[str]:
         """The options as command-line arguments, for a command that continues with the same agent.
@@ -365,6 +367,7 @@ def agent_options(command: CommandFunction) -> CommandFunction:
                 "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Maximum length of one reply, in tokens."
             ),
             click.option("--effort", type=click.Choice(EFFORTS), help="How much a reasoning model may think."),
+            click.option("--no-stream", is_flag=True, help="Ask for each reply whole, instead of streamed."),
             click.option("-t", "--tools", multiple=True, type=path, help="A Python file with tools; repeatable."),
             click.option("--instructions", default="", metavar="TEXT", help="The system prompt."),
             click.option(

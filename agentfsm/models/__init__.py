@@ -2,8 +2,8 @@
 
 ``resolve("openai:gpt-5-mini")`` is the usual entry point. ``OpenAIChat``, ``OpenAIResponses``, ``AnthropicMessages``
 and ``OllamaChat`` are the wires behind it, for options that a name cannot express. ``AwsAccount`` and
-``GoogleAccount`` stand in place of an API key. ``FallbackModel``, ``Limited`` and
-``Priced`` wrap other models. Importing this package does not import an HTTP library.
+``GoogleAccount`` stand in place of an API key. ``FallbackModel``, ``Limited``,
+``Priced`` and ``Unstreamed`` wrap other models. Importing this package does not import an HTTP library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agentfsm.models.http_client import HttpOptions
     from agentfsm.models.limits import ConcurrencyLimit, RateLimit
     from agentfsm.models.model_registry import resolve
-    from agentfsm.models.model_wrappers import FallbackModel, Limited, Price, Priced
+    from agentfsm.models.model_wrappers import FallbackModel, Limited, Price, Priced, Unstreamed
     from agentfsm.models.ollama import OllamaChat
     from agentfsm.models.openai_chat import OpenAIChat
     from agentfsm.models.openai_responses import OpenAIResponses
@@ -56,6 +56,7 @@ __all__ = [
     "StreamingModel",
     "TextChunk",
     "ToolCallChunk",
+    "Unstreamed",
     "resolve",
 ]
 
@@ -76,6 +77,6 @@ if not TYPE_CHECKING:
             "agentfsm.models.openai_chat": "OpenAIChat",
             "agentfsm.models.openai_responses": "OpenAIResponses",
             "agentfsm.models.settings": "ModelSettings",
-            "agentfsm.models.model_wrappers": "FallbackModel Limited Price Priced",
+            "agentfsm.models.model_wrappers": "FallbackModel Limited Price Priced Unstreamed",
         },
     )

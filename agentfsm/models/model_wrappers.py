@@ -49,6 +49,7 @@ __all__ = [
     "ModelWrapper",
     "Price",
     "Priced",
+    "Unstreamed",
     "acquire_turn",
     "as_model",
     "close_if_supported",
@@ -467,6 +468,28 @@ class Limited(ModelWrapper):
         async with self.admission(request) as model, aclosing(stream_or_reply(model, request)) as stream:
             async for part in stream:
                 yield part
+
+
+class Unstreamed(ModelWrapper):
+    """A model that is asked for whole replies only, for servers that do not stream well.
+
+    Args:
+        model: The model or its name.
+    """
+
+    @asynccontextmanager
+    async def admission(self, request: ModelRequest) -> AsyncGenerator[Model, None]:
+        """Wait for the limits of the model, if it has any; yields the model to call."""
+        async with acquire_turn(self.model, request) as model:
+            yield Unstreamed(model)
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        """The reply of the model.
+
+        Raises:
+            agentfsm.errors.ModelError: The call failed.
+        """
+        return await self.model.reply(request)
 
 
 class _UsageReportingModel:

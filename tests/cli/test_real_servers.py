@@ -159,17 +159,19 @@ WIRES = ["openai:gpt-5-mini", "openai-responses:gpt-5-mini", "anthropic:claude-s
 
 
 @pytest.mark.parametrize("output", ["--json", "--quiet"])
+@pytest.mark.parametrize("mode", [(), ("--no-stream",)], ids=["streamed", "whole"])
 @pytest.mark.parametrize("name", WIRES)
 def test_the_command_line_runs_a_tool_in_two_turns_on_every_wire(
-    name: str, output: str, aimock: AiMock, cli: Cli, tmp_path: Path
+    name: str, output: str, mode: tuple[str, ...], aimock: AiMock, cli: Cli, tmp_path: Path
 ) -> None:
     aimock.script(FIRST_TURN, SECOND_TURN)
     (tmp_path / "tools.py").write_text(TOOLS)
     url = aimock.openai_url if name.startswith("openai") else aimock.url
     words = ["run", PROMPT, "-m", name, "--base-url", url, "--api-key-env", "MY_KEY", "-t", "tools.py", output]
-    result = cli(*words, MY_KEY=aimock.key)
+    result = cli(*words, *mode, MY_KEY=aimock.key)
     assert result.exit_code == 0, result.output
     assert (json.loads(result.stdout)["output"] if output == "--json" else result.stdout.strip()) == ANSWER
     first, second = aimock.requests()
     assert [tool["function"]["name"] for tool in first["tools"]] == ["weather"]
     assert "Paris: sunny, 21 degrees" in json.dumps(second["messages"])
+    assert [bool(each.get("stream")) for each in (first, second)] == [not mode] * 2

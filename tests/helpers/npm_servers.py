@@ -27,9 +27,11 @@ __all__ = [
     "conformance_command",
     "everything_command",
     "everything_http",
+    "install_once",
     "install_package",
     "require_new_node",
     "require_node",
+    "require_program",
 ]
 
 
@@ -62,31 +64,31 @@ def conformance_command() -> list[str]:
 
 def install_package(name: str, version: str, only: str = "") -> Path:
     """The folder of an npm package without dependencies, or one file of it; skips the test if that fails."""
-    npm, tar = _require_program("npm", name), _require_program("tar", name)
+    npm, tar = require_program("npm", name), require_program("tar", name)
     commands = [
         [npm, "pack", "--silent", "--pack-destination", ".", f"{name}@{version}"],
         [tar, "-xzf", f"{name}-{version}.tgz", f"package/{only}"],
     ]
-    return _install_once(f"{name}-{version}", commands) / "package" / only
+    return install_once(f"{name}-{version}", commands) / "package" / only
 
 
 def _install_program(package: str, version: str, script: str) -> list[str]:
     """The command that runs a script of an npm package, installed with its dependencies."""
     name = package.rpartition("/")[2]
-    node, npm = _require_program("node", name), _require_program("npm", name)
+    node, npm = require_program("node", name), require_program("npm", name)
     options = ["--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", "."]
-    folder = _install_once(f"{name}-{version}", [[npm, "install", *options, f"{package}@{version}"]])
+    folder = install_once(f"{name}-{version}", [[npm, "install", *options, f"{package}@{version}"]])
     return [node, str(folder / "node_modules" / package / script)]
 
 
-def _require_program(program: str, needed_by: str) -> str:
+def require_program(program: str, needed_by: str) -> str:
     path = shutil.which(program)
     if path is None:
         pytest.skip(f"{needed_by} needs {program}, which is not installed")
     return path
 
 
-def _install_once(name: str, commands: list[list[str]]) -> Path:
+def install_once(name: str, commands: list[list[str]], limit_s: float = INSTALL_S) -> Path:
     """The cache folder of a package, filled by commands that run in it if it does not exist; or skips the test.
 
     The commands run in a temporary folder that is renamed at the end: other test processes may install the same
@@ -103,9 +105,7 @@ def _install_once(name: str, commands: list[list[str]]) -> Path:
         pytest.skip(f"{name} cannot be installed: {error}")
     try:
         for command in commands:
-            done = subprocess.run(
-                command, cwd=temporary, capture_output=True, text=True, timeout=INSTALL_S, check=False
-            )
+            done = subprocess.run(command, cwd=temporary, capture_output=True, text=True, timeout=limit_s, check=False)
             if done.returncode != 0:
                 pytest.skip(f"{name} cannot be installed: {done.stderr.strip()[-300:]}")
         try:
@@ -114,7 +114,7 @@ def _install_once(name: str, commands: list[list[str]]) -> Path:
             if not folder.exists():
                 raise
     except subprocess.TimeoutExpired:
-        pytest.skip(f"{name} cannot be installed: npm took more than {INSTALL_S} s")
+        pytest.skip(f"{name} cannot be installed: that took more than {limit_s:g} s")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder

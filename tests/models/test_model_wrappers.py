@@ -30,7 +30,7 @@ from agentfsm.errors import (
 )
 from agentfsm.loop.messages import Message, Reply, ToolCall, Usage
 from agentfsm.loop.model import Model, ModelRequest, StreamChunk, StreamRestart, TextChunk
-from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Price, Priced, RateLimit
+from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Price, Priced, RateLimit, Unstreamed
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, ScriptedModel
 from tests.helpers.model_clients import REQUEST, ScriptedStream, hang
@@ -551,3 +551,29 @@ def test_closing_a_wrapper_closes_the_wrapped_model(wrapped: Any) -> None:
 
     asyncio.run(main())
     assert closed == [True]
+
+
+def test_an_unstreamed_model_is_asked_for_whole_replies_within_the_limits_of_the_inner_one() -> None:
+    asked: list[str] = []
+
+    class Streaming:
+        name = "streaming"
+
+        async def reply(self, request: ModelRequest) -> Reply:
+            asked.append("whole")
+            return Reply(Message.assistant("one two"))
+
+        async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
+            asked.append("streamed")
+            yield TextChunk("one ")
+            yield TextChunk("two")
+            yield Reply(Message.assistant("one two"))
+
+    async def deltas(model: Any) -> list[str]:
+        return [event.text async for event in Agent(model).run("go") if isinstance(event, TextDelta)]
+
+    assert asyncio.run(deltas(Streaming())) == ["one ", "two"]
+    assert asyncio.run(deltas(Unstreamed(Streaming()))) == ["one two"]
+    assert asyncio.run(deltas(Unstreamed(Limited(Streaming(), ConcurrencyLimit(1))))) == ["one two"]
+    assert asked == ["streamed", "whole", "whole"]
+    assert Unstreamed(Streaming()).name == "streaming"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agentfsm import (
@@ -44,6 +45,7 @@ from agentfsm.models.providers import PROVIDERS
 from agentfsm.models.role_rules import ANY_ORDER
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel
 from tests.helpers.chat_templates import TEMPLATES, render
+from tests.helpers.local_servers import run_llama_server, shipped_templates
 from tests.helpers.provider_rules import gemini_errors, mistral_errors, role_errors
 
 K = FailureKind
@@ -236,3 +238,29 @@ def test_a_chat_template_accepts_it(template: Path) -> None:
     for case in CASES:
         for request in requests_of(case):
             assert "Look around." in render(template, encode_chat(request, "m")), str(case)
+
+
+def _bodies() -> Iterator[dict[str, Any]]:
+    return (encode_chat(request, "m") for case in CASES for request in requests_of(case))
+
+
+def _shape(body: dict[str, Any]) -> str:
+    """What a template can object to: which roles follow each other, with which parts."""
+    kinds = [(m["role"], bool(m.get("content")), len(m.get("tool_calls") or ())) for m in body["messages"]]
+    return repr((kinds, bool(body.get("tools"))))
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(7200)  # the first time, the server is built
+def test_llama_server_renders_it_with_every_template_that_it_ships(tmp_path: Path) -> None:
+    bodies = {_shape(body): json.dumps(body) for body in _bodies()}  # one of each order of messages
+    refused: dict[str, str] = {}
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        for template in shipped_templates():
+            with run_llama_server(tmp_path, template) as server:
+                for body in bodies.values():
+                    answer = client.post(f"{server.url}/apply-template", content=body)
+                    if not answer.is_success or "Look around." not in answer.json()["prompt"]:
+                        refused[template.stem] = f"{answer.text[:300]} for {body[:600]}"
+                        break
+    assert refused == {}
