@@ -14,13 +14,13 @@ from agentfsm.journal.fork import fork
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import export_lines
 from agentfsm.journal.redact import Occurrence, RunFilter, TextRedaction, find_text, redact_text
-from agentfsm.journal.replay import Replay, replay
+from agentfsm.journal.replay import Replay
+from agentfsm.journal.replay_settings import ReplaySettings
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.send_signal import SentSignal, send_answer, send_cancel
 from agentfsm.journal.store import Store, consistent_read, off_loop
 from agentfsm.journal.verification import VerificationReport, verify
 from agentfsm.loop.keys import Keyring
-from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.quorum import Actor
 from agentfsm.report.ledger import RunLedger, read_ledger
 from agentfsm.report.run_graph import graph_of_run, path_of_run
@@ -248,29 +248,22 @@ class Runs:
         records, head = await consistent_read(self._store, full_id)
         return await off_loop(lambda found: verify(full_id, found, head, keyring=self._keyring), records)
 
-    async def replay(self, run_id: str, preset: str) -> Replay:
-        """How a run would have gone under a preset, on its recorded outcomes; no model and no tool is called.
+    async def replay(self, run_id: str, under: str | ReplaySettings) -> Replay:
+        """How a run would have gone under a preset or other settings; no model and no tool is called.
 
         Args:
             run_id: Its id, or the beginning of it.
-            preset: The name of the preset.
+            under: The name of the preset, or the settings.
 
         Raises:
             ConfigurationError: There is no such preset.
             UnknownRunError: There is no such run, or there are several.
-            agentfsm.errors.JournalError: The journal cannot be read.
+            agentfsm.errors.JournalError: The journal cannot be read, or it needs a graph that the settings do not name.
             agentfsm.errors.StoreError: The store cannot be read.
         """
-        if preset not in PRESETS:
-            raise ConfigurationError(f"there is no preset {preset!r}; there are: {', '.join(PRESETS)}")
-        chosen = PRESETS[preset]
+        settings = ReplaySettings.of_preset(under) if isinstance(under, str) else under
         records, _ = await consistent_read(self._store, await self.find_id(run_id))
-        return await off_loop(
-            lambda found: replay(
-                found, chosen.graph, policy=chosen.policy, guardrails=chosen.guardrails, behavior=chosen.behavior
-            ),
-            records,
-        )
+        return await off_loop(settings.replay, records)
 
     async def diagram(self, run_id: str, format: str = "svg") -> str:  # noqa: A002  # the conventional name for it
         """The graph that a run's journal pins, with the run's path on it.

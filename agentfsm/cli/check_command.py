@@ -23,13 +23,13 @@ from agentfsm.analysis import (
     needs_approvals,
     never_after,
 )
-from agentfsm.cli.options import CommandFunction, change_guardrails, collect_options, guardrails_option
+from agentfsm.cli.options import CommandFunction, collect_options, guardrails_option
 from agentfsm.cli.reviewed_file import ReviewOptions, matches_review, review_options
 from agentfsm.cli.user_code import load_graph_and_owner, load_object
 from agentfsm.diagrams import Counterexample, write
 from agentfsm.diagrams.promela import promela_model
 from agentfsm.errors import ConfigurationError
-from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.guardrails import AgentGuardrails, change_guardrails
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.quorum import Approval
 from agentfsm.machine.graph import Graph

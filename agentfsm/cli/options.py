@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -43,7 +43,6 @@ __all__ = [
     "CommandFunction",
     "ReportOptions",
     "agent_options",
-    "change_guardrails",
     "collect_options",
     "guardrails_option",
     "report_options",
@@ -109,16 +108,6 @@ def _parse_limits(ctx: click.Context, parameter: click.Parameter, texts: tuple[s
                 "'{\"max_iterations\": 8}'"
             ) from None
     return limits
-
-
-def change_guardrails(guardrails: AgentGuardrails | Mapping[str, Any], limits: Mapping[str, Any]) -> AgentGuardrails:
-    """Guardrails, or those that a journal recorded, with the limits of ``--guardrails`` changed.
-
-    Raises:
-        pydantic.ValidationError: There is no such limit, or a value is out of range.
-    """
-    before = guardrails.model_dump() if isinstance(guardrails, AgentGuardrails) else guardrails
-    return AgentGuardrails.model_validate({**before, **limits})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,17 @@ from rich.progress import Progress
 
 from agentfsm.cli.console import open_console, single_line
 from agentfsm.cli.local_store import await_result, complete_run_id, open_existing_store, store_option
-from agentfsm.cli.options import change_guardrails, guardrails_option
-from agentfsm.cli.user_code import load_graph, preset_graph
+from agentfsm.cli.options import guardrails_option
+from agentfsm.cli.user_code import load_graph
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
-from agentfsm.journal.records import SealedRecord, is_kind, open_record, read_lines
+from agentfsm.journal.records import SealedRecord, read_lines
 from agentfsm.journal.replay import Divergence, Replay, ReplayTotals
-from agentfsm.journal.replay import replay as replay_run
+from agentfsm.journal.replay_settings import ReplaySettings
 from agentfsm.journal.store import Store, consistent_read
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, VerificationReport, verify_export
 from agentfsm.journal.verification import verify as verify_run
-from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.recovery_policy import RecoveryPolicy
-from agentfsm.machine.graph import Graph
 
 __all__ = ["replay"]
 
@@ -82,7 +79,8 @@ def replay(
     """
     if files and run_ids:
         raise click.UsageError("--file names the runs: give files or RUNs, not both")
-    settings = _load_settings(preset, graph, policy, limits)
+    named = load_graph(graph) if graph else None
+    settings = ReplaySettings.of_preset(preset, graph=named, policy=policy, limits=limits)
     if files:
         journals = {str(file): partial(_read_export, file) for file in files}
     else:
@@ -101,44 +99,11 @@ def replay(
     ctx.exit(0 if totals.same == totals.runs else 1)
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """What runs are replayed under; None for what stays as recorded."""
-
-    graph: Graph | None
-    policy: RecoveryPolicy | None
-    guardrails: AgentGuardrails | None
-    behavior: Behavior | None
-    limits: Mapping[str, Any]
-
-    def replay(self, rows: Sequence[SealedRecord]) -> Replay:
-        guardrails = self.guardrails
-        if guardrails is None and self.limits:
-            guardrails = change_guardrails(open_record(rows[0]).get("guardrails", {}), self.limits)
-        return replay_run(
-            rows,
-            self.graph or _recorded_graph(rows),
-            policy=self.policy,
-            guardrails=guardrails,
-            behavior=self.behavior,
-        )
-
-
-def _load_settings(
-    preset_name: str | None, graph_name: str | None, policy_name: str | None, limits: Mapping[str, Any]
-) -> _Settings:
-    preset = PRESETS[preset_name] if preset_name else None
-    graph = load_graph(graph_name) if graph_name else preset.graph if preset else None
-    policy = PRESETS[policy_name].policy if policy_name else preset.policy if preset else None
-    guardrails = change_guardrails(preset.guardrails, limits) if preset else None
-    return _Settings(graph, policy, guardrails, preset.behavior if preset else None, limits)
-
-
 _Journal = Callable[[], tuple[Sequence[SealedRecord], VerificationReport]]
 """Reads a journal, and verifies it."""
 
 
-def _replay_all(journals: Mapping[str, _Journal], settings: _Settings) -> Iterable[tuple[str, Replay | str]]:
+def _replay_all(journals: Mapping[str, _Journal], settings: ReplaySettings) -> Iterable[tuple[str, Replay | str]]:
     """Each run with its replay, or with why it cannot be replayed.
 
     A terminal shows how far this is, and then the results; elsewhere each result is printed at once.
@@ -151,7 +116,7 @@ def _replay_all(journals: Mapping[str, _Journal], settings: _Settings) -> Iterab
         return list(progress.track(results, total=len(journals), description="replaying"))
 
 
-def _replay_one(read: _Journal, settings: _Settings) -> Replay | str:
+def _replay_one(read: _Journal, settings: ReplaySettings) -> Replay | str:
     try:
         rows, report = read()
         if report.code in (TAMPERED, UNVERIFIABLE):
@@ -209,16 +174,3 @@ def _describe_ending(result: Replay) -> str:
     if result.ending:
         return f"; would end as {result.ending}" + (" all the same" if result.recorded_ending else "")
     return f"; how it would end is not known: {result.unknown}" if result.unknown else ""
-
-
-def _recorded_graph(rows: Sequence[SealedRecord]) -> Graph:
-    """The graph that a run's journal pins, if a preset has it."""
-    pins = [row for row in rows if row.seq == 1 or is_kind(row, "run.migrated")]
-    try:
-        fingerprint = open_record(pins[-1])["graph"]["fingerprint"]
-    except (LookupError, TypeError) as error:
-        raise JournalError(f"record {pins[-1].seq if pins else 1} names no graph") from error
-    graph = preset_graph(fingerprint)
-    if graph is None:
-        raise JournalError("no preset has its graph: name the graph with --graph")
-    return graph

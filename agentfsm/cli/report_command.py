@@ -25,16 +25,14 @@ from agentfsm.cli.verify_command import (
     CHECKPOINT_OPTIONS,
     CheckpointOptions,
     signed_hashes,
-    unchecked_lines,
     verify_runs,
-    with_doubt,
 )
 from agentfsm.errors import StoreError
 from agentfsm.journal.checkpoint import Checkpoint
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
-from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, VerificationReport
+from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, VerificationReport, unchecked_lines, with_doubt
 from agentfsm.report.findings import Findings, ReportedRun
 from agentfsm.report.markdown_report import run_markdown
 from agentfsm.report.page import DecisionFilter, find_decisions, period_page, run_page
@@ -184,7 +182,7 @@ def _collect(
         store=location.name if location.file is None else location.file.name,
         key_ids=() if keyring is None else tuple(keyring.key_ids),
         checkpoint="" if signed is None else _describe_checkpoint(signed),
-        unchecked=tuple(unchecked_lines(keyring, signed)),
+        unchecked=tuple(unchecked_lines(keyring is not None, None if signed is None else signed.date)),
         problems=tuple(problems),
     )
 

@@ -13,11 +13,10 @@ from types import ModuleType
 from typing import Any, cast
 
 from agentfsm.errors import ConfigurationError
-from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.tools import Tool
 
-__all__ = ["load_graph", "load_graph_and_owner", "load_object", "load_tools", "preset_graph"]
+__all__ = ["load_graph", "load_graph_and_owner", "load_object", "load_tools"]
 
 
 def load_tools(path: str | Path) -> list[Callable[..., Any]]:
@@ -88,11 +87,6 @@ def _load(name: str) -> tuple[ModuleType, object]:
             raise ConfigurationError(f"{source} has no {part!r}{_available_graphs_hint(module)}")
         value = getattr(value, part)
     return module, value
-
-
-def preset_graph(fingerprint: str) -> Graph | None:
-    """The graph with a fingerprint, as a journal pins it, if a preset has it."""
-    return next((each.graph for each in PRESETS.values() if each.graph.fingerprint == fingerprint), None)
 
 
 def _available_graphs_hint(module: ModuleType) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +35,10 @@ from agentfsm.journal.verification import (
     UNVERIFIABLE,
     CheckpointHashes,
     VerificationReport,
+    unchecked_lines,
     verify_export,
     verify_stored_run,
+    with_doubt,
 )
 from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 
@@ -48,10 +50,8 @@ __all__ = [
     "CheckpointOptions",
     "checkpoint",
     "signed_hashes",
-    "unchecked_lines",
     "verify",
     "verify_runs",
-    "with_doubt",
 ]
 
 _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -167,7 +167,8 @@ def verify(
         source = f"{export_file}: " if export_file is not None and isinstance(error, JournalError) else ""
         click.echo(f"agentfsm: cannot be verified: {source}{shorten(error, 2000)}", err=True)
         codes.add(UNVERIFIABLE)
-    click.echo("\n  ".join(("agentfsm: not checked:", *unchecked_lines(keyring, signed))), err=True)
+    unchecked = unchecked_lines(keyring is not None, signed.date if signed else None)
+    click.echo("\n  ".join(("agentfsm: not checked:", *unchecked)), err=True)
     ctx.exit(next((code for code in (TAMPERED, UNVERIFIABLE, OPEN) if code in codes), GOOD))
 
 
@@ -256,32 +257,6 @@ def signed_hashes(signed: Checkpoint | None, file: Path) -> tuple[CheckpointHash
         f"the checkpoint signed {signed.size} entries of the log, and {file} has {len(log)}, which do not begin with "
         "them: entries were cut off or changed"
     )
-
-
-def with_doubt(report: VerificationReport) -> VerificationReport:
-    """The report; a run of which it is not known who wrote it cannot be verified."""
-    if report.doubt and report.code in (GOOD, OPEN):
-        return replace(report, code=UNVERIFIABLE, reason=report.doubt)
-    return report
-
-
-_KEY_TELLS = (
-    "who wrote the records, the answers and the redactions in them, what waits to be acted on, and each run's epoch "
-    "and owner"
-)
-_CHECKPOINT_TELLS = "whether records or runs were cut off, and whether the file was put back to an older state"
-
-
-def unchecked_lines(keyring: Keyring | None, signed: Checkpoint | None) -> list[str]:
-    """What cannot be checked with the keys and the checkpoint that were given."""
-    unchecked: list[str] = []
-    if keyring is None:
-        unchecked.append(f"without the secret ({SECRET_VARIABLE}, or the key file of the store): {_KEY_TELLS}")
-    if signed is None:
-        unchecked.append(f"without a checkpoint: {_CHECKPOINT_TELLS}")
-    else:
-        unchecked.append(f"since the checkpoint, which is of {signed.date:%Y-%m-%d %H:%M:%S} UTC: {_CHECKPOINT_TELLS}")
-    return unchecked
 
 
 def _read_keyring(location: StoreLocation | None) -> Keyring | None:

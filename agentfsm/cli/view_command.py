@@ -13,13 +13,18 @@ import click
 
 from agentfsm.cli.local_store import (
     await_result,
+    checkpoint_log,
     open_existing_store,
     require_keyring,
     store_option,
     store_secrets,
     used_links_folder,
 )
-from agentfsm.errors import MissingExtraError
+from agentfsm.cli.options import collect_options
+from agentfsm.cli.user_code import load_graph
+from agentfsm.cli.verify_command import CHECKPOINT_OPTIONS, CheckpointOptions, signed_hashes
+from agentfsm.errors import JournalError, MissingExtraError
+from agentfsm.journal.checkpoint import SignedHeads
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
@@ -47,6 +52,7 @@ Examples:
   agentfsm view --store runs.db --open
   agentfsm view --as ann --role manager            answer what waits for you
   agentfsm view --store postgresql://localhost/agents --port 9000
+  agentfsm view --checkpoint note --key public.pem --graph my_graphs.py:MINE
 """
 
 
@@ -56,7 +62,23 @@ Examples:
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role of yours; repeatable.")
 @click.option("--port", default=DEFAULT_PORT, show_default=True, help="The port; 0 for one that is free.")
 @click.option("--open", "open_browser", is_flag=True, help="Open it in your browser.")
-def view(location: StoreLocation, name: str, roles: tuple[str, ...], port: int, open_browser: bool) -> None:
+@click.option(
+    "--graph",
+    "graphs",
+    multiple=True,
+    metavar="MODULE:GRAPH",
+    help="Your own graph, under which runs can be replayed; repeatable.",
+)
+@collect_options(CheckpointOptions, "witness", CHECKPOINT_OPTIONS)
+def view(
+    location: StoreLocation,
+    name: str,
+    roles: tuple[str, ...],
+    port: int,
+    open_browser: bool,
+    graphs: tuple[str, ...],
+    witness: CheckpointOptions,
+) -> None:
     """Show the runs of a store in a browser, live: the table with each run's path, and every move with its reasons.
 
     It reads the store, also while other processes write it, and serves this machine only. Nobody can change anything,
@@ -77,7 +99,14 @@ def view(location: StoreLocation, name: str, roles: tuple[str, ...], port: int, 
         require_keyring(location)
     used = FileReplayGuard(used_links_folder(location)) if known else None
     secret = known[0] if known else None
-    app = agentfsm.viewer.app(store, secret=secret, old_secrets=known[1:], replay_guard=used)
+    app = agentfsm.viewer.app(
+        store,
+        secret=secret,
+        old_secrets=known[1:],
+        replay_guard=used,
+        checkpoint=_signed_heads(witness, location),
+        graphs=[load_graph(each) for each in graphs],
+    )
     with _listen(port) as listening:
         address = f"http://{LOOPBACK}:{listening.getsockname()[1]}/"
         if name:
@@ -90,6 +119,21 @@ def view(location: StoreLocation, name: str, roles: tuple[str, ...], port: int, 
         )
         server = uvicorn.Server(config)
         await_result(_serve(server, listening, app.state.viewer))
+
+
+def _signed_heads(witness: CheckpointOptions, location: StoreLocation) -> SignedHeads | None:
+    """What a checkpoint signed, if one is given.
+
+    Raises:
+        JournalError: The checkpoint or the log is not valid.
+    """
+    signed = witness.read()
+    if signed is None:
+        return None
+    hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(location))
+    if hashes is None:
+        raise JournalError(changed)
+    return SignedHeads(signed.date, hashes)
 
 
 def _sign_in_link(address: str, actor: Actor, keyring: Keyring) -> str:

@@ -24,7 +24,15 @@ from typing import NamedTuple, TypeVar, cast, get_args
 
 from agentfsm.diagrams.dot import dot, render_image
 from agentfsm.diagrams.interchange import scxml, xstate
-from agentfsm.diagrams.overlays import Counterexample, Coverage, DiffOverlay, HooksOverlay, Overlay, RunPath
+from agentfsm.diagrams.overlays import (
+    Counterexample,
+    Coverage,
+    DiffOverlay,
+    HeatMap,
+    HooksOverlay,
+    Overlay,
+    RunPath,
+)
 from agentfsm.diagrams.promela import promela
 from agentfsm.diagrams.style import Theme
 from agentfsm.diagrams.svg import svg
@@ -40,6 +48,7 @@ __all__ = [
     "Coverage",
     "DiffOverlay",
     "Format",
+    "HeatMap",
     "HooksOverlay",
     "LayoutName",
     "Overlay",

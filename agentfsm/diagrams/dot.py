@@ -112,7 +112,7 @@ def _document(view: View, p: Palette, dpi: int | None) -> Iterator[str]:
 
 
 _LOOKS: dict[LegendKey, str] = {
-    "never": "red", "added": "green", "removed": "red", "moved": "yellow", "changed": "yellow",
+    "never": "red", "added": "green", "removed": "red", "moved": "yellow", "changed": "yellow", "often": "yellow",
     "dim": "grey", "current": "thick frame",
 }  # fmt: skip
 """How the marks of overlays look, in words."""

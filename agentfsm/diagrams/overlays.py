@@ -6,6 +6,7 @@ people can show it, and any object with that method is an overlay.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Protocol
 from agentfsm.diagrams.view import Box, Lane, RowKind, RowMark, TableRow, View, box_of, build_view, lane_of, order_boxes
 from agentfsm.machine.graph import Graph
 
-__all__ = ["Counterexample", "Coverage", "DiffOverlay", "HooksOverlay", "Overlay", "RunPath"]
+__all__ = ["Counterexample", "Coverage", "DiffOverlay", "HeatMap", "HooksOverlay", "Overlay", "RunPath"]
 
 
 TIMES_SIGN = "\N{MULTIPLICATION SIGN}"
@@ -164,6 +165,45 @@ class Coverage:
         if cannot:
             caption += f", {len(cannot)} cannot be"
         return replace(view, boxes=boxes, caption=caption, overlaid=True, meanings={"dim": "no run can take it"})
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """How often many runs took each transition: the more often, the longer the bar behind the row.
+
+    ::
+
+        write(LOOP, "used.svg", overlay=HeatMap({"pre_step.otherwise": 1200, "pre_step.cancelled": 3}, runs=310))
+
+    The bars grow with the logarithm of the numbers, so that what happens rarely can be seen beside what always does.
+
+    Attributes:
+        counts: How often each transition was taken, by its id; those that are missing were not taken.
+        runs: How many runs took them; 0 if that is not known.
+    """
+
+    counts: Mapping[str, int]
+    runs: int = 0
+
+    def apply_to(self, view: View) -> View:
+        """The view with a count and a bar on each row that was taken, and the others greyed out.
+
+        Raises:
+            GraphError: An id is not in the graph.
+        """
+        taken = _checked_counts(view.graph, self.counts)
+        most = math.log1p(max(taken.values(), default=0))
+
+        def counted(row: TableRow) -> TableRow:
+            n = taken.get(row.transition.id, 0)
+            if not n:
+                return replace(row, dim=True)
+            return replace(row, mark="often", share=math.log1p(n) / most, tag=f"{TIMES_SIGN}{n}")
+
+        boxes = tuple(replace(b, rows=tuple(counted(r) for r in b.rows)) for b in view.boxes)
+        of = f" of {self.runs} run{'' if self.runs == 1 else 's'}" if self.runs else ""
+        caption = f"{_count_moves(sum(taken.values()))}{of}, by {len(taken)} of {len(view.graph.transitions)} rows"
+        return replace(view, boxes=boxes, caption=caption, overlaid=True, meanings={"dim": "never taken"})
 
 
 @dataclass(frozen=True, slots=True)

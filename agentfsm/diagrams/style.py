@@ -49,7 +49,7 @@ class Palette:
 
     def mark_color(self, mark: RowMark) -> str:
         """The background of rows with a mark."""
-        return {"added": self.added, "moved": self.changed, "changed": self.changed}.get(mark, self.never)
+        return {"added": self.added, "never": self.never, "removed": self.never}.get(mark, self.changed)
 
 
 LIGHT = Palette(

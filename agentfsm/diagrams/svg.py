@@ -126,7 +126,7 @@ def _color_rules(p: Palette) -> list[str]:
         *rules,
         f".mark.never,.mark.removed{{fill:{p.never}}}",
         f".mark.added{{fill:{p.added}}}",
-        f".mark.moved,.mark.changed{{fill:{p.changed}}}",
+        f".mark.moved,.mark.changed,.mark.often{{fill:{p.changed}}}",
         f".line.dim,.box.dim,.bracket.dim{{stroke:{p.faint}}}",
         f".arrow.dim,.bar.dim{{fill:{p.faint}}}",
         f"text.dim{{fill:{p.dim}}}",
@@ -202,7 +202,8 @@ def _row(view: View, row: TableRow, labels: tuple[Label, ...], placed: PlacedBox
     yield f'<g data-edge="{escape_xml(edge.id)}"><title>{escape_xml(tip)}</title>'
     if row.mark:
         top = labels[0].y + y - BASELINE_OFFSET
-        yield f'<rect class="mark {row.mark}" x="{x + 1}" y="{top}" width="{placed.width - 2}" height="{ROW_HEIGHT}"/>'
+        width = max(2, round((placed.width - 2) * row.share))
+        yield f'<rect class="mark {row.mark}" x="{x + 1}" y="{top}" width="{width}" height="{ROW_HEIGHT}"/>'
     yield "".join(_label(label, x, y, row.mark) for label in labels) + "</g>"
 
 

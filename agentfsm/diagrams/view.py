@@ -23,10 +23,10 @@ Lane = Literal["main", "left", "right", "end"]
 LayoutName = Literal["wide", "vertical"]
 """``wide`` has recovery and waiting beside the middle column; ``vertical`` is one column, for narrow screens."""
 
-RowMark = Literal["", "never", "added", "removed", "moved", "changed"]
+RowMark = Literal["", "never", "added", "removed", "moved", "changed", "often"]
 """How an overlay marks a row or a state."""
 
-LegendKey = Literal["never", "added", "removed", "moved", "changed", "dim", "current"]
+LegendKey = Literal["never", "added", "removed", "moved", "changed", "often", "dim", "current"]
 """What an overlay can show that needs an explanation: a mark, what is greyed out, and the thick frame."""
 
 LEGEND_TEXTS: dict[LegendKey, str] = {
@@ -35,6 +35,7 @@ LEGEND_TEXTS: dict[LegendKey, str] = {
     "removed": "gone",
     "moved": "moved",
     "changed": "leads elsewhere",
+    "often": "the longer, the more often",
     "dim": "not reached",
     "current": "the run is here",
 }
@@ -53,6 +54,7 @@ class TableRow:
         mark: How an overlay marks it.
         tag: Text that an overlay adds: a count, "never", "new".
         dim: Whether it is greyed out.
+        share: How much of the row its mark fills, from 0 to 1.
     """
 
     transition: Transition
@@ -62,6 +64,7 @@ class TableRow:
     mark: RowMark = ""
     tag: str = ""
     dim: bool = False
+    share: float = 1.0
 
     @property
     def has_line(self) -> bool:

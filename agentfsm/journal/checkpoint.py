@@ -47,6 +47,19 @@ class Checkpoint:
     date: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class SignedHeads:
+    """What a checkpoint signed, as the log of its store says.
+
+    Attributes:
+        date: When it was written, in UTC.
+        hashes: For each run, hashes of some of its records by their sequence numbers.
+    """
+
+    date: datetime
+    hashes: Mapping[str, Mapping[int, str]]
+
+
 class CheckpointLog:
     """The heads of runs, in the order in which checkpoints found them changed.
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, cast
 
 from pydantic import TypeAdapter
@@ -31,7 +32,7 @@ from agentfsm.journal.hash_chain import HashChainVerifier, InvalidRecordError, M
 from agentfsm.journal.records import FORMAT_VERSION, MIGRATION_BASES, RenameMap, SealedRecord, is_kind, read_line
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.loop.canonical_json import decode
-from agentfsm.loop.keys import Keyring
+from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 from agentfsm.loop.quorum import APPROVING_REPLIES, Actor, Quorum
 from agentfsm.loop.stored_table import StoredTable, read_table
 from agentfsm.machine.declaration import Transition
@@ -47,9 +48,11 @@ __all__ = [
     "UnsupportedFormatError",
     "VerificationReport",
     "require_authentic",
+    "unchecked_lines",
     "verify",
     "verify_export",
     "verify_stored_run",
+    "with_doubt",
 ]
 
 
@@ -479,6 +482,37 @@ def verify(
     doubt = "" if keyring is None else macs.doubt()
     code, claimed = OPEN if unfinished else GOOD, tuple(history.claimed)
     return VerificationReport(run_id, code, len(records), open=unfinished, doubt=doubt, claimed=claimed)
+
+
+def with_doubt(report: VerificationReport) -> VerificationReport:
+    """The report; a run of which it is not known who wrote it cannot be verified."""
+    if report.doubt and report.code in (GOOD, OPEN):
+        return replace(report, code=UNVERIFIABLE, reason=report.doubt)
+    return report
+
+
+_KEY_TELLS = (
+    "who wrote the records, the answers and the redactions in them, what waits to be acted on, and each run's epoch "
+    "and owner"
+)
+_CHECKPOINT_TELLS = "whether records or runs were cut off, and whether the file was put back to an older state"
+
+
+def unchecked_lines(has_secret: bool, signed: datetime | None) -> list[str]:
+    """What cannot be checked with what was given.
+
+    Args:
+        has_secret: Whether the secret of the host was given.
+        signed: The date of the checkpoint that was given, or None.
+    """
+    unchecked: list[str] = []
+    if not has_secret:
+        unchecked.append(f"without the secret ({SECRET_VARIABLE}, or the key file of the store): {_KEY_TELLS}")
+    if signed is None:
+        unchecked.append(f"without a checkpoint: {_CHECKPOINT_TELLS}")
+    else:
+        unchecked.append(f"since the checkpoint, which is of {signed:%Y-%m-%d %H:%M:%S} UTC: {_CHECKPOINT_TELLS}")
+    return unchecked
 
 
 def require_authentic(report: VerificationReport, action: str) -> None:

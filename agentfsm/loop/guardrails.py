@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentfsm.loop.read_only import read_only
 
-__all__ = ["AgentGuardrails", "Behavior"]
+__all__ = ["AgentGuardrails", "Behavior", "change_guardrails"]
 
 
 Count = Annotated[int, Field(gt=0)]
@@ -113,6 +114,16 @@ class AgentGuardrails(BaseModel, frozen=True):
         if self.max_iterations is None:
             return STEPS_WITHOUT_ITERATION_LIMIT
         return STEPS_PER_ITERATION * self.max_iterations * (1 + self.max_continues)
+
+
+def change_guardrails(guardrails: AgentGuardrails | Mapping[str, Any], limits: Mapping[str, Any]) -> AgentGuardrails:
+    """Guardrails, or those that a journal recorded, with some limits changed.
+
+    Raises:
+        pydantic.ValidationError: There is no such limit, or a value is out of range.
+    """
+    before = guardrails.model_dump() if isinstance(guardrails, AgentGuardrails) else guardrails
+    return AgentGuardrails.model_validate({**before, **limits})
 
 
 @read_only

@@ -17,9 +17,11 @@ from starlette.routing import Mount, Route
 
 from agentfsm.agent import Agent
 from agentfsm.errors import AgentfsmError, ConfigurationError, UnknownRunError
+from agentfsm.journal.checkpoint import SignedHeads
 from agentfsm.journal.store import Store
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
+from agentfsm.machine.graph import Graph
 from agentfsm.runs import Runs
 from agentfsm.runtime.host import ReplayGuard
 from agentfsm.viewer.access import LOOPBACK_NAMES, Access, AccessMiddleware, Authenticate, PathScopes, visitor_of
@@ -45,6 +47,8 @@ def app(
     secret: bytes | None = None,
     old_secrets: Sequence[bytes] = (),
     replay_guard: ReplayGuard | None = None,
+    checkpoint: SignedHeads | None = None,
+    graphs: Iterable[Graph] = (),
 ) -> Starlette:
     """An ASGI app that shows the runs of a store.
 
@@ -68,6 +72,8 @@ def app(
         old_secrets: Secrets that the host had before.
         replay_guard: Remembers which one-time links were opened, such as a ``FileReplayGuard`` that all processes of
             the viewer share. Without it, links are refused.
+        checkpoint: What a signed checkpoint says that the store had, to verify it against.
+        graphs: Your own graphs, under which stored runs can be replayed, beside those of the presets.
 
     Raises:
         ConfigurationError: A host is not a name, or an agent has another store.
@@ -93,6 +99,9 @@ def app(
         followed=FollowedRuns(store),
         runner=AgentRunner(store, agents),
         may_change=secret is not None,
+        host_keyring=None if secret is None else keyring,
+        checkpoint=checkpoint,
+        graphs={graph.name: graph for graph in graphs},
     )
     return _starlette(context)
 

@@ -118,23 +118,30 @@ class FollowedRun:
         """All that the journal says."""
         return (await self._read_moves(len(self._sealed) + 1)).ledger.ledger()
 
-    async def picture(self, layout: LayoutName) -> str:
+    async def picture(self, layout: LayoutName, first: int | None = None) -> str:
         """The graph with the run's path, as SVG without its style sheet.
+
+        Args:
+            layout: How it is laid out.
+            first: Only so many moves of the path; None for all.
 
         Raises:
             agentfsm.errors.GraphError: The journal names a row that its graph does not have.
         """
+        if first is not None:
+            return await asyncio.to_thread(self._draw, layout, first)
         count = len(self.path.moves)
         if layout not in self._pictures or self._pictures[layout][0] != count:
             drawn = await asyncio.to_thread(self._draw, layout)
             self._pictures[layout] = count, drawn
         return self._pictures[layout][1]
 
-    def _draw(self, layout: LayoutName) -> str:
+    def _draw(self, layout: LayoutName, first: int | None = None) -> str:
         graph = graph_of_run(self.path.pins)
         ids = {row.id for row in graph}
-        taken = [self.path.kinds[move.kind].id for move in list(self.path.moves)]
-        path = RunPath.from_ids((each for each in taken if each in ids), self.path.state)
+        taken = [self.path.kinds[move.kind] for move in self.path.moves[:first]]
+        state = self.path.state if first is None else taken[-1].target if taken else str(graph.initial)
+        path = RunPath.from_ids((each.id for each in taken if each.id in ids), state)
         return diagram(graph, layout=layout, overlay=path).replace(f"<style>{style_sheet('auto')}</style>\n", "")
 
 

@@ -27,6 +27,7 @@ class MoveKind(NamedTuple):
         ends: How it ends the run, or an empty string.
         said_no: The guards that were asked before it.
         raised: Those that raised an error.
+        failure: The kind of failure that was detected, or an empty string.
     """
 
     id: str
@@ -36,6 +37,7 @@ class MoveKind(NamedTuple):
     ends: str
     said_no: tuple[str, ...]
     raised: tuple[str, ...]
+    failure: str
 
 
 class PathMove(NamedTuple):
@@ -58,7 +60,7 @@ class PathReader:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._table: StoredTable | None = None
-        self._index: dict[tuple[int, str, str], int] = {}
+        self._index: dict[tuple[int, str, str, str], int] = {}
         self.kinds: list[MoveKind] = []
         self.moves: list[PathMove] = []
         self.pins: list[Record] = []
@@ -87,14 +89,15 @@ class PathReader:
         self.pins.append(record)
 
     def _move(self, seq: int, body: dict[str, Any]) -> None:
-        key = len(self.pins), body["transition"], body["tried"]
+        failure = body["failure"]["kind"] if "failure" in body else ""
+        key = len(self.pins), body["transition"], body["tried"], failure
         kind = self._index.get(key)
         if kind is None:
-            self.kinds.append(self._kind(body["transition"], body["tried"]))
+            self.kinds.append(self._kind(body["transition"], body["tried"], failure))
             kind = self._index[key] = len(self.kinds) - 1
         self.moves.append(PathMove(seq, kind, int(body["ts"])))
 
-    def _kind(self, transition: str, tried: str) -> MoveKind:
+    def _kind(self, transition: str, tried: str, failure: str) -> MoveKind:
         table = self._table
         if table is None:
             raise ValueError("it comes before the first record of a run")
@@ -109,4 +112,5 @@ class PathReader:
             row.ends,
             tuple(name for name, answer in answers if answer == "0"),
             tuple(name for name, answer in answers if answer == "e"),
+            failure,
         )

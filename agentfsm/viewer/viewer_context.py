@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 
+from agentfsm.journal.checkpoint import SignedHeads
 from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import Store
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
+from agentfsm.machine.graph import Graph
 from agentfsm.runs import Runs
 from agentfsm.runtime.host import ReplayGuard
 from agentfsm.viewer.access import Access
 from agentfsm.viewer.agent_runner import AgentRunner
 from agentfsm.viewer.followed_run import FollowedRuns
+from agentfsm.viewer.run_figures import FiguresCache
 from agentfsm.viewer.viewer_page import shown
 
 __all__ = ["ViewerContext", "context_of", "run_json", "ticks"]
@@ -41,6 +45,10 @@ class ViewerContext:
         claiming: Its runs, for people of whom the viewer does not know that they are who they say.
         replay_guard: Remembers which links were opened; None if links cannot be opened here.
         may_change: Whether runs can be answered and cancelled: that takes the secret of the host.
+        host_keyring: The keys of the host that writes the store; None without its secret.
+        checkpoint: What a signed checkpoint says the store had, if there is one.
+        graphs: Graphs under which runs can be replayed, by name.
+        figures: What the statistics have read.
         poll_s: How often the store is asked what is new, in seconds.
         stopping: Set when the server stops, so that the connections of open pages end.
     """
@@ -53,6 +61,10 @@ class ViewerContext:
     claiming: Runs
     replay_guard: ReplayGuard | None = None
     may_change: bool = False
+    host_keyring: Keyring | None = None
+    checkpoint: SignedHeads | None = None
+    graphs: Mapping[str, Graph] = field(default_factory=dict[str, Graph])
+    figures: FiguresCache = field(default_factory=FiguresCache)
     poll_s: float = POLL_S
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from agentfsm import Actor, SqliteStore
 from agentfsm.loop.keys import Keyring
@@ -104,3 +106,39 @@ def test_roles_need_a_name_and_answering_needs_the_secret(tmp_path: Path) -> Non
         )  # fmt: skip
         assert done.returncode == 2
         assert text in done.stderr
+
+
+def test_a_checkpoint_and_a_graph_of_the_users_are_taken(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "runs.db") as store:
+        finished_run(store, "sample")
+    key = Ed25519PrivateKey.generate()
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (tmp_path / "public.pem").write_bytes(
+        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import replace\nfrom agentfsm import LOOP\nMINE = replace(LOOP, name='mine')\n"
+    )
+    words = [sys.executable, "-m", "agentfsm", "checkpoint", "--key", "key.pem", "--store", "runs.db"]
+    note = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True).stdout
+    (tmp_path / "note").write_text(note)
+    given = ("--checkpoint", "note", "--key", "public.pem", "--graph", "mine.py:MINE")
+    viewer = subprocess.Popen(
+        command("--store", "runs.db", "--port", "0", *given),
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert viewer.stderr is not None
+    line = viewer.stderr.readline()
+    address = re.search(r"http://127\.0\.0\.1:\d+/", line)
+    assert address is not None, line
+    with httpx.Client(base_url=address[0], trust_env=False) as client:
+        assert client.get("/api/what-if/choices").json()["graphs"] == ["mine"]
+        said = client.get("/api/verification/store").json()
+        assert said["problems"] == []
+        assert any("since the checkpoint" in line for line in said["unchecked"])
+    viewer.send_signal(signal.SIGINT)
+    assert viewer.wait(20) in (0, 130)
+    viewer.stderr.close()

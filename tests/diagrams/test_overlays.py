@@ -9,7 +9,17 @@ from dataclasses import replace
 import pytest
 
 from agentfsm import Agent, HookContext, State, hook, permissions
-from agentfsm.diagrams import FORMATS, Counterexample, Coverage, DiffOverlay, HooksOverlay, Overlay, RunPath, diagram
+from agentfsm.diagrams import (
+    FORMATS,
+    Counterexample,
+    Coverage,
+    DiffOverlay,
+    HeatMap,
+    HooksOverlay,
+    Overlay,
+    RunPath,
+    diagram,
+)
 from agentfsm.diagrams.layout import compute_layout
 from agentfsm.diagrams.view import TableRow, View, build_view
 from agentfsm.errors import GraphError
@@ -139,6 +149,23 @@ def test_coverage_does_not_require_impossible_rows() -> None:
     assert view.caption == "coverage: 2 of 6 transitions taken, 1 cannot be"
     with pytest.raises(GraphError, match=r"work\.nonsense"):
         diagram(SMALL_GRAPH, overlay=Coverage({}, ["work.nonsense"]))
+
+
+def test_a_heat_map_has_longer_bars_where_more_runs_went() -> None:
+    counts = {"plan.otherwise": 99, "work.revise": 9, "work.otherwise": 0}
+    view = HeatMap(counts, runs=20).apply_to(build_view(SMALL_GRAPH))
+    found = rows(view)
+    assert (found["plan.otherwise"].tag, found["plan.otherwise"].share) == (f"{TIMES}99", 1.0)
+    assert found["work.revise"].share == pytest.approx(0.5)  # log 10 of log 100
+    assert (found["work.otherwise"].dim, found["work.otherwise"].mark) == (True, "")
+    assert view.caption.startswith("108 transitions of 20 runs, by 2 of ")
+    assert [key for key, _ in view.legend] == ["often", "dim"]
+    svg = diagram(SMALL_GRAPH, overlay=HeatMap(counts, runs=20))
+    widths = [int(each) for each in re.findall(r'<rect class="mark often" x="\d+" y="\d+" width="(\d+)"', svg)]
+    _, *bars = widths  # the first is the sample in the legend
+    assert len(bars) == 2
+    assert min(bars) == pytest.approx(max(bars) / 2, abs=1)
+    assert HeatMap({}).apply_to(build_view(SMALL_GRAPH)).caption.startswith("0 transitions, by 0 of ")
 
 
 def test_a_counterexample_numbers_its_steps_and_names_the_property() -> None:

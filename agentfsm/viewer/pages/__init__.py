@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from agentfsm.viewer.pages import inbox_page, link_page, run_page, runs_page
+from agentfsm.viewer.pages import (
+    compare_page,
+    inbox_page,
+    link_page,
+    run_page,
+    runs_page,
+    statistics_page,
+    verification_page,
+    what_if_page,
+)
 from agentfsm.viewer.viewer_page import Page
 
 __all__ = ["PAGES"]
@@ -11,5 +20,9 @@ PAGES: tuple[Page, ...] = (
     runs_page.PAGE,
     inbox_page.PAGE,
     run_page.PAGE,
+    statistics_page.PAGE,
+    compare_page.PAGE,
+    what_if_page.PAGE,
+    verification_page.PAGE,
     link_page.PAGE,
 )

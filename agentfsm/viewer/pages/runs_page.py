@@ -18,13 +18,13 @@ from agentfsm.viewer.live_events import LiveEvent, event_response
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json, ticks
 from agentfsm.viewer.viewer_page import Page, PageError, json_response
 
-__all__ = ["PAGE"]
+__all__ = ["PAGE", "query_of"]
 
 MAX_LIMIT = 200
 _TEXTS = ("ending", "actor", "session", "tag", "model", "text", "waiting_role", "run_id")
 
 
-def _query(request: Request) -> RunQuery:
+def query_of(request: Request) -> RunQuery:
     """What the address of a request asks for.
 
     Raises:
@@ -51,17 +51,17 @@ async def _page_json(context: ViewerContext, query: RunQuery) -> dict[str, Any]:
 
 async def list_runs(request: Request) -> Response:
     """A page of the runs that a query finds."""
-    return json_response(await _page_json(context_of(request), _query(request)))
+    return json_response(await _page_json(context_of(request), query_of(request)))
 
 
 async def count_runs(request: Request) -> Response:
     """How many runs a query finds."""
-    return json_response({"count": await context_of(request).runs.count(_query(request))})
+    return json_response({"count": await context_of(request).runs.count(query_of(request))})
 
 
 async def follow_runs(request: Request) -> Response:
     """The first page of a query, whenever it changes: its runs in order, and those of them that are new or changed."""
-    context, query = context_of(request), _query(request)
+    context, query = context_of(request), query_of(request)
 
     async def events() -> AsyncIterator[LiveEvent | None]:
         known: dict[str, str] = {}

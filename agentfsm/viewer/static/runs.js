@@ -1,38 +1,9 @@
 /** The runs of the store: search, filters, pages, live. */
 
-import {address, duration, el, follow, get, money, notice, runAddress, said, start, statusBadge, time, words} from './common.js';
+import {duration, el, follow, get, money, notice, runAddress, said, start, statusBadge, time, words} from './common.js';
+import {filterForm, question} from './run_filters.js';
 
 const COLUMNS = ['status', 'what was asked', 'started', 'took', 'cost', 'by', 'tags', 'waits for', 'run'];
-const STATUSES = [['', 'any'], ['running', 'running'], ['suspended', 'waiting'], ['finished', 'finished']];
-const ENDINGS = ['', 'completed', 'partial', 'handed_off', 'cancelled', 'aborted'];
-const FIELDS = ['text', 'status', 'ending', 'actor', 'tag', 'model', 'waiting_role', 'run_id', 'since', 'until'];
-
-const field = (name, label, input) => el('label', {}, el('span', {}, label), Object.assign(input, {name}));
-const select = (options) => el('select', {}, options.map(([value, text]) => el('option', {value}, text)));
-const input = (type, placeholder = '') => el('input', {type, placeholder});
-
-function filterForm() {
-  const more = el('details', {}, el('summary', {}, 'More filters'), el('div', {className: 'fields'},
-    field('actor', 'Requested by', input('text', 'ann')), field('tag', 'Tag', input('text', 'billing')),
-    field('model', 'Model', input('text')), field('waiting_role', 'Waits for role', input('text', 'manager')),
-    field('run_id', 'Id begins with', input('text')), field('since', 'Started from (UTC)', input('date')),
-    field('until', 'Started before (UTC)', input('date'))));
-  return el('form', {className: 'filters', role: 'search', 'aria-label': 'Runs'},
-    el('div', {className: 'fields'},
-      field('text', 'What was asked', input('search', 'part of it')), field('status', 'Status', select(STATUSES)),
-      field('ending', 'Ending', select(ENDINGS.map((each) => [each, each ? words(each) : 'any']))),
-      el('button', {type: 'submit'}, 'Search'), el('button', {type: 'reset'}, 'Clear')), more);
-}
-
-const day = (text) => (text ? Date.parse(`${text}T00:00:00Z`) / 1000 : '');
-
-/** What the form asks for, and what of it stands in the address of the page. */
-function question(form) {
-  const values = Object.fromEntries(FIELDS.map((name) => [name, form.elements[name].value.trim()]));
-  history.replaceState(null, '', address('', values));
-  return {...values, since: day(values.since), until: day(values.until)};
-}
-
 function row(run) {
   const took = run.started === null ? '' : duration(Math.max(0, run.updated - run.started));
   const waits = run.waiting && [words(run.waiting.kind), run.waiting.tool && said(run.waiting.tool),
@@ -48,8 +19,6 @@ function row(run) {
 
 await start(async (main) => {
   const form = filterForm();
-  for (const [name, value] of new URLSearchParams(location.search)) if (FIELDS.includes(name)) form.elements[name].value = value;
-  if (FIELDS.slice(3).some((name) => form.elements[name].value)) form.querySelector('details').open = true;
   const body = el('tbody'), count = el('p', {className: 'note', role: 'status'}), live = el('span', {className: 'note live'});
   const newer = el('button', {type: 'button'}, 'Newest'), older = el('button', {type: 'button'}, 'Older');
   const table = el('table', {className: 'runs'}, el('caption', {}, 'The runs of the store, the newest first. Times are UTC.'),

@@ -1,0 +1,190 @@
+"""Two runs, or a run and a replay of it under a preset: the first difference, in the ledger and in the picture."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agentfsm.analysis import diff
+from agentfsm.diagrams import LayoutName
+from agentfsm.errors import AgentfsmError, ConfigurationError
+from agentfsm.journal.run_info import RunQuery
+from agentfsm.loop.presets import PRESETS
+from agentfsm.report.ledger import LedgerRow
+from agentfsm.report.run_graph import graph_of_run
+from agentfsm.viewer.access import visitor_of
+from agentfsm.viewer.followed_run import FollowedRun
+from agentfsm.viewer.step_reader import move_json
+from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json
+from agentfsm.viewer.viewer_page import Page, PageError, json_response, markup_response, shown
+
+__all__ = ["PAGE", "FirstDifference", "first_difference"]
+
+BLOCK = 200
+"""So many moves are read at a time."""
+
+SHOWN_BEFORE, SHOWN_AFTER = 3, 5
+"""How many moves of each run are shown before and after the first difference."""
+
+
+class FirstDifference(NamedTuple):
+    """Where two runs part.
+
+    Attributes:
+        starts: How many moves of each come before the first that is compared: a fork has none of those that its
+            parent made before.
+        same: How many moves they have in common from there on, with what these say.
+        what: ``move`` if another row was taken, ``outcome`` if the same row was taken on something else, ``end`` if
+            one of them stops there; empty if they are the same.
+    """
+
+    starts: tuple[int, int]
+    same: int
+    what: str
+
+
+async def first_difference(one: FollowedRun, other: FollowedRun) -> FirstDifference:
+    """Where two runs part: the first move in which they differ."""
+    starts, same = (_moves_before(one, other), _moves_before(other, one)), 0
+    while True:
+        mine, theirs = [
+            await run.moves(start + same, start + same + BLOCK) for run, start in zip((one, other), starts, strict=True)
+        ]
+        for a, b in zip(mine, theirs, strict=False):
+            if a.transition != b.transition:
+                return FirstDifference(starts, same, "move")
+            if _said(a) != _said(b):
+                return FirstDifference(starts, same, "outcome")
+            same += 1
+        if len(mine) != len(theirs):
+            return FirstDifference(starts, same, "end")
+        if len(mine) < BLOCK:
+            return FirstDifference(starts, same, "")
+
+
+def _moves_before(run: FollowedRun, fork: FollowedRun) -> int:
+    """How many moves a run had made when another one was forked from it; 0 if it was not."""
+    try:
+        parent = fork.path.pins[0].data["parent"]
+        if parent["run"] != run.run_id:
+            return 0
+        return bisect_right(run.path.moves, int(parent["seq"]), key=lambda move: move.seq)
+    except (LookupError, TypeError, ValueError):  # it is no fork, or its journal was changed
+        return 0
+
+
+def _said(row: LedgerRow) -> tuple[object, ...]:
+    """What a move says, apart from when it was made."""
+    return row.target, row.outcome, row.summary, row.failure, row.action, row.ends
+
+
+async def _run(request: Request, name: str) -> FollowedRun:
+    run_id = request.query_params.get(name, "")
+    if not run_id:
+        raise PageError(400, "name two runs, or a run and a preset")
+    visitor_of(request).check_sees(run_id)
+    context = context_of(request)
+    return await context.followed.get(await context.runs.find_id(run_id))
+
+
+async def _info_json(context: ViewerContext, run_id: str) -> dict[str, Any]:
+    page = await context.runs.list(RunQuery(run_id=run_id, limit=5))
+    found = next((info for info in page.runs if info.run_id == run_id), None)
+    return {"id": run_id} if found is None else run_json(found)
+
+
+async def _window(run: FollowedRun, at: int) -> list[dict[str, Any]]:
+    return [move_json(row) for row in await run.moves(max(0, at - SHOWN_BEFORE), at + SHOWN_AFTER)]
+
+
+async def compare_runs(request: Request) -> Response:
+    """Where two runs part, with the moves around."""
+    context = context_of(request)
+    one, other = await _run(request, "a"), await _run(request, "b")
+    found = await first_difference(one, other)
+    return json_response(
+        {
+            "a": await _info_json(context, one.run_id),
+            "b": await _info_json(context, other.run_id),
+            "starts": dict(zip("ab", found.starts, strict=True)),
+            "same": found.same,
+            "what": found.what,
+            "moves": {"a": len(one.path.moves), "b": len(other.path.moves)},
+            "window": {
+                name: await _window(run, start + found.same)
+                for name, run, start in zip("ab", (one, other), found.starts, strict=True)
+            },
+            "graphs": shown(await asyncio.to_thread(_graph_difference, one, other)),
+        }
+    )
+
+
+def _graph_difference(one: FollowedRun, other: FollowedRun) -> str:
+    """How the graphs of two runs differ; empty if they do not, or if that is not known."""
+    try:
+        mine, theirs = graph_of_run(one.path.pins), graph_of_run(other.path.pins)
+        return "" if mine.fingerprint == theirs.fingerprint else str(diff(mine, theirs))
+    except (AgentfsmError, LookupError, TypeError, ValueError, AttributeError, StopIteration):
+        return "their graphs cannot be compared: a journal does not pin one that can be read"
+
+
+async def compare_replay(request: Request) -> Response:
+    """Where a replay of a run under a preset parts from it."""
+    context, run, preset = context_of(request), await _run(request, "a"), request.query_params.get("preset", "")
+    try:
+        replay = await context.runs.replay(run.run_id, preset)
+    except ConfigurationError as error:
+        raise PageError(400, str(error)) from error
+    except AgentfsmError as error:
+        raise PageError(422, f"the run cannot be replayed: {error}") from error
+    first = replay.divergences[0] if replay.divergences else None
+    same = next((at for at, move in enumerate(run.path.moves) if first and move.seq >= first.seq), len(run.path.moves))
+    return json_response(
+        {
+            "a": await _info_json(context, run.run_id),
+            "preset": preset,
+            "same": same,
+            "divergences": [
+                {"seq": each.seq, "recorded": shown(each.recorded), "instead": shown(each.instead)}
+                for each in replay.divergences
+            ],
+            "recorded_ending": replay.recorded_ending,
+            "ending": replay.ending,
+            "unknown": shown(replay.unknown),
+            "window": {"a": await _window(run, same)},
+        }
+    )
+
+
+async def show_presets(request: Request) -> Response:
+    """The presets under which a run can be replayed."""
+    return json_response({"presets": list(PRESETS)})
+
+
+async def show_picture(request: Request) -> Response:
+    """The graph of a run with its first moves."""
+    run = await _run(request, "run")
+    layout: LayoutName = "vertical" if request.query_params.get("layout") == "vertical" else "wide"
+    try:
+        moves = int(request.query_params.get("moves", "0"))
+        return markup_response(await run.picture(layout, moves), "image/svg+xml")
+    except (AgentfsmError, LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise PageError(422, "the graph cannot be drawn: the journal does not pin one that can be read") from error
+
+
+PAGE = Page(
+    "/compare",
+    "Compare",
+    "compare.js",
+    (
+        Route("/compare", compare_runs),
+        Route("/compare/replay", compare_replay),
+        Route("/compare/presets", show_presets),
+        Route("/compare/picture", show_picture),
+    ),
+)

@@ -1,0 +1,145 @@
+"""What the statistics add up: figures of single runs, read from their paths, and the totals of many."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from agentfsm.journal.records import Record, SealedRecord
+from agentfsm.journal.run_info import RunInfo
+from agentfsm.viewer.path_reader import PathReader
+
+__all__ = ["Figures", "FiguresCache", "Listed", "figures_of", "totals_by_day", "totals_by_graph"]
+
+
+class Figures(NamedTuple):
+    """What one run did, as numbers.
+
+    Attributes:
+        fingerprint: The fingerprint of its graph, the last one if it was migrated.
+        graph_name: The name of that graph.
+        pins: The records that pin a graph, from which it can be drawn.
+        moves: How often it took each row of that graph.
+        failures: How often each kind of failure was detected.
+    """
+
+    fingerprint: str
+    graph_name: str
+    pins: tuple[Record, ...]
+    moves: Counter[str]
+    failures: Counter[str]
+
+
+def figures_of(run_id: str, records: Sequence[SealedRecord]) -> Figures:
+    """The figures of a run; what cannot be read of its journal is left out."""
+    path = PathReader(run_id)
+    path.add(records)
+    graph: dict[str, Any] = path.pins[-1].data.get("graph", {}) if path.pins else {}
+    kinds = Counter(move.kind for move in path.moves)
+    rows: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
+    for index, count in kinds.items():
+        kind = path.kinds[index]
+        rows[kind.id] += count
+        if kind.failure:
+            failures[kind.failure] += count
+    return Figures(str(graph.get("fingerprint", "")), str(graph.get("name", "")), tuple(path.pins), rows, failures)
+
+
+class Listed(NamedTuple):
+    """A run as it is listed, with its figures."""
+
+    info: RunInfo
+    figures: Figures
+
+
+class FiguresCache:
+    """Figures of runs that have not changed since they were read.
+
+    Args:
+        most: How many are kept.
+    """
+
+    def __init__(self, most: int = 5_000) -> None:
+        self._most = most
+        self._known: OrderedDict[str, tuple[float | None, str, Figures]] = OrderedDict()
+
+    def get(self, info: RunInfo) -> Figures | None:
+        """The figures of a run, if they are known and it is as it was."""
+        known = self._known.get(info.run_id)
+        # the listing of a run in progress may be a second old, so only one that rests is taken as unchanged
+        if known is None or info.status == "running" or known[:2] != (info.updated, info.status):
+            return None
+        return known[2]
+
+    def put(self, info: RunInfo, figures: Figures) -> None:
+        """Keep the figures of a run."""
+        self._known[info.run_id] = info.updated, info.status, figures
+        self._known.move_to_end(info.run_id)
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+
+@dataclass
+class _Day:
+    runs: int = 0
+    tokens: int = 0
+    cost_usd: float | None = None
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.endings: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+
+
+def totals_by_day(runs: Iterable[Listed]) -> list[dict[str, Any]]:
+    """The runs of each day (UTC) on which some started, the latest day first."""
+    days: dict[str, _Day] = {}
+    for info, figures in runs:
+        if info.started is None:
+            continue
+        day = days.setdefault(f"{datetime.fromtimestamp(info.started, UTC):%Y-%m-%d}", _Day())
+        day.runs += 1
+        day.endings[info.ending or info.status] += 1
+        day.failures += figures.failures
+        day.tokens += info.tokens or 0
+        if info.cost_usd is not None:
+            day.cost_usd = (day.cost_usd or 0.0) + info.cost_usd
+        day.seconds += max(0.0, (info.updated or info.started) - info.started)
+    return [
+        {
+            "day": name,
+            "runs": day.runs,
+            "endings": dict(day.endings),
+            "failures": dict(day.failures.most_common()),
+            "tokens": day.tokens,
+            "cost": day.cost_usd,
+            "seconds": day.seconds,
+        }
+        for name, day in sorted(days.items(), reverse=True)
+    ]
+
+
+def totals_by_graph(runs: Iterable[Listed]) -> list[dict[str, Any]]:
+    """How often each row of each graph was taken, and by how many runs; the graph of most runs first."""
+    graphs: dict[str, tuple[str, Counter[str], Counter[str], list[int]]] = {}
+    for _, figures in runs:
+        if figures.fingerprint:
+            _, moves, taken_by, count = graphs.setdefault(
+                figures.fingerprint, (figures.graph_name, Counter(), Counter(), [0])
+            )
+            moves += figures.moves
+            taken_by.update(figures.moves.keys())
+            count[0] += 1
+    return [
+        {
+            "fingerprint": fingerprint,
+            "name": name,
+            "runs": count[0],
+            "rows": [{"id": row, "moves": number, "runs": taken_by[row]} for row, number in moves.most_common()],
+        }
+        for fingerprint, (name, moves, taken_by, count) in sorted(graphs.items(), key=lambda each: -each[1][3][0])
+    ]

@@ -1,0 +1,102 @@
+/** Two runs, or a run and what it would have done under a preset: where they part, in the ledger and in the picture. */
+
+import {address, el, facts, get, getText, markup, notice, runAddress, said, start, statusBadge, words} from './common.js';
+import {field, input, select} from './run_filters.js';
+import {table} from './tables.js';
+
+const NARROW = matchMedia('(max-width: 48rem)');
+const DIFFERENCES = {
+  move: 'From here on they take different rows.',
+  outcome: 'They take the same row here, on something else that the model, a tool or a person said.',
+  end: 'One of them has no move after this.',
+  '': 'They are the same in every move.',
+};
+
+function compareForm(presets) {
+  return el('form', {className: 'filters', 'aria-label': 'What to compare'}, el('div', {className: 'fields'},
+    field('a', 'Run', Object.assign(input('text', 'its id, or the beginning'), {required: true})), field('b', 'With run', input('text')),
+    field('preset', 'or with itself under', select([['', 'no preset'], ...presets.map((name) => [name, name])])),
+    el('button', {type: 'submit'}, 'Compare')));
+}
+
+const link = (run) => el('a', {href: runAddress(run.id)}, el('code', {}, run.id));
+
+/** The moves of a run around the first difference, which is marked. */
+const moves = (name, rows, same) => table(name, ['move', 'row', 'guards that said no', 'on what'],
+  rows.map((row) => [
+    row.number === same + 1 ? el('strong', {}, `${row.number} (first difference)`) : String(row.number),
+    el('code', {}, said(`${row.source}.${row.guard} \u2192 ${row.target}`)),
+    said(row.asked.filter(([, answer]) => answer !== 'held').map(([name]) => name).join(', ')),
+    [said(words(row.outcome)), row.summary ? [': ', said(row.summary)] : [], row.failure ? [' ', said(row.failure)] : [], row.ends ? ` (ends: ${words(row.ends)})` : ''].flat(),
+  ]));
+
+/** The picture of a run up to its move after those that it has in common, with that row highlighted. */
+function picture(run, same, row) {
+  const box = el('div', {className: 'scroll', role: 'region', 'aria-label': `Picture of run ${run.id} up to the difference`, tabIndex: 0});
+  getText('compare/picture', {run: run.id, moves: same + (row ? 1 : 0), layout: NARROW.matches ? 'vertical' : ''}).then((text) => {
+    const svg = markup(text, 'image/svg+xml')[0];
+    const id = row && `${row.source}.${row.guard}`;
+    for (const each of svg.querySelectorAll('[data-edge]')) if (each.dataset.edge.split(' ').includes(id)) each.classList.add('now');
+    box.replaceChildren(svg);
+  }).catch((error) => box.replaceChildren(el('p', {}, error.message)));
+  return el('figure', {className: 'picture'}, box, el('figcaption', {className: 'note'},
+    row ? 'The path up to the first difference, and the row that was then taken.' : 'The whole path.'));
+}
+
+const pane = (title, run, rows, same) => {
+  const row = rows.find((each) => each.number === same + 1);
+  return el('section', {className: 'pane'}, el('h2', {}, title, ' ', link(run), ' ', run.status ? statusBadge(run) : ''),
+    moves(`Moves of ${run.id}`, rows, same), picture(run, same, row));
+};
+
+const total = (same) => `${same.toLocaleString('en')} move${same === 1 ? '' : 's'}`;
+
+async function showRuns(result, asked) {
+  const found = await get('compare', asked);
+  result.replaceChildren(
+    el('p', {role: 'status'}, el('strong', {}, `They have ${total(found.starts.a + found.starts.b + found.same)} in common. `), DIFFERENCES[found.what]),
+    facts([['Moves', `${found.moves.a} and ${found.moves.b}`]]),
+    ...(found.graphs ? [el('details', {}, el('summary', {}, 'They follow different graphs'), el('pre', {className: 'said'}, found.graphs))] : []),
+    el('div', {className: 'panes'}, ...['a', 'b'].map((name) => pane('Run', found[name], found.window[name], found.starts[name] + found.same))));
+}
+
+async function showReplay(result, asked) {
+  const found = await get('compare/replay', asked);
+  const ending = found.ending ? `It would end as ${found.ending}` : 'How it would end is not known';
+  result.replaceChildren(
+    el('p', {role: 'status'}, el('strong', {}, found.divergences.length
+      ? `Under ${found.preset}, the first ${total(found.same)} are the same.` : `Under ${found.preset}, every move is the same.`)),
+    facts([
+      ['Recorded ending', found.recorded_ending || 'none yet'],
+      ['Under this preset', [ending, found.unknown ? [': ', said(found.unknown)] : ''].flat()],
+    ]),
+    found.divergences.length
+      ? table('Every move that would be another', ['record', 'recorded', 'instead'],
+        found.divergences.map((each) => [el('a', {href: runAddress(found.a.id, each.seq)}, String(each.seq)),
+          el('code', {}, said(each.recorded)), el('code', {}, said(each.instead))]))
+      : '',
+    el('div', {className: 'panes'}, pane('As recorded: run', found.a, found.window.a, found.same)));
+}
+
+await start(async (main) => {
+  const form = compareForm((await get('compare/presets')).presets);
+  const result = el('div', {'aria-live': 'polite'});
+  main.append(form, result);
+  const given = new URLSearchParams(location.search);
+  for (const name of ['a', 'b', 'preset']) form.elements[name].value = given.get(name) ?? '';
+
+  async function compare(event) {
+    event?.preventDefault();
+    const asked = Object.fromEntries(['a', 'b', 'preset'].map((name) => [name, form.elements[name].value.trim()]));
+    history.replaceState(null, '', address('compare', asked));
+    if (!asked.b && !asked.preset) {
+      notice('name a second run, or choose a preset', 'error');
+      return;
+    }
+    await (asked.b ? showRuns(result, {a: asked.a, b: asked.b}) : showReplay(result, {a: asked.a, preset: asked.preset}))
+      .catch((error) => notice(error.message, 'error'));
+  }
+  form.addEventListener('submit', compare);
+  if (form.elements.a.value) await compare();
+  else result.append(el('p', {}, 'Name a run, and another one, such as its fork, or a preset under which it is replayed.'));
+});

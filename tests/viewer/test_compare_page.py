@@ -1,0 +1,105 @@
+"""Comparisons in a real browser: a run with its fork, with another run, and with itself under a preset."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import agentfsm.viewer
+from agentfsm import Agent, Host, MemoryStore
+from agentfsm.runs import Runs
+from agentfsm.testing import ScriptedModel, call
+from tests.helpers.browser import elsewhere, has_text, site_page
+from tests.helpers.viewer_server import served
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+
+def search(query: str) -> str:
+    """Search."""
+    if query == "broken":
+        raise ValueError("no such table")
+    return "3 hits"
+
+
+def runs_and_a_fork() -> Any:
+    store = MemoryStore()
+    host = Host(store=store, secret=SECRET)
+    model = ScriptedModel([call("search", query="broken"), call("search", query="x"), "found"])
+    Agent(model, tools=[search], host=host).run_sync("Where?", run_id="first")
+    Agent(ScriptedModel(["here"]), tools=[search], host=host).run_sync("Where?", run_id="plain")
+    Agent(ScriptedModel(["there"]), tools=[search], host=host).run_sync("Where?", run_id="plain-too")
+
+    async def fork() -> None:
+        await Runs(store, secret=SECRET).fork("first", 12, "fork")  # in its second model call
+        await Agent(ScriptedModel(["Instead."]), tools=[search], host=host).resume("fork")
+
+    asyncio.run(fork())
+    return store
+
+
+@pytest.fixture(scope="module")
+def store() -> Any:
+    return elsewhere(runs_and_a_fork)
+
+
+@pytest.fixture(scope="module")
+def site(store: Any) -> Iterator[str]:
+    with served(agentfsm.viewer.app(store)) as address:
+        yield address
+
+
+def test_a_fork_is_compared_with_what_its_parent_did_afterwards(browser: Any, site: str) -> None:
+    with site_page(browser, site) as (page, events):
+        page.goto("/compare?a=first&b=fork")
+        # pre_step, call_llm, post_llm, dispatch_tool, post_tool, recover, pre_step: the fork starts in call_llm
+        has_text(page.get_by_role("status").first, "They have 7 moves in common.")
+        has_text(page.locator(".pane").nth(0), "8 (first difference)")
+        has_text(page.locator(".pane").nth(1), "1 (first difference)")
+        has_text(page.locator(".pane").nth(1), "replied: Instead.")
+        page.wait_for_selector(".pane:nth-child(1) g[data-edge='call_llm.otherwise'].now")
+        page.wait_for_selector(".pane:nth-child(2) g[data-edge='call_llm.otherwise'].now")
+        assert events == []
+
+
+def test_two_runs_part_where_they_take_another_row_or_something_else_was_said(browser: Any, site: str) -> None:
+    with site_page(browser, site) as (page, events):
+        page.goto("/compare")
+        page.get_by_label("Run", exact=True).fill("plain")
+        page.get_by_label("With run").fill("plain-too")
+        page.get_by_role("button", name="Compare").click()
+        has_text(page.get_by_role("status").first, "They have 1 move in common. They take the same row here")
+        page.goto("/compare?a=plain&b=plain")
+        has_text(page.get_by_role("status").first, "They are the same in every move.")
+        assert page.url.endswith("/compare?a=plain&b=plain")
+        assert events == []
+
+
+def test_a_run_is_compared_with_what_a_preset_would_have_done(browser: Any, site: str) -> None:
+    with site_page(browser, site) as (page, events):
+        page.goto("/compare?a=first&preset=strict")
+        has_text(page.get_by_role("status").first, "Under strict, the first 4 moves are the same.")
+        has_text(page.locator("table").first, "post_tool.tool_error -> recover")
+        has_text(page.locator("table").first, "post_tool.otherwise -> pre_step")
+        page.goto("/compare?a=plain&preset=standard")
+        has_text(page.get_by_role("status").first, "every move is the same")
+        assert events == []
+
+
+@pytest.mark.parametrize(
+    ("question", "status"),
+    [
+        ("compare?a=first", 400),
+        ("compare?a=first&b=nobody", 404),
+        ("compare/replay?a=first&preset=odd", 400),
+        ("compare/picture?run=first&moves=x", 422),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_a_reason(browser: Any, site: str, question: str, status: int) -> None:
+    with site_page(browser, site) as (page, _):
+        answer = page.request.get(f"/api/{question}")
+        assert answer.status == status
+        assert answer.json()["error"]

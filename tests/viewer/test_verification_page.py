@@ -1,0 +1,103 @@
+"""Verification in a real browser: intact, changed and unreadable journals, the store, and what was not checked."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentfsm.viewer
+from agentfsm import Agent, Host, SqliteStore
+from agentfsm.journal.checkpoint import SignedHeads
+from agentfsm.testing import ScriptedModel
+from tests.helpers.browser import elsewhere, has_text, site_page
+from tests.helpers.viewer_server import served
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+
+def three_runs(file: Path) -> dict[str, dict[int, str]]:
+    """Three finished runs, of which one was changed in the file afterwards; and what a checkpoint would have signed."""
+    signed: dict[str, dict[int, str]] = {}
+
+    async def write() -> None:
+        async with SqliteStore(file) as store:
+            for name in ("good", "changed", "also-good"):
+                agent = Agent(ScriptedModel(["fine"]), host=Host(store=store, secret=SECRET))
+                await agent.run("How?", run_id=name)
+            for head in await store.heads():
+                signed[head.run_id] = {head.seq: head.hash}
+
+    asyncio.run(write())
+    with sqlite3.connect(file) as database:
+        triggers = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            database.execute(f'DROP TRIGGER "{name}"')
+        database.execute(
+            "UPDATE journal SET body = replace(body, 'post_llm.otherwise', 'post_llm.tool_calls') "
+            "WHERE key >> 32 = (SELECT id FROM run WHERE run_id = 'changed')"
+        )
+        for _, sql in triggers:
+            database.execute(sql)
+    database.close()
+    return signed
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[int, str]]]:
+    file = tmp_path_factory.mktemp("verification") / "runs.db"
+    return file, elsewhere(lambda: three_runs(file))
+
+
+@pytest.fixture(scope="module")
+def site(stored: tuple[Path, dict[str, dict[int, str]]]) -> Iterator[str]:
+    file, signed = stored
+    checkpoint = SignedHeads(datetime(2026, 10, 5, 12, 30, tzinfo=UTC), {**signed, "stolen": {3: "0" * 64}})
+    store = SqliteStore(file)
+    with served(agentfsm.viewer.app(store, secret=SECRET, checkpoint=checkpoint)) as address:
+        yield address
+    elsewhere(lambda: asyncio.run(store.aclose()))
+
+
+def test_each_run_has_a_badge_and_those_that_were_changed_come_first(browser: Any, site: str) -> None:
+    with site_page(browser, site) as (page, events):
+        page.goto("/verification")
+        has_text(page.locator("div[aria-live] [role=status]"), "3 runs: ")
+        rows = page.locator("div[aria-live] tbody tr")
+        has_text(rows.nth(0), "tampered")
+        assert "changed" in rows.nth(0).locator("a").first.get_attribute("href")
+        has_text(rows.nth(1), "intact")
+        has_text(rows.nth(2), "intact")
+        assert events == []
+
+
+def test_the_store_and_what_was_not_checked_are_told(browser: Any, site: str) -> None:
+    with site_page(browser, site) as (page, events):
+        page.goto("/verification")
+        store = page.get_by_role("region", name="The store")
+        has_text(store, "stolen")
+        has_text(store, "the checkpoint signed this run, and it is missing")
+        has_text(store, "since the checkpoint, which is of 2026-10-05 12:30:00 UTC")
+        assert "without the secret" not in store.inner_text()
+        assert events == []
+
+
+def test_without_secret_and_checkpoint_it_says_what_that_leaves_open(
+    browser: Any, stored: tuple[Path, dict[str, dict[int, str]]]
+) -> None:
+    store = SqliteStore(stored[0])
+    with served(agentfsm.viewer.app(store)) as site, site_page(browser, site) as (page, events):
+        page.goto("/verification")
+        region = page.get_by_role("region", name="The store")
+        has_text(region, "without the secret")
+        has_text(region, "without a checkpoint")
+        answer = page.request.get("/api/verification/run?run=good").json()
+        assert answer["verdict"] == "intact"
+        assert len(answer["keys"]) == 1
+        assert events == []
+    elsewhere(lambda: asyncio.run(store.aclose()))
