@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from agentfsm.loop.human_input import ReachedLimit
     from agentfsm.loop.messages import (
         Compaction,
+        File,
         FinishReason,
         Image,
         Message,
@@ -175,6 +176,7 @@ __all__ = [
     "Extend",
     "Failure",
     "FailureKind",
+    "File",
     "FileReplayGuard",
     "Fill",
     "FinishReason",
@@ -353,7 +355,7 @@ if not TYPE_CHECKING:
             "agentfsm.loop.history": "KeepAll KeepLast Summarize",
             "agentfsm.loop.failures": "Action Failure FailureKind",
             "agentfsm.loop.guardrails": "AgentGuardrails Behavior",
-            "agentfsm.loop.messages": "Compaction FinishReason Image Message Reply Role ToolCall ToolResult Usage",
+            "agentfsm.loop.messages": "Compaction File FinishReason Image Message Reply Role ToolCall ToolResult Usage",
             "agentfsm.loop.model": "Model ModelRequest ToolSpec",
             "agentfsm.loop.outcomes": "StateResult",
             "agentfsm.loop.recovery_policy": "DefaultPolicy Recovery RecoveryPolicy",

@@ -310,8 +310,8 @@ def test_a_history_may_hold_several_open_calls_and_stray_results():
     check_requests(model.requests)
 
 
-@pytest.mark.parametrize("prompt", [None, 3, b"go", ["go"]])
-def test_a_prompt_is_a_text(prompt):
+@pytest.mark.parametrize("prompt", [None, 3, b"go", {"text": "go"}])
+def test_a_prompt_is_a_text_or_a_list_of_parts(prompt):
     with pytest.raises(RunError, match="a prompt is a string"):
         Agent(ScriptedModel()).run(prompt)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
     from agentfsm.loop.guardrails import AgentGuardrails, Behavior
     from agentfsm.loop.history import HistoryPolicy
-    from agentfsm.loop.messages import Message
+    from agentfsm.loop.messages import File, Image, Message
     from agentfsm.loop.model import Model
     from agentfsm.loop.presets import Preset
     from agentfsm.loop.recovery_policy import RecoveryPolicy
@@ -179,7 +179,7 @@ class Agent(Generic[AgentDeps, Output]):
 
     def run(
         self,
-        prompt: str,
+        prompt: str | Sequence[str | Image | File],
         *,
         deps: AgentDeps | None = None,
         message_history: Sequence[Message] = (),
@@ -193,7 +193,7 @@ class Agent(Generic[AgentDeps, Output]):
         """Create a run for a prompt: await it for its result, or iterate it for its events.
 
         Args:
-            prompt: The user's message.
+            prompt: The user's message: a text, or a list of texts, images and files.
             deps: Its dependencies, for tools, hooks and other functions of yours; the only argument that is not
                 journaled.
             message_history: Earlier messages of the conversation (``result.messages`` of an earlier run).
@@ -227,7 +227,7 @@ class Agent(Generic[AgentDeps, Output]):
 
     def run_sync(
         self,
-        prompt: str,
+        prompt: str | Sequence[str | Image | File],
         *,
         deps: AgentDeps | None = None,
         message_history: Sequence[Message] = (),

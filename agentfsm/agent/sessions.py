@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic
 from agentfsm.agent.resume import ResumeRequest, load_dismissed, load_resumed, require_store
 from agentfsm.agent.run_options import RunOptions, run_details, with_options
 from agentfsm.errors import RunError, RunExistsError, SessionBusyError, SessionOpenError, StaleLease
-from agentfsm.loop.messages import Message
+from agentfsm.loop.messages import File, Image, Message
 from agentfsm.loop.model import Model
-from agentfsm.loop.prompts import compacted
+from agentfsm.loop.prompts import compacted, prompt_text
 from agentfsm.loop.state import NO_DETAILS, RunDetails, RunState
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.context import AgentConfig
@@ -69,7 +69,7 @@ class Session(Generic[AgentDeps, Output]):
 
     def run(
         self,
-        prompt: str | None = None,
+        prompt: str | Sequence[str | Image | File] | None = None,
         *,
         deps: AgentDeps | None = None,
         actor: Any = None,
@@ -82,8 +82,8 @@ class Session(Generic[AgentDeps, Output]):
         It is read from the store when it starts, and has its id from then on (``await run.load()`` only reads it).
 
         Args:
-            prompt: The user's message. None to go on without one: an interrupted run is resumed, and after a run that
-                has ended, the model is asked to continue.
+            prompt: The user's message, as ``agent.run`` takes it. None to go on without one: an interrupted run is
+                resumed, and after a run that has ended, the model is asked to continue.
             deps: Its dependencies, as ``agent.run`` takes them.
             actor: Who requests it, as ``agent.run`` takes it.
             tags: Short texts by which the run is found.
@@ -100,8 +100,7 @@ class Session(Generic[AgentDeps, Output]):
             agentfsm.errors.JournalError: When it starts: the journal of its last run cannot be read or trusted.
             agentfsm.errors.StoreError: When it starts: the store cannot be read or written.
         """
-        if prompt is not None:
-            check_prompt(prompt)
+        message = None if prompt is None else check_prompt(prompt)
         details, config = run_details(tags, metadata, options), with_options(self._config, options)
         if deps is not None:
             check_deps(config.deps_type, deps, "session.run(prompt, deps=...)")
@@ -110,16 +109,17 @@ class Session(Generic[AgentDeps, Output]):
             last = await self.last_run()
             if last is not None and last.status != "finished":
                 given = details is not NO_DETAILS or actor is not None
-                return await self._load_open(last, prompt, deps, given)
-            if last is None and prompt is None:
+                return await self._load_open(last, message is not None, deps, given)
+            if last is None and message is None:
                 raise RunError(f"session {self.session_id!r} has no run to continue: give a prompt")
-            return await self._load_next(config, last, prompt, RunRequest(prompt or "", by=actor, deps=deps), details)
+            request = RunRequest("" if message is None else prompt_text(message), by=actor, deps=deps)
+            return await self._load_next(config, last, message, request, details)
 
         return stored_run(config, "", load, deps)
 
     def run_sync(
         self,
-        prompt: str | None = None,
+        prompt: str | Sequence[str | Image | File] | None = None,
         *,
         deps: AgentDeps | None = None,
         actor: Any = None,
@@ -221,7 +221,7 @@ class Session(Generic[AgentDeps, Output]):
 
         return stored_run(self._config, "", load_last, deps)
 
-    async def _load_open(self, last: RunInfo, prompt: str | None, deps: Any, given: bool) -> _NewRun:
+    async def _load_open(self, last: RunInfo, has_message: bool, deps: Any, given: bool) -> _NewRun:
         """The last run again, if it was interrupted and there is no new message.
 
         Raises:
@@ -238,7 +238,7 @@ class Session(Generic[AgentDeps, Output]):
                 last.run_id,
                 request,
             )
-        if prompt is not None:
+        if has_message:
             raise SessionOpenError(
                 f"the last run of {session}, {run}, was interrupted: continue it with session.run() first, without a "
                 "prompt, or end it with session.dismiss()",
@@ -250,7 +250,12 @@ class Session(Generic[AgentDeps, Output]):
         return await load_resumed(self._config, last.run_id, ResumeRequest(None, deps=deps))
 
     async def _load_next(
-        self, config: AgentConfig, last: RunInfo | None, prompt: str | None, request: RunRequest, details: RunDetails
+        self,
+        config: AgentConfig,
+        last: RunInfo | None,
+        message: Message | None,
+        request: RunRequest,
+        details: RunDetails,
     ) -> _NewRun:
         """A new run, whose transcript begins with what the last one leaves."""
         if request.deps is None and config.deps_factory is None:
@@ -260,7 +265,7 @@ class Session(Generic[AgentDeps, Output]):
         history = [] if found is None else _history(found)
         state = new_run(
             config,
-            history if prompt is None else [*history, Message.user(prompt)],
+            history if message is None else [*history, message],
             self.session_id,
             _next_id(self.session_id, last_id),
             details if request.deps is None else replace(details, has_deps=True),

@@ -35,9 +35,11 @@ from agentfsm.models.wire_format import (
     mark_unpriced,
     own_extra,
     parse_tool_calls,
+    refuse_parts,
     repair_surrogates,
     safe_tool_name,
     token_count,
+    visible_message,
 )
 
 try:
@@ -136,6 +138,7 @@ class _Adapter:
         yield reply
 
     def _runnable(self, request: ModelRequest) -> Any:
+        refuse_parts(request.messages, images=True, files=False)
         runnable = self._model
         if request.tools:
             try:
@@ -236,7 +239,8 @@ def _encode(messages: Iterable[Message], origin: str) -> Iterator[BaseMessage]:
         else:
             yield from _encode_images(results)
             results = []
-        yield _encode_message(as_user_message(message), origin)
+        shown = visible_message(message, images=True) if message.files else as_user_message(message)
+        yield _encode_message(shown, origin)
     yield from _encode_images(results)
 
 

@@ -24,7 +24,7 @@ from agentfsm.loop.model import ModelRequest, StreamChunk, StreamingModel
 from agentfsm.models.model_wrappers import close_if_supported
 from agentfsm.models.openai_chat import ChatAccumulator, decode, encode
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire_format import call_ids, repair_surrogates
+from agentfsm.models.wire_format import call_ids, refuse_parts, repair_surrogates
 
 try:
     import litellm  # pyright: ignore[reportMissingImports]  # too large to be installed for a check of types
@@ -114,7 +114,9 @@ class _Adapter:
 
     def _arguments(self, request: ModelRequest) -> dict[str, Any]:
         """The arguments of ``acompletion``; LiteLLM itself makes no second attempt, since the agent does."""
-        body = encode(request, self._model, self._settings, origin=self.name)
+        settings = self._settings or ModelSettings()
+        refuse_parts(request.messages, settings.images, bool(settings.files))
+        body = encode(request, self._model, settings, origin=self.name)
         if "response_format" in body and not _LITELLM.supports_response_schema(model=self._model):
             del body["response_format"]
         where = {"base_url": self._base_url, "api_key": self._key and self._key.get_secret_value()}

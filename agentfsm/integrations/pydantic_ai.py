@@ -20,7 +20,7 @@ from pydantic import SecretStr, TypeAdapter
 
 from agentfsm.errors import MissingExtraError, TransientProviderError
 from agentfsm.integrations.foreign_models import finish_reason, model_error
-from agentfsm.loop.messages import Image, Message, Reply, Role, Usage
+from agentfsm.loop.messages import File, Image, Message, Reply, Role, Usage
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, StreamingModel, TextChunk, ToolCallChunk
 from agentfsm.loop.prompts import as_user_message
 from agentfsm.loop.read_only import thaw
@@ -221,8 +221,8 @@ def _encode(messages: Iterable[Message], origin: str) -> Iterator[theirs.ModelMe
             parts.append(theirs.SystemPromptPart(message.content))
         else:
             shown = as_user_message(message)
-            images = list(map(_encode_image, shown.images))
-            parts.append(theirs.UserPromptPart([shown.content, *images] if images else shown.content))
+            binary = list(map(_encode_binary, shown.attachments))
+            parts.append(theirs.UserPromptPart([shown.content, *binary] if binary else shown.content))
     parts += _encode_images(results)
     if parts:
         yield theirs.ModelRequest(parts)
@@ -234,12 +234,12 @@ def _encode_result(message: Message, call_id: str) -> theirs.ToolReturnPart[Any]
 
 
 def _encode_images(results: Iterable[Message]) -> list[theirs.ModelRequestPart]:
-    content = [part for label, image in labelled_images(results) for part in (label, _encode_image(image))]
+    content = [part for label, image in labelled_images(results) for part in (label, _encode_binary(image))]
     return [theirs.UserPromptPart(content)] if content else []
 
 
-def _encode_image(image: Image) -> theirs.BinaryContent:
-    return theirs.BinaryContent(base64.b64decode(image.data), media_type=image.media_type)
+def _encode_binary(part: Image | File) -> theirs.BinaryContent:
+    return theirs.BinaryContent(base64.b64decode(part.data), media_type=part.media_type)
 
 
 def _encode_reply(message: Message, origin: str) -> Sequence[theirs.ModelResponsePart]:

@@ -139,6 +139,7 @@ HIDDEN_FIELDS = frozenset(
         "ending_value",
         "explanation",
         "extra",
+        "filename",
         "instruction",
         "malformed",
         "metadata",

@@ -85,7 +85,7 @@ class Summarize:
     fails for good, the history stays as it is.
 
     Attributes:
-        above_tokens: How long the history may be, in tokens: one for four letters, and 1,000 for an image.
+        above_tokens: How long the history may be, in tokens: one for four letters, and 1,000 for an image or a file.
         turns: How many of the last turns stay as they are, the current one included, where that is short enough.
         replies: How many replies of the model stay of the current turn, each with the results of its calls, once it has
             twice as many; the user's message stays.
@@ -238,7 +238,7 @@ def estimate_tokens(messages: Sequence[Message]) -> int:
     letters = images = 0
     for message in messages:
         letters += len(message.content) + sum(len(repr(v)) for c in message.tool_calls for v in c.arguments.values())
-        images += len(message.images)
+        images += len(message.attachments)
     return letters // LETTERS_PER_TOKEN + images * IMAGE_TOKENS
 
 
@@ -256,7 +256,7 @@ def summary_prompt(run: RunState, plan: Compaction) -> str:
 
 def _as_text(message: Message) -> str:
     calls = "".join(f"\n[calls {call.name}({dict(call.arguments)!r})]" for call in message.tool_calls)
-    images = "".join(f"\n{image.text_placeholder}" for image in message.images)
+    images = "".join(f"\n{each.text_placeholder}" for each in message.attachments)
     content = message.content
     if message.role is Role.TOOL and len(content) > _MAX_RESULT_LETTERS:
         content = f"{content[:_MAX_RESULT_LETTERS]} [... {len(content) - _MAX_RESULT_LETTERS} letters left out]"

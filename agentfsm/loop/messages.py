@@ -22,7 +22,9 @@ from agentfsm.loop.read_only import MAX_NESTING, FrozenDict, RefusesListChanges,
 __all__ = [
     "MEDIA_TYPES",
     "NO_USAGE",
+    "PDF",
     "Compaction",
+    "File",
     "FinishReason",
     "Image",
     "Message",
@@ -101,6 +103,94 @@ class Image:
     def text_placeholder(self) -> str:
         """The text that represents the image where only text is possible."""
         return f"[image, {self.media_type}, {self.size:,} bytes]"
+
+
+PDF = "application/pdf"
+"""The media type of the files that some providers accept as they are; the text of a text file goes into the prompt."""
+
+_TEXT_TYPE = re.compile(r"text/[\w.+-]+|application/(?:[\w.+-]+\+)?(?:json|xml|yaml|toml|javascript|sql)")
+
+
+@read_only
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a prompt: a PDF, or a text.
+
+    A text reaches every model, as part of the prompt. A PDF is sent as it is, to providers that accept one.
+
+    Attributes:
+        media_type: ``application/pdf``, or that of a text, such as ``text/csv`` or ``application/json``.
+        data: Its bytes as base64 text.
+        filename: Its name, for the model; may be empty.
+
+    Raises:
+        ValueError: The media type is another one, or the data is empty, not base64, or not what the type says.
+    """
+
+    media_type: str
+    data: str = field(repr=False)
+    filename: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            content = binascii.a2b_base64(self.data.encode("ascii"), strict_mode=True)
+        except (binascii.Error, UnicodeEncodeError):
+            raise ValueError("the file's data is not base64") from None
+        if not content:
+            raise ValueError("the file is empty")
+        if self.media_type == PDF:
+            if not content.startswith(b"%PDF-"):
+                raise ValueError("the file is not a PDF")
+        elif not self.is_text:
+            raise ValueError(f"a prompt takes a PDF or a text as a file (and images as Image), not {self.media_type!r}")
+        elif _decoded(content) is None:
+            raise ValueError(f"the file is {self.media_type}, and its content is not UTF-8")
+
+    @classmethod
+    def from_bytes(cls, content: bytes, filename: str = "", media_type: str | None = None) -> File:
+        """A file from its contents.
+
+        Args:
+            content: The file's bytes.
+            filename: Its name.
+            media_type: Its media type; by default a PDF, if it begins like one, or ``text/plain``.
+
+        Raises:
+            ValueError: The file is empty, or neither a PDF nor a text.
+        """
+        if media_type is None:
+            media_type = PDF if content.startswith(b"%PDF-") else "text/plain"
+            if media_type != PDF and _decoded(content) is None:
+                raise ValueError("the file is neither a PDF nor a text in UTF-8; give an image as Image")
+        return cls(media_type, base64.b64encode(content).decode(), filename)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a text, which is part of the prompt."""
+        return _TEXT_TYPE.fullmatch(self.media_type) is not None
+
+    @property
+    def text(self) -> str:
+        """The text of a text file; an empty string for a PDF."""
+        return _decoded(base64.b64decode(self.data)) or "" if self.is_text else ""
+
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes."""
+        return len(self.data) // 4 * 3 - self.data[-2:].count("=")
+
+    @property
+    def text_placeholder(self) -> str:
+        """The text that represents the file where only text is possible."""
+        name = f" {self.filename!r}" if self.filename else ""
+        return f"[file{name}, {self.media_type}, {self.size:,} bytes]"
+
+
+def _decoded(content: bytes) -> str | None:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
 
 
 MISSING_RESULT_TEXT = "Not run: the conversation continued without this call."
@@ -186,6 +276,7 @@ class Message:
         is_error: For a tool message, whether the call failed.
         extra: What the provider must get back unchanged in later requests (reasoning, signatures); JSON.
         images: The images of a user or tool message.
+        files: The files of a user message that are no texts: PDFs.
     """
 
     role: Role
@@ -196,6 +287,7 @@ class Message:
     is_error: bool = False
     extra: Mapping[str, Any] | None = None
     images: tuple[Image, ...] = ()
+    files: tuple[File, ...] = ()
 
     def __post_init__(self) -> None:
         if self.extra is not None:
@@ -204,15 +296,20 @@ class Message:
             object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
             object.__setattr__(self, "images", tuple(self.images))
 
+    @property
+    def attachments(self) -> tuple[Image | File, ...]:
+        """Its images and files."""
+        return (*self.images, *self.files)
+
     @classmethod
     def system(cls, content: str) -> Message:
         """A system message: instructions."""
         return cls(Role.SYSTEM, content)
 
     @classmethod
-    def user(cls, content: str, images: Iterable[Image] = ()) -> Message:
+    def user(cls, content: str, images: Iterable[Image] = (), files: Iterable[File] = ()) -> Message:
         """A user message."""
-        return cls(Role.USER, content, images=tuple(images))
+        return cls(Role.USER, content, images=tuple(images), files=tuple(files))
 
     @classmethod
     def assistant(cls, content: str = "", tool_calls: tuple[ToolCall, ...] = ()) -> Message:

@@ -38,6 +38,7 @@ TEXT_FIELDS = frozenset(
         "error_key",
         "explanation",
         "extra",
+        "filename",
         "feedback",
         "form",
         "instruction",

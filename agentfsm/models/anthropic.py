@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agentfsm.errors import ConfigurationError, ProviderError
-from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, Transcript, Usage
+from agentfsm.loop.messages import File, FinishReason, Message, Reply, Role, ToolCall, Transcript, Usage
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.http_model import HttpModel
 from agentfsm.models.output_schema import ANTHROPIC_RULES, strict_schema
@@ -115,8 +115,11 @@ class AnthropicMessages(HttpModel):
         )
         return {"stream": True} | body if stream else body
 
+    def _takes_files(self) -> bool:
+        return self.settings.files is not False
+
     def _message_encoder(self) -> tuple[str, MessageEncoder]:
-        recipient = _Recipient(self._origin, self.settings.images)
+        recipient = _Recipient(self._origin, self.settings.images, self.settings.files is not False)
         return "messages", _TurnEncoder(_cache_control_for(self._cache_ttl), recipient)
 
     def _decode(self, body: object, used_ids: Collection[str]) -> Reply:
@@ -165,7 +168,8 @@ def encode(
             body["system"] = [{"type": "text", "text": system, "cache_control": cache_control}]
     elif cache_control is not None and request.tools:
         body["tools"][-1]["cache_control"] = cache_control
-    body["messages"] = _encode_turns(request.messages, cache_control, _Recipient(origin, settings.images))
+    recipient = _Recipient(origin, settings.images, settings.files is not False)
+    body["messages"] = _encode_turns(request.messages, cache_control, recipient)
     options = settings.model_dump(include={"temperature", "top_p"}, exclude_none=True)
     if settings.stop:
         options["stop_sequences"] = list(settings.stop)
@@ -247,10 +251,11 @@ def _cache_control_for(cache_ttl: str) -> CacheControl | None:
 
 
 class _Recipient(NamedTuple):
-    """The model that is called: its origin, and whether it accepts images."""
+    """The model that is called: its origin, and whether it accepts images and PDFs."""
 
     origin: str
     images: bool
+    files: bool
 
 
 class _TurnEncoder:
@@ -316,7 +321,7 @@ def _append_messages(turns: list[dict[str, Any]], messages: Iterable[Message], r
         if role == "assistant":
             blocks = _encode_assistant(message, recipient.origin)
         else:  # the result of a failed call may contain text only (https://github.com/vellum-ai/vellum-assistant/pull/18387)
-            blocks = _encode_user(visible_message(message, recipient.images and not message.is_error))
+            blocks = _encode_user(visible_message(message, recipient.images and not message.is_error, recipient.files))
         if not blocks:
             continue
         if turns and turns[-1]["role"] == role:
@@ -344,7 +349,12 @@ def _encode_user(message: Message) -> list[dict[str, Any]]:
         if message.images:
             result["content"] = [*_text_blocks(message.content), *_image_blocks(message)]
         return [result | {"is_error": True} if message.is_error else result]
-    return [*_image_blocks(message), *_text_blocks(message.content)]
+    return [*map(_document_block, message.files), *_image_blocks(message), *_text_blocks(message.content)]
+
+
+def _document_block(file: File) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": file.media_type, "data": file.data}
+    return {"type": "document", "source": source} | ({"title": file.filename} if file.filename else {})
 
 
 def _image_blocks(message: Message) -> list[dict[str, Any]]:

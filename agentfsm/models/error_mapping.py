@@ -189,7 +189,7 @@ def scrub(text: str, secrets: Iterable[str], prompt: Sequence[Message] = ()) -> 
         hidden |= _overlap(line, secret, _MIN_KEY_MATCH)
     for text_of_prompt in _prompt_texts(prompt):
         hidden |= _overlap(line, text_of_prompt, _MIN_PROMPT_MATCH)
-    if any(message.images for message in prompt):
+    if any(message.attachments for message in prompt):
         hidden.update(i for match in _BASE64_PATTERN.finditer(line) for i in range(*match.span()))
     marked = "".join("\0" if i in hidden else c for i, c in enumerate(line))
     shown = re.sub("\0+", "[...]", marked)

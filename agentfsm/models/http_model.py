@@ -34,6 +34,7 @@ from agentfsm.models.wire_format import (
     cached_encoding,
     call_ids,
     join_body,
+    refuse_parts,
     repair_surrogates,
 )
 
@@ -116,6 +117,10 @@ class HttpModel(WithSettings):
         """The keys, tokens and passwords of its calls, which must not appear in a journal."""
         return tuple(self._errors.secrets)
 
+    def _takes_files(self) -> bool:
+        """Whether the model accepts PDFs in prompts; a wire that can send them overrides this."""
+        return False
+
     @property
     def _is_official(self) -> bool:
         """Whether calls go to the own address of the provider that defined the wire."""
@@ -149,6 +154,7 @@ class HttpModel(WithSettings):
         Raises:
             agentfsm.errors.ModelError: The call failed.
         """
+        refuse_parts(request.messages, self.settings.images, self._takes_files())
         body = await self._http.post(self._path(), self._request_body(request, stream=False), request)
         return self._parse_reply(body, request)
 
@@ -158,6 +164,7 @@ class HttpModel(WithSettings):
         Raises:
             agentfsm.errors.ModelError: The call failed, or the stream was interrupted or ended early.
         """
+        refuse_parts(request.messages, self.settings.images, self._takes_files())
         options = self._http.options
         content = self._request_body(request, stream=True)
         async with self._http.open(self._stream_path(), content, request, options.max_stream_bytes) as response:

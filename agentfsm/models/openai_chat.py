@@ -30,6 +30,7 @@ from agentfsm.models.wire_format import (
     as_text,
     data_url,
     dumps,
+    filename_of,
     final_finish_reason,
     function_spec,
     labelled_images,
@@ -134,7 +135,11 @@ class OpenAIChat(HttpModel):
         return DEFAULT_SUPPORT if self._known_row is None else self._known_row.schemas
 
     def _message_encoder(self) -> tuple[str, MessageEncoder]:
-        return "messages", _new_encoder(self._origin, self.settings.images, self._role_rules())
+        return "messages", _new_encoder(self._origin, self.settings.images, self._takes_files(), self._role_rules())
+
+    def _takes_files(self) -> bool:
+        row, files = self._known_row, self.settings.files
+        return row is not None and row.files if files is None else files
 
     def _decode(self, body: object, used_ids: Collection[str]) -> Reply:
         return decode(body, used_ids=used_ids, origin=self._origin)
@@ -165,7 +170,7 @@ def encode(
         roles: What the server accepts of the order of messages.
     """
     settings = settings or ModelSettings()
-    messages = _new_encoder(origin, settings.images, roles).encode_all(request.messages)
+    messages = _new_encoder(origin, settings.images, bool(settings.files), roles).encode_all(request.messages)
     body: dict[str, Any] = {"model": model, "messages": messages}
     if request.tools:
         body["tools"] = [{"type": "function", "function": function_spec(tool)} for tool in request.tools]
@@ -252,14 +257,14 @@ def _decode_content(content: object) -> tuple[str, str | None]:
     return text, refusal or None
 
 
-def _new_encoder(origin: str, images: bool, roles: RoleRules) -> PerMessageEncoder | AlternatingEncoder:
+def _new_encoder(origin: str, images: bool, files: bool, roles: RoleRules) -> PerMessageEncoder | AlternatingEncoder:
     """An encoder for an empty transcript.
 
     Images go into a user message after the last result of a batch: a tool message accepts text alone
     (https://github.com/OpenHands/OpenHands/issues/7700), and nothing may come between the results of one batch.
     """
     encode_message = partial(_encode_message, origin=origin, call_id=short_call_id if roles.short_call_ids else str)
-    items = PerMessageEncoder(encode_message, images, _encode_images if images else None)
+    items = PerMessageEncoder(encode_message, images, _encode_images if images else None, files)
     return AlternatingEncoder(items) if roles.alternate else items
 
 
@@ -272,11 +277,14 @@ def _encode_images(results: list[Message]) -> list[dict[str, Any]]:
 
 
 def _encode_user(message: Message) -> dict[str, Any]:
-    if not message.images:
+    if not message.images and not message.files:
         return {"role": "user", "content": message.content}
     text = [{"type": "text", "text": message.content}] if message.content else []
     images = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in message.images]
-    return {"role": "user", "content": [*text, *images]}
+    files = [
+        {"type": "file", "file": {"filename": filename_of(each), "file_data": data_url(each)}} for each in message.files
+    ]
+    return {"role": "user", "content": [*text, *images, *files]}
 
 
 def _encode_message(message: Message, origin: str, call_id: Callable[[str], str]) -> list[dict[str, Any]]:

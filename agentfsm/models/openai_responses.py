@@ -29,6 +29,7 @@ from agentfsm.models.wire_format import (
     as_text,
     data_url,
     dumps,
+    filename_of,
     final_finish_reason,
     function_spec,
     openai_usage,
@@ -80,8 +81,11 @@ class OpenAIResponses(HttpModel):
         )
         return {"stream": True} | body if stream else body
 
+    def _takes_files(self) -> bool:
+        return self.settings.files is not False
+
     def _message_encoder(self) -> tuple[str, MessageEncoder]:
-        return "input", _new_encoder(self._origin, self.settings.images)
+        return "input", _new_encoder(self._origin, self.settings)
 
     def _decode(self, body: object, used_ids: Collection[str]) -> Reply:
         return decode(body, used_ids=used_ids, origin=self._origin)
@@ -118,7 +122,7 @@ def encode(
         body["tools"] = [{"type": "function", **function_spec(tool), "strict": False} for tool in request.tools]
         if choice := tool_choice(settings.tool_choice, request.tools):
             body["tool_choice"] = choice if choice in TOOL_CHOICE_MODES else {"type": "function", "name": choice}
-    body["input"] = _new_encoder(origin, settings.images).encode_all(request.messages)
+    body["input"] = _new_encoder(origin, settings).encode_all(request.messages)
     if cap := request.max_output_tokens or settings.max_tokens:
         body["max_output_tokens"] = cap
     if schema := output_schema_block(request, schemas):
@@ -182,9 +186,10 @@ def _provider_extra(items: list[dict[str, Any]], calls: tuple[ToolCall, ...], or
     return {EXTRA_KEY: {"voice": origin, "items": [{"summary": []} | item for item in stored]}}
 
 
-def _new_encoder(origin: str, images: bool) -> PerMessageEncoder:
+def _new_encoder(origin: str, settings: ModelSettings) -> PerMessageEncoder:
     """An encoder for an empty transcript."""
-    return PerMessageEncoder(partial(_encode_message, origin=origin), images)
+    files = settings.files is not False
+    return PerMessageEncoder(partial(_encode_message, origin=origin), settings.images, files=files)
 
 
 def _encode_message(message: Message, origin: str) -> list[dict[str, Any]]:
@@ -219,12 +224,15 @@ def _encode_message(message: Message, origin: str) -> list[dict[str, Any]]:
 
 
 def _encode_content(message: Message) -> str | list[dict[str, Any]]:
-    """The content of a user or tool message: a text, or parts if there are images."""
-    if not message.images:
+    """The content of a user or tool message: a text, or parts if there are images or files."""
+    if not message.images and not message.files:
         return message.content
     text = [{"type": "input_text", "text": message.content}] if message.content else []
     images = [{"type": "input_image", "detail": "auto", "image_url": data_url(i)} for i in message.images]
-    return [*text, *images]
+    files = [
+        {"type": "input_file", "filename": filename_of(each), "file_data": data_url(each)} for each in message.files
+    ]
+    return [*text, *images, *files]
 
 
 _FINAL_STATUSES = {

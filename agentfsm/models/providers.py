@@ -100,6 +100,7 @@ class Provider:
         variants: Patterns of model names, each with the provider that serves those models.
         schemas: What it accepts of an output schema.
         roles: What it accepts of the order of messages.
+        files: For chat completions, whether it accepts PDFs in prompts.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Provider:
     variants: tuple[tuple[str, str], ...] = ()
     schemas: SchemaSupport = DEFAULT_SUPPORT
     roles: RoleRules = DEFAULT_ROLES
+    files: bool = False
 
     def variant(self, model: str) -> str:
         """The name of the provider that serves a model: this one, or that of a variant."""
@@ -173,6 +175,7 @@ PROVIDERS: dict[str, Provider] = {
             bare_patterns=("gpt-*", "chatgpt-*", "o[1-9]", "o[1-9]-*", "ft:gpt-*", "ft:o[1-9]*"),
             schemas=OPENAI_SUPPORT,
             roles=ANY_ORDER,
+            files=True,
         ),
         Provider(
             name="openai-responses",
@@ -225,6 +228,7 @@ PROVIDERS: dict[str, Provider] = {
             example="openai/gpt-5-mini",
             key_env="OPENROUTER_API_KEY",
             needs_key=True,
+            files=True,
         ),
         Provider(
             name="groq",

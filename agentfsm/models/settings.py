@@ -42,8 +42,12 @@ class ModelSettings(BaseModel):
         prompt_cache: How long Anthropic caches the unchanging start of the prompt, which makes the next step
             cheaper: ``5m``, ``1h`` or ``off``. None means ``5m`` at Anthropic's own address and ``off``
             elsewhere. Other providers cache prompts automatically.
-        images: Whether the model accepts images. If False, images from tools are replaced by a note; the server
-            of a model without image support would otherwise reject every request after the first image.
+        images: Whether the model accepts images. If False, images from tools are replaced by a note, and a prompt with
+            images is refused; the server of a model without image support would otherwise reject every request after
+            the first image.
+        files: Whether the model accepts PDFs in prompts. None for what is known: Anthropic's API, the Responses API,
+            and the chat completions of OpenAI and OpenRouter do. A prompt with a PDF is refused before a request that
+            the model would reject.
         extra_body: More top-level fields of the request body, sent as they are; JSON. They override every
             field above. Fields that the agent sets itself (messages, input, model, stream, system,
             instructions, tools) are rejected.
@@ -63,6 +67,7 @@ class ModelSettings(BaseModel):
     reasoning_effort: Effort | None = None
     prompt_cache: Literal["off", "5m", "1h"] | None = None
     images: bool = True
+    files: bool | None = None
     extra_body: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     @field_validator("extra_body")

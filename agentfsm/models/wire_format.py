@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from math import isfinite
 from typing import Any, Protocol, cast
 
-from agentfsm.errors import TransientProviderError
-from agentfsm.loop.messages import FinishReason, Image, Message, Role, ToolCall, Transcript, Usage
+from agentfsm.errors import ProviderError, TransientProviderError
+from agentfsm.loop.messages import File, FinishReason, Image, Message, Role, ToolCall, Transcript, Usage
 from agentfsm.loop.model import ModelRequest, ToolSpec
 from agentfsm.loop.prompts import as_user_message
 
@@ -34,6 +34,7 @@ __all__ = [
     "call_ids",
     "data_url",
     "dumps",
+    "filename_of",
     "final_finish_reason",
     "function_spec",
     "join_body",
@@ -44,6 +45,7 @@ __all__ = [
     "openai_usage",
     "own_extra",
     "parse_tool_calls",
+    "refuse_parts",
     "repair_surrogates",
     "repairs_of_end",
     "safe_tool_name",
@@ -192,25 +194,63 @@ def own_extra(message: Message, key: str, origin: str) -> dict[str, Any]:
 IMAGES_OMITTED = "[Images are not shown here.]"
 
 
-def visible_message(message: Message, images: bool) -> Message:
+def visible_message(message: Message, images: bool, files: bool = False) -> Message:
     """The message as the model sees it.
 
     A tool message without a call id is for a model that was given no tools: it becomes a labelled user message.
-    Images are replaced by a note in such a message, and where the model does not accept any.
+    Images are replaced by a note in such a message, and where the model does not accept any. So are files.
 
     Args:
         message: The message.
         images: Whether the model accepts images.
+        files: Whether the model accepts PDFs.
     """
     shown = as_user_message(message)
+    if shown.files and not files:
+        notes = "\n".join(file.text_placeholder for file in shown.files)
+        message = shown = replace(shown, files=(), content=f"{shown.content}\n{notes}".lstrip())
     if not shown.images or (images and shown is message):
         return shown
     return replace(shown, images=(), content=f"{shown.content}\n{IMAGES_OMITTED}".lstrip())
 
 
-def data_url(image: Image) -> str:
-    """An image as a ``data:`` URL."""
+def refuse_parts(messages: Sequence[Message], images: bool, files: bool) -> None:
+    """Refuse a prompt with a part that the model does not accept; what it has answered before was taken then.
+
+    Args:
+        messages: The messages of the request.
+        images: Whether the model accepts images.
+        files: Whether the model accepts PDFs.
+
+    Raises:
+        ProviderError: There is such a part in what the user said since the last reply.
+    """
+    for message in reversed(messages):
+        if message.role is Role.ASSISTANT:
+            return
+        if message.role is not Role.USER:
+            continue
+        if message.files and not files:
+            raise ProviderError(
+                f"the model is not known to accept files, and the prompt has {message.files[0].text_placeholder}: give "
+                "its text or images of its pages, or use another model; where chat completions take it all the same, "
+                "set ModelSettings(files=True)"
+            )
+        if message.images and not images:
+            raise ProviderError(
+                f"the model accepts no images (ModelSettings(images=False)), and the prompt has "
+                f"{message.images[0].text_placeholder}: use a model that does"
+            )
+
+
+def data_url(image: Image | File) -> str:
+    """An image or a file as a ``data:`` URL."""
     return f"data:{image.media_type};base64,{image.data}"
+
+
+def filename_of(file: File) -> str:
+    """The name of a file, for an API that demands one."""
+    return file.filename or "file.pdf"
 
 
 def labelled_images(messages: Iterable[Message]) -> Iterable[tuple[str, Image]]:
@@ -363,6 +403,7 @@ class PerMessageEncoder:
     Args:
         encode_message: Encodes a message into items.
         images: Whether the model accepts images.
+        files: Whether the model accepts PDFs.
         encode_after_results: Encodes what follows the last of several consecutive tool messages with images; by
             default nothing does.
     """
@@ -372,9 +413,11 @@ class PerMessageEncoder:
         encode_message: Callable[[Message], list[dict[str, Any]]],
         images: bool,
         encode_after_results: Callable[[list[Message]], list[dict[str, Any]]] | None = None,
+        files: bool = False,
     ) -> None:
         self._encode_message = encode_message
         self._images = images
+        self._files = files
         self._encode_after_results = encode_after_results
         self._pending_results: list[Message] = []
         self._encoded: list[str] = []
@@ -404,7 +447,7 @@ class PerMessageEncoder:
 
     def _encode_one(self, message: Message, pending: list[Message]) -> list[dict[str, Any]]:
         """The items of a message, after those that were pending until the end of consecutive tool messages."""
-        items = self._encode_message(visible_message(message, self._images))
+        items = self._encode_message(visible_message(message, self._images, self._files))
         if self._encode_after_results is None:
             return items
         if message.role is Role.TOOL and message.tool_call_id is not None:

@@ -209,7 +209,8 @@ def transcript_html(entries: Sequence[TranscriptEntry]) -> str:
 
 def _message(entry: TranscriptEntry) -> str:
     calls = "".join(f"<div>calls {_text(name)}{_block(arguments)}</div>" for name, arguments in entry.calls)
-    images = f"<div>{entry.images} image{'s' * (entry.images != 1)}, not shown</div>" if entry.images else ""
+    plural = "s" * (entry.images != 1)
+    images = f"<div>{entry.images} image{plural} or file{plural}, not shown</div>" if entry.images else ""
     name = f" {_text(entry.name)}" if entry.name else ""
     failed = " <em>failed</em>" if entry.failed else ""
     by = f", by run {_text(entry.run_id)}" if entry.run_id else ""

@@ -150,7 +150,7 @@ class TranscriptEntry:
         text: The text.
         calls: The tool calls of a reply, each a name and its arguments as JSON.
         failed: Whether it is the result of a call that failed.
-        images: The number of images that it has.
+        images: The number of images and files that it has.
         run_id: The run of the sub-agent whose result it is, or an empty string.
     """
 
@@ -418,7 +418,7 @@ class LedgerReader:
                 text_of(message.get("content") or ""),
                 calls,
                 bool(message.get("is_error")),
-                len(message.get("images", ())),
+                len(message.get("images", ())) + len(message.get("files", ())),
             )
         )
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from agentfsm.errors import RunError
 from agentfsm.loop.events import Event
-from agentfsm.loop.messages import Message, Role, with_missing_results
+from agentfsm.loop.messages import File, Image, Message, Role, with_missing_results
 from agentfsm.loop.outcomes import CALL_MODEL
-from agentfsm.loop.prompts import without_memory
+from agentfsm.loop.prompts import prompt_message, prompt_text, without_memory
 from agentfsm.loop.state import NO_DETAILS, RunDetails, RunState
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.context import AgentConfig
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LoadRun",
+    "Prompt",
     "Run",
     "advance",
     "check_prompt",
@@ -42,6 +43,9 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+
+Prompt = str | Sequence[str | Image | File]
+"""A user's message: a text, or texts, images and files."""
 
 LoadRun = Callable[[], Awaitable[tuple[AgentConfig, RunState, RunRequest]]]
 """Reads a run that is to go on, and checks that it can; it changes nothing. The configuration is the run's."""
@@ -437,7 +441,7 @@ def stored_run(config: AgentConfig, run_id: str, load: LoadRun, deps: Any = None
 
 def start_run(
     config: AgentConfig,
-    prompt: str,
+    prompt: Prompt,
     *,
     message_history: Iterable[Message] = (),
     session_id: str = "",
@@ -451,7 +455,7 @@ def start_run(
 
     Args:
         config: The agent's configuration.
-        prompt: The user's message.
+        prompt: The user's message: a text, or its parts.
         message_history: Earlier messages of the conversation.
         session_id: The conversation's id.
         run_id: The run's id; by default a random one.
@@ -461,16 +465,16 @@ def start_run(
         details: What else it is given.
 
     Raises:
-        RunError: The prompt or an id is not a string, the history contains something that is not a message, or the
-            dependencies are missing or not what the agent declares.
+        RunError: The prompt is none, an id is not a string, the history contains something that is not a message, or
+            the dependencies are missing or not what the agent declares.
     """
-    check_prompt(prompt)
+    message = check_prompt(prompt)
     _check_ids(run_id, session_id)
     if deps is not None or config.deps_factory is None:
         check_deps(config.deps_type, deps, "agent.run(prompt, deps=...), or Agent(deps_factory=...)")
     state = new_run(
         config,
-        [*normalize_history(message_history), Message.user(prompt)],
+        [*normalize_history(message_history), message],
         session_id,
         run_id or secrets.token_hex(8),
         details if deps is None else replace(details, has_deps=True),
@@ -478,7 +482,7 @@ def start_run(
     state.parent = parent
     if parent is not None:
         state.requester = actor
-    return Run(config, state, RunRequest(prompt, by=actor, deps=deps))
+    return Run(config, state, RunRequest(prompt_text(message), by=actor, deps=deps))
 
 
 def new_run(
@@ -505,14 +509,21 @@ def new_run(
     )
 
 
-def check_prompt(prompt: object) -> None:
-    """Check that a prompt is a text.
+def check_prompt(prompt: Prompt) -> Message:
+    """The user message of a prompt.
+
+    Args:
+        prompt: A text, or its parts.
 
     Raises:
-        RunError: It is not.
+        RunError: It is something else, it has no parts, or its images and files are too large.
     """
-    if not isinstance(prompt, str):
-        raise RunError(f"a prompt is a string, not {type(prompt).__name__}")
+    if not isinstance(prompt, (str, list, tuple)):
+        raise RunError(f"a prompt is a string, or a list of strings, Images and Files, not {type(prompt).__name__}")
+    try:
+        return prompt_message(prompt)
+    except ValueError as error:
+        raise RunError(str(error)) from None
 
 
 def _check_ids(run_id: object, session_id: object) -> None:
