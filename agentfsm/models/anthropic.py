@@ -82,6 +82,7 @@ class AnthropicMessages(HttpModel):
     """
 
     _default_provider = "anthropic"
+    _default_files = True
     _headers = MappingProxyType({"anthropic-version": "2023-06-01"})
     _key_header, _key_scheme = "x-api-key", ""
 
@@ -114,9 +115,6 @@ class AnthropicMessages(HttpModel):
             takes_schemas=takes_schemas,
         )
         return {"stream": True} | body if stream else body
-
-    def _takes_files(self) -> bool:
-        return self.settings.files is not False
 
     def _message_encoder(self) -> tuple[str, MessageEncoder]:
         recipient = _Recipient(self._origin, self.settings.images, self.settings.files is not False)

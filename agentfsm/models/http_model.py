@@ -38,7 +38,7 @@ from agentfsm.models.wire_format import (
     repair_surrogates,
 )
 
-__all__ = ["HttpModel"]
+__all__ = ["HttpModel", "takes_files"]
 
 
 class HttpModel(WithSettings):
@@ -65,6 +65,9 @@ class HttpModel(WithSettings):
 
     _default_provider: ClassVar[str]
     """The name of the provider that defined the wire."""
+
+    _default_files: ClassVar[bool] = False
+    """Whether all servers of the wire accept PDFs in prompts."""
 
     _headers: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Headers of every call."""
@@ -97,6 +100,7 @@ class HttpModel(WithSettings):
         self.settings = self._validate_settings(settings or ModelSettings())
         self._endpoint = self._resolve_endpoint(provider or self._default_provider, base_url, api_key)
         self._errors = CallErrors(model, self._endpoint)
+        self._sends_files = self._default_files or (self._known_row is not None and self._known_row.files)
         row = self._endpoint.provider
         fixed = bool(row.key_header) and self._endpoint.key_function is None
         self._http = HttpClient(
@@ -116,10 +120,6 @@ class HttpModel(WithSettings):
     def secrets(self) -> tuple[SecretStr, ...]:
         """The keys, tokens and passwords of its calls, which must not appear in a journal."""
         return tuple(self._errors.secrets)
-
-    def _takes_files(self) -> bool:
-        """Whether the model accepts PDFs in prompts; a wire that can send them overrides this."""
-        return False
 
     @property
     def _is_official(self) -> bool:
@@ -154,7 +154,7 @@ class HttpModel(WithSettings):
         Raises:
             agentfsm.errors.ModelError: The call failed.
         """
-        refuse_parts(request.messages, self.settings.images, self._takes_files())
+        refuse_parts(request.messages, self.settings.images, takes_files(self.settings, self._sends_files))
         body = await self._http.post(self._path(), self._request_body(request, stream=False), request)
         return self._parse_reply(body, request)
 
@@ -164,7 +164,7 @@ class HttpModel(WithSettings):
         Raises:
             agentfsm.errors.ModelError: The call failed, or the stream was interrupted or ended early.
         """
-        refuse_parts(request.messages, self.settings.images, self._takes_files())
+        refuse_parts(request.messages, self.settings.images, takes_files(self.settings, self._sends_files))
         options = self._http.options
         content = self._request_body(request, stream=True)
         async with self._http.open(self._stream_path(), content, request, options.max_stream_bytes) as response:
@@ -268,6 +268,16 @@ class HttpModel(WithSettings):
         except ProviderError as error:
             raise self._errors.invalid_response(str(error)) from None
         return _mark_truncated(reply, self._max_output_tokens(request))
+
+
+def takes_files(settings: ModelSettings, by_default: bool) -> bool:
+    """Whether a model accepts PDFs in prompts.
+
+    Args:
+        settings: Its settings.
+        by_default: Whether it is known to, where they do not say.
+    """
+    return by_default if settings.files is None else settings.files
 
 
 def _mark_truncated(reply: Reply, cap: int | None) -> Reply:

@@ -65,6 +65,8 @@ class OllamaChat(HttpModel):
     def _validate_settings(settings: ModelSettings) -> ModelSettings:
         if settings.tool_choice not in (None, "auto"):
             raise ConfigurationError("Ollama's API has no tool_choice")
+        if settings.files:
+            raise ConfigurationError("Ollama's API has no files: give images of the pages")
         if not isinstance(settings.extra_body.get("options", {}), dict):
             raise ConfigurationError("extra_body: options must be an object")
         return reject_prompt_cache(settings, "Ollama's API")

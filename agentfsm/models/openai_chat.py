@@ -16,7 +16,7 @@ from typing import Any, cast
 from agentfsm.errors import ProviderError, TransientProviderError
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
-from agentfsm.models.http_model import HttpModel
+from agentfsm.models.http_model import HttpModel, takes_files
 from agentfsm.models.output_schema import DEFAULT_SUPPORT, SchemaSupport, output_schema_block, wants_json_object
 from agentfsm.models.role_rules import DEFAULT_ROLES, AlternatingEncoder, RoleRules, short_call_id
 from agentfsm.models.settings import ModelSettings, reject_prompt_cache
@@ -135,11 +135,9 @@ class OpenAIChat(HttpModel):
         return DEFAULT_SUPPORT if self._known_row is None else self._known_row.schemas
 
     def _message_encoder(self) -> tuple[str, MessageEncoder]:
-        return "messages", _new_encoder(self._origin, self.settings.images, self._takes_files(), self._role_rules())
-
-    def _takes_files(self) -> bool:
-        row, files = self._known_row, self.settings.files
-        return row is not None and row.files if files is None else files
+        return "messages", _new_encoder(
+            self._origin, self.settings.images, takes_files(self.settings, self._sends_files), self._role_rules()
+        )
 
     def _decode(self, body: object, used_ids: Collection[str]) -> Reply:
         return decode(body, used_ids=used_ids, origin=self._origin)

@@ -58,6 +58,7 @@ class OpenAIResponses(HttpModel):
     """
 
     _default_provider = "openai-responses"
+    _default_files = True
 
     @staticmethod
     def _validate_settings(settings: ModelSettings) -> ModelSettings:
@@ -80,9 +81,6 @@ class OpenAIResponses(HttpModel):
             schemas=DEFAULT_SUPPORT if self._known_row is None else self._known_row.schemas,
         )
         return {"stream": True} | body if stream else body
-
-    def _takes_files(self) -> bool:
-        return self.settings.files is not False
 
     def _message_encoder(self) -> tuple[str, MessageEncoder]:
         return "input", _new_encoder(self._origin, self.settings)

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from agentfsm import Agent, File, Handoff, Host, Image, MemoryStore, RunError, RunStarted
+from agentfsm import Agent, ConfigurationError, File, Handoff, Host, Image, MemoryStore, RunError, RunStarted
 from agentfsm.journal.redact import redact_text
 from agentfsm.loop.messages import Message
 from agentfsm.loop.model import ModelRequest
-from agentfsm.models import FallbackModel, ModelSettings, OpenAIChat
+from agentfsm.models import FallbackModel, ModelSettings, OllamaChat, OpenAIChat
 from agentfsm.report.fragments import transcript_html
 from agentfsm.runs import Runs
 from agentfsm.testing import RecordingModel, ScriptedModel
@@ -93,7 +93,6 @@ def refuses(request: httpx.Request) -> httpx.Response:
     [
         ("openai", REPORT, {}, "not known to accept files, and the prompt has [file 'report.pdf', application/pdf"),
         ("ollama", REPORT, {}, "not known to accept files"),
-        ("ollama", REPORT, {"files": True}, "not known to accept files"),
         ("anthropic", REPORT, {"files": False}, "not known to accept files"),
         ("responses", REPORT, {"files": False}, "not known to accept files"),
         *((wire, IMAGE, {"images": False}, "accepts no images (ModelSettings(images=False))") for wire in WIRES),
@@ -105,6 +104,11 @@ def test_what_a_model_cannot_take_is_said_before_a_request(wire: str, part: Any,
     result = Agent(model).run_sync(["Read.", part])
     assert isinstance(result.outcome, Handoff)
     assert words in str(result.outcome.blockers)
+
+
+def test_ollama_is_not_said_to_take_files() -> None:
+    with pytest.raises(ConfigurationError, match="has no files"):
+        OllamaChat("m", settings=ModelSettings(files=True))
 
 
 def test_known_providers_accept_files() -> None:
