@@ -30,12 +30,17 @@ __all__ = ["SECRET", "run_full_of"]
 SECRET = b"of the tests"
 
 
-async def run_full_of(text: str, *, redacted: bool = False) -> ReportedRun:
+async def run_full_of(
+    text: str, *, redacted: bool = False, store: MemoryStore | None = None, run_id: str = "hostile", answers: int = 5
+) -> ReportedRun:
     """A finished run in which a text is the prompt, a name, a role, arguments, results, errors and answers.
 
     Args:
         text: The text.
         redacted: Whether its prompt is redacted, at the request of somebody with that name.
+        store: Where it is stored; by default in a store of its own.
+        run_id: Its id.
+        answers: How many of its requests are answered: with 0 it waits for an approval.
     """
 
     @tool
@@ -67,16 +72,17 @@ async def run_full_of(text: str, *, redacted: bool = False) -> ReportedRun:
         ProviderError(text),
         Reply(Message.assistant(text)),
     ]
-    store, who = MemoryStore(), Actor(text if text.strip() and text.isprintable() else f"x{text}", (f"r{text}",))
+    store = MemoryStore() if store is None else store
+    who = Actor(text if text.strip() and text.isprintable() else f"x{text}", (f"r{text}",))
     host = Host(clock=FakeClock(), store=store, secret=SECRET)
     limits = AgentGuardrails(loop_soft_threshold=18, loop_hard_threshold=19)
     agent = Agent(ScriptedModel(script), tools=[echo, fail, pay], host=host, preset="funnel", guardrails=limits)
-    result = await agent.run(text, run_id="hostile", actor=who)
-    for answer in (Deny(text), Allow(), text, text, text):
+    result = await agent.run(text, run_id=run_id, session_id=text[:50], tags=[f"t{text[:50]}"], actor=who)
+    for answer in (Deny(text), Allow(), text, text, text)[:answers]:
         if result.run_state.state != "suspended":
             break
-        result = await agent.resume("hostile", answer, by=who)
+        result = await agent.resume(run_id, answer, by=who)
     if redacted:
-        await redact(store, "hostile", "1.messages", Keyring(SECRET), by=text)
-    records = tuple(await store.records("hostile"))
-    return ReportedRun("hostile", records, verify("hostile", records, None, None, Keyring(SECRET)))
+        await redact(store, run_id, "1.messages", Keyring(SECRET), by=text)
+    records = tuple(await store.records(run_id))
+    return ReportedRun(run_id, records, verify(run_id, records, None, None, Keyring(SECRET)))

@@ -28,6 +28,7 @@ class Field {
     this.choices = schema.enum;
     if (this.kind === 'object' || this.kind === 'array') this.kind = '';
     this.input = this.#make(schema, value);
+    this.initial = this.json;
     this.old = el('div', {className: 'note was', hidden: true}, 'was: ', before === undefined ? 'not given' : said(before));
     const note = schema.description && el('span', {className: 'note'}, said(schema.description));
     const label = el('span', {className: 'name'}, said(words(schema.title ?? name)), required ? '' : el('span', {className: 'note'}, ' (optional)'),
@@ -54,15 +55,8 @@ class Field {
     return input.value.trim() || undefined;
   }
 
-  get changed() {
-    const now = this.json;
-    if (now === undefined || this.before === undefined) return now !== this.before;
-    try {
-      return JSON.stringify(JSON.parse(now)) !== JSON.stringify(JSON.parse(this.before)) || (/^-?\d{16,}/.test(now) && now !== this.before);
-    } catch {
-      return true;
-    }
-  }
+  /** Whether somebody changed it. A browser writes some texts otherwise than they are, and that is no change. */
+  get changed() { return this.json !== this.initial; }
 
   /** What is wrong with it; an empty text if nothing is. */
   get problem() {

@@ -95,7 +95,13 @@ export const said = (text) => el('span', {className: 'said', dir: 'auto'}, Strin
 /** Somebody else's text with its line breaks. */
 export const block = (text) =>
   text === '' || text === null || text === undefined ? null : isRedacted(text) ? redacted()
-    : el('pre', {className: 'said', dir: 'auto', tabIndex: String(text).length > 1500 ? 0 : undefined}, String(text));
+    : pre(String(text), [String(text)]);
+
+/** Text with its line breaks; one that may be longer than its box can be scrolled with the keyboard. */
+function pre(text, content) {
+  const lines = text.split('\n').reduce((sum, line) => sum + 1 + Math.floor(line.length / 40), 0);
+  return el('pre', {className: 'said', dir: 'auto', tabIndex: lines > 20 ? 0 : undefined}, content);
+}
 
 export const isRedacted = (value) => typeof value === 'object' && value !== null && value.redacted === true;
 export const redacted = () => el('em', {className: 'redacted', title: 'This was deleted from the store for good.'}, 'redacted');
@@ -104,10 +110,8 @@ export const redacted = () => el('em', {className: 'redacted', title: 'This was 
 export function json(value) {
   if (value === null || value === undefined) return null;
   if (isRedacted(value)) return redacted();
-  const parts = JSON.stringify(value, (_, each) => (isRedacted(each) ? '\u0000redacted\u0000' : each), 1).split('"\\u0000redacted\\u0000"');
-  const pre = el('pre', {className: 'said', dir: 'auto'});
-  parts.forEach((part, place) => pre.append(...(place ? [redacted()] : []), part));
-  return pre;
+  const text = JSON.stringify(value, (_, each) => (isRedacted(each) ? '\u0000redacted\u0000' : each), 1);
+  return pre(text, text.split('"\\u0000redacted\\u0000"').flatMap((part, place) => (place ? [redacted(), part] : [part])));
 }
 
 /** Names and their values, as a list; empty values are left out. */
