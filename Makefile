@@ -49,6 +49,7 @@ bench-scale: .venv/.dev  ## Measure many workers on one server, killed at random
 bench: .venv/.dev  ## Measure speed; fails if a bound is missed
 	$(BIN)/python tests/benchmarks/streaming_benchmark.py
 	$(BIN)/python -m tests.benchmarks.journal_benchmark
+	$(BIN)/python -m tests.benchmarks.viewer_benchmark
 	$(BIN)/python -m tests.benchmarks.loop_benchmark --check
 
 soak: .venv/.dev  ## Run the long fault-injection tests

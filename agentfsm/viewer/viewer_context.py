@@ -26,7 +26,7 @@ from agentfsm.viewer.viewer_page import shown
 __all__ = ["ViewerContext", "context_of", "run_json", "ticks"]
 
 POLL_S = 0.1
-"""How often the store is asked what is new; a run may be written by any process."""
+"""How often the store is asked what is new, in seconds; a run may be written by any process."""
 
 ALIVE_S = 15.0
 """After so long without news, a connection is checked."""
@@ -49,7 +49,6 @@ class ViewerContext:
         checkpoint: What a signed checkpoint says the store had, if there is one.
         graphs: Graphs under which runs can be replayed, by name.
         figures: What the statistics have read.
-        poll_s: How often the store is asked what is new, in seconds.
         stopping: Set when the server stops, so that the connections of open pages end.
     """
 
@@ -65,7 +64,6 @@ class ViewerContext:
     checkpoint: SignedHeads | None = None
     graphs: Mapping[str, Graph] = field(default_factory=dict[str, Graph])
     figures: FiguresCache = field(default_factory=FiguresCache)
-    poll_s: float = POLL_S
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def runs_of(self, actor: Actor) -> Runs:
@@ -79,16 +77,20 @@ def context_of(request: Request) -> ViewerContext:
     return context
 
 
-async def ticks(context: ViewerContext) -> AsyncIterator[bool]:
+async def ticks(context: ViewerContext, pause_s: float = POLL_S) -> AsyncIterator[bool]:
     """A moment to look for news, again and again; True if nothing may have been sent for long.
 
     A connection on which nothing is sent for long would not be noticed when it breaks.
+
+    Args:
+        context: The viewer; it ends when that stops.
+        pause_s: Seconds between two moments.
     """
     silent_s = 0.0
     while not context.stopping.is_set():
         yield silent_s >= ALIVE_S
-        silent_s = 0.0 if silent_s >= ALIVE_S else silent_s + context.poll_s
-        await asyncio.sleep(context.poll_s)
+        silent_s = 0.0 if silent_s >= ALIVE_S else silent_s + pause_s
+        await asyncio.sleep(pause_s)
 
 
 def run_json(info: RunInfo) -> dict[str, Any]:

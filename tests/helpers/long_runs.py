@@ -6,17 +6,17 @@ from agentfsm import Agent, AgentGuardrails, Host, tool
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
-__all__ = ["long_run"]
+__all__ = ["long_run", "look"]
+
+
+@tool
+def look(page: int) -> str:
+    """Look a page up."""
+    return f"page {page} says that everything is as it should be, and that there is more on the next one"
 
 
 def long_run(steps: int) -> MemoryStore:
     """A store with a run, "long", of that many model calls, each but the last of a tool."""
-
-    @tool
-    def look(page: int) -> str:
-        """Look a page up."""
-        return f"page {page} says that everything is as it should be, and that there is more on the next one"
-
     store, last = MemoryStore(), steps - 1
     limits = AgentGuardrails(max_iterations=steps + 1, max_execution_time_s=1e6)
     model = ScriptedModel([*(call("look", page=n) for n in range(last)), "done"])

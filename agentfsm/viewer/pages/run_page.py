@@ -28,6 +28,9 @@ __all__ = ["PAGE", "followed_run"]
 MAX_MOVES = 500
 """Moves of the ledger in one answer."""
 
+FOLLOW_S = 0.05
+"""How often the head of a run that is open is looked at, in seconds: one row of the store by its key."""
+
 MAX_MESSAGES = 100
 MAX_CHILDREN = 200
 MAX_DEPTH = 4
@@ -107,15 +110,15 @@ async def follow_run(request: Request) -> Response:
 
     async def events() -> AsyncIterator[LiveEvent | None]:
         known_seq, known_moves, known_kinds, status = seq, moves, kinds, None
-        async for silent in ticks(context):
+        async for silent in ticks(context, FOLLOW_S):
             head = await run.refresh()
             if head.seq != known_seq or (head.status, head.owner) != status:
                 known = _path_json(run, known_moves, known_kinds)
                 known_seq, status = head.seq, (head.status, head.owner)
                 known_moves, known_kinds = len(run.path.moves), len(run.path.kinds)
-                info = await _info(context, run.run_id)
-                known["run"] = None if info is None else run_json(info)
                 yield LiveEvent(known, f"{known_seq}-{known_moves}-{known_kinds}")
+                info = await _info(context, run.run_id)
+                yield LiveEvent({"run": None if info is None else run_json(info)})
             elif silent:
                 yield None
 

@@ -190,7 +190,7 @@ await start(async (main) => {
   function grow(told) {
     current = {...current, ...told};
     run = told.run ?? run;
-    const added = ledger.add(told);
+    const added = told.moves ? ledger.add(told) : 0;
     about.replaceChildren(summary(run, current));
     if (!added) return;
     if (places) places.push(...ledger.moves.slice(-added).flatMap((move, place) => (ledger.kinds[move.kind].id === only ? [ledger.moves.length - added + place] : [])));
