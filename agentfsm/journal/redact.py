@@ -24,6 +24,7 @@ from agentfsm.journal.signals import SealedSignal, open_signal
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import encode
+from agentfsm.loop.escapes import has_escapes, read_plain
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.withholding import SecretOpener, text_forms
 
@@ -241,6 +242,14 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, forms)), re.IGNORECASE)
 
 
+def _search(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Where a text has what is looked for, as it stands there or with more escapes than it needs."""
+    found = pattern.search(text)
+    if found is None and has_escapes(text):
+        found = pattern.search(read_plain(text).decode("utf-8", "replace"))
+    return found
+
+
 def _search_run(
     run_id: str, records: Iterable[SealedRecord], *, pattern: re.Pattern[str], keyring: Keyring | None
 ) -> list[Occurrence]:
@@ -261,7 +270,7 @@ def _search_signal(sealed: SealedSignal, pattern: re.Pattern[str], keyring: Keyr
             signal.reason,
             *([] if signal.reply is None else [encode([signal.reply.text, signal.reply.arguments])]),
         ]
-    found = next(filter(None, map(pattern.search, texts)), None)
+    found = next(filter(None, (_search(pattern, each) for each in texts)), None)
     if found is not None:
         yield Occurrence(sealed.run_id, 0, "", f"a signal that waits: {_excerpt(found)}", signal_id=sealed.id)
 
@@ -269,7 +278,7 @@ def _search_signal(sealed: SealedSignal, pattern: re.Pattern[str], keyring: Keyr
 def _search_record(
     run_id: str, record: SealedRecord, pattern: re.Pattern[str], opener: SecretOpener | None
 ) -> Iterator[Occurrence]:
-    if not ("[sealed " in record.hidden or pattern.search(record.hidden) or pattern.search(record.body)):
+    if not ("[sealed " in record.hidden or _search(pattern, record.hidden) or _search(pattern, record.body)):
         return
     body, hidden = json.loads(record.body), cast("list[Any]", json.loads(record.hidden or "[]"))
     for path, place in _commitment_places(body):
@@ -277,18 +286,19 @@ def _search_record(
             continue
         value = hidden[place][1]
         texts = [encode(value)] + ([] if opener is None else [encode(opener.open(value))])
-        found = next(filter(None, map(pattern.search, texts)), None)
+        found = next(filter(None, (_search(pattern, each) for each in texts)), None)
         if found is not None:
             yield Occurrence(run_id, record.seq, path, _excerpt(found), place=place)
     for path, text in _visible_texts(body):
-        found = pattern.search(text)
+        found = _search(pattern, text)
         if found is not None:
-            yield Occurrence(
-                run_id, record.seq, path, _excerpt(found), "it is part of the record itself, which is hashed"
-            )
+            reason = _ACTOR_REASON if _ACTOR_ID.search(path) else _HASHED
+            yield Occurrence(run_id, record.seq, path, _excerpt(found), reason)
 
 
-_HASHED = "it is part of the record itself, which is hashed"
+_HASHED = "it is part of the record itself, which is hashed: only purging the whole run deletes it"
+_ACTOR_REASON = "votes are checked by the ids of actors, so it is hashed: only purging the whole run deletes it"
+_ACTOR_ID = re.compile(r"(?:\A|\.)(?:requester|actor|votes\.\d+)\.id\Z")
 
 
 def _excerpt(found: re.Match[str]) -> str:

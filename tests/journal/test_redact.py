@@ -17,7 +17,19 @@ import pytest
 from click.testing import CliRunner, Result
 from pydantic import SecretStr
 
-from agentfsm import Agent, Allow, Deny, Host, JournalError, MemoryStore, SqliteStore, ToolContext, tool
+from agentfsm import (
+    Actor,
+    Agent,
+    Allow,
+    Approval,
+    Deny,
+    Host,
+    JournalError,
+    MemoryStore,
+    SqliteStore,
+    ToolContext,
+    tool,
+)
 from agentfsm.cli.app import app
 from agentfsm.journal.redact import RunFilter, files_with_text, find_text, redact_text
 from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
@@ -206,6 +218,46 @@ def test_what_cannot_be_deleted_is_reported_with_the_reason(tmp_path: Path) -> N
     assert "part of the record itself" in reasons[f"of {ANN}"]
     assert "cannot be redacted: record 2" in reasons["tampered"]
     assert "somebody" in reasons["held"]
+
+
+def test_the_id_of_an_actor_is_found_wherever_it_stands_with_what_to_do_about_it() -> None:
+    store = MemoryStore()
+
+    async def live() -> list[Any]:
+        @tool(requires_approval=Approval(2))
+        def pay() -> str:
+            """Pay."""
+            return "paid"
+
+        def payer(*script: Any) -> Agent:
+            return Agent(ScriptedModel(list(script)), tools=[pay], host=host(store))
+
+        await payer(call("pay")).run("go", run_id="r", actor=Actor(ANN))
+        await payer().resume("r", Allow(), by=Actor(ANN))
+        await payer("done").resume("r", Allow(), by=Actor("bob"))
+        return list((await redact_text(store, ANN, KEYRING)).remaining)
+
+    remaining = asyncio.run(live())
+    fields = {each.field.rpartition("waiting.")[2] for each in remaining}
+    assert fields == {"requester.id", "quorum.requester.id", "out.answered.reply.actor.id", "quorum.votes.0.id"}
+    assert {each.reason for each in remaining} == {
+        "votes are checked by the ids of actors, so it is hashed: only purging the whole run deletes it"
+    }
+
+
+@pytest.mark.parametrize(
+    "odd", ["\\u0061" + ANN[1:], ANN.replace("@", "&#64;"), ANN.replace("a", "%61").replace("@", "%40")]
+)
+def test_a_text_with_more_escapes_than_it_needs_is_found(odd: str) -> None:
+    store = MemoryStore()
+
+    async def live() -> Any:
+        await agent(store, [f"it is {odd}"]).run("hello", run_id="r")
+        return await redact_text(store, ANN, KEYRING)
+
+    result = asyncio.run(live())
+    assert [each.run_id for each in result.deleted] == ["r"]
+    assert result.remaining == ()
 
 
 def test_a_session_id_is_deleted_like_any_text() -> None:
