@@ -1,21 +1,27 @@
-"""What the adapters of other libraries' models share: their exceptions become our errors, their reasons ours."""
+"""What the adapters of other libraries' models share: ``ForeignModel``, and their exceptions and reasons in our words.
+
+An adapter is a subclass of ``ForeignModel`` with a call, a stream and a name.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import cast
 
 from pydantic import SecretStr
 
 from agentfsm.errors import ModelError, TransientProviderError
-from agentfsm.loop.messages import FinishReason, Message
+from agentfsm.loop.messages import FinishReason, Image, Message, Reply, Role
+from agentfsm.loop.model import ModelRequest, StreamChunk
 from agentfsm.models.error_mapping import ErrorObject, error_class, extract_error, retry_after_s, scrub
-from agentfsm.models.wire_format import as_object
+from agentfsm.models.wire_format import as_object, labelled_images
 
-__all__ = ["finish_reason", "model_error"]
+__all__ = ["ForeignModel", "finish_reason", "model_error", "with_images_after_results"]
 
 _CONNECTION_ERRORS = frozenset(
     {"APIConnectionError", "ConnectionError", "ModelConnectionError", "OSError", "TimeoutError", "TransportError"}
@@ -28,6 +34,74 @@ _FINISH_REASONS = {
     FinishReason.REFUSAL: ("refusal",),
 }
 _REASONS_BY_WORD = {word: reason for reason, words in _FINISH_REASONS.items() for word in words}
+
+
+class ForeignModel(ABC):
+    """A model of another library. It holds no connection of its own, and every exception becomes a ``ModelError``."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name of the model."""
+
+    @property
+    @abstractmethod
+    def secrets(self) -> tuple[SecretStr, ...]:
+        """The keys of the model, as far as they are known; they stand in no error and in no journal."""
+
+    @abstractmethod
+    async def _call(self, request: ModelRequest) -> Reply:
+        """The reply to one request; any exception may be raised."""
+
+    @abstractmethod
+    def _open_stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply]:
+        """The chunks of the reply, and last the reply; any exception may be raised."""
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        """The reply to one request.
+
+        Raises:
+            agentfsm.errors.ModelError: The call failed.
+        """
+        try:
+            return await self._call(request)
+        except Exception as error:
+            raise model_error(self.name, error, request.messages, self.secrets) from None
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply]:
+        """The chunks of the reply as it is generated, and last the reply.
+
+        Raises:
+            agentfsm.errors.ModelError: The call failed, or the stream ended early.
+        """
+        try:
+            async with aclosing(self._open_stream(request)) as parts:
+                async for part in parts:
+                    yield part
+        except Exception as error:
+            raise model_error(self.name, error, request.messages, self.secrets) from None
+
+
+LabelledImages = tuple[tuple[str, Image], ...]
+"""The images that tools returned, each with its label."""
+
+
+def with_images_after_results(messages: Iterable[Message]) -> Iterator[Message | LabelledImages]:
+    """A transcript in which the images that tools returned follow the last result of each batch, for a user message.
+
+    Most providers take nothing but text as a result.
+    """
+    results = list[Message]()
+    for message in messages:
+        if message.role is Role.TOOL and message.tool_call_id is not None:
+            results.append(message)
+        elif results:
+            if images := tuple(labelled_images(results)):
+                yield images
+            results = []
+        yield message
+    if images := tuple(labelled_images(results)):
+        yield images
 
 
 def finish_reason(word: object, *, has_calls: bool) -> FinishReason:

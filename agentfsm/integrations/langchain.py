@@ -18,7 +18,7 @@ from typing import Any, cast
 from pydantic import SecretStr
 
 from agentfsm.errors import MissingExtraError, ProviderError, TransientProviderError
-from agentfsm.integrations.foreign_models import finish_reason, model_error
+from agentfsm.integrations.foreign_models import ForeignModel, finish_reason, with_images_after_results
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.messages import FinishReason, Image, Message, Reply, Role, Usage
 from agentfsm.loop.model import ModelRequest, StreamChunk, StreamingModel, TextChunk, ToolCallChunk
@@ -31,7 +31,6 @@ from agentfsm.models.wire_format import (
     call_ids,
     data_url,
     function_spec,
-    labelled_images,
     mark_unpriced,
     own_extra,
     parse_tool_calls,
@@ -82,8 +81,8 @@ def from_langchain(model: BaseChatModel, *, output_limit: str = "max_tokens") ->
     return _Adapter(model, output_limit)
 
 
-class _Adapter:
-    """A LangChain chat model; it holds no connection of its own."""
+class _Adapter(ForeignModel):
+    """A LangChain chat model."""
 
     def __init__(self, model: BaseChatModel, output_limit: str) -> None:
         self._model: Any = model
@@ -104,38 +103,21 @@ class _Adapter:
     def __repr__(self) -> str:
         return f"from_langchain({self.name!r})"
 
-    async def reply(self, request: ModelRequest) -> Reply:
-        """The reply to one request.
+    async def _call(self, request: ModelRequest) -> Reply:
+        message = await self._runnable(request).ainvoke(list(_encode(request.messages, self.name)))
+        return self._decode(message, request)
 
-        Raises:
-            agentfsm.errors.ModelError: The call failed.
-        """
-        try:
-            message = await self._runnable(request).ainvoke(list(_encode(request.messages, self.name)))
-            return self._decode(message, request)
-        except Exception as error:
-            raise model_error(self.name, error, request.messages, self.secrets) from None
-
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply]:
-        """The chunks of the reply as it is generated, and last the reply.
-
-        Raises:
-            agentfsm.errors.ModelError: The call failed.
-        """
+    async def _open_stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply]:
         parts = list[Any]()
         numbers = dict[object, int]()
-        try:
-            async with aclosing(self._runnable(request).astream(list(_encode(request.messages, self.name)))) as stream:
-                async for part in stream:
-                    parts.append(part)
-                    for chunk in _chunks(part, numbers):
-                        yield chunk
-            if not parts:
-                raise TransientProviderError(f"{self.name}: the stream ended without a reply")
-            reply = self._decode(add_ai_message_chunks(*parts), request)
-        except Exception as error:
-            raise model_error(self.name, error, request.messages, self.secrets) from None
-        yield reply
+        async with aclosing(self._runnable(request).astream(list(_encode(request.messages, self.name)))) as stream:
+            async for part in stream:
+                parts.append(part)
+                for chunk in _chunks(part, numbers):
+                    yield chunk
+        if not parts:
+            raise TransientProviderError(f"{self.name}: the stream ended without a reply")
+        yield self._decode(add_ai_message_chunks(*parts), request)
 
     def _runnable(self, request: ModelRequest) -> Any:
         refuse_parts(request.messages, images=True, files=False)
@@ -232,23 +214,14 @@ def _provider_extra(message: AIMessage, origin: str) -> dict[str, Any] | None:
 
 def _encode(messages: Iterable[Message], origin: str) -> Iterator[BaseMessage]:
     """The transcript; the images that tools returned follow the last result of a batch, as a user message."""
-    results = list[Message]()
-    for message in messages:
-        if message.role is Role.TOOL and message.tool_call_id is not None:
-            results.append(message)
-        else:
-            yield from _encode_images(results)
-            results = []
-        shown = visible_message(message, images=True) if message.files else as_user_message(message)
-        yield _encode_message(shown, origin)
-    yield from _encode_images(results)
-
-
-def _encode_images(results: list[Message]) -> Iterator[BaseMessage]:
-    content: list[str | dict[Any, Any]] = []
-    for label, image in labelled_images(results):
-        content += [{"type": "text", "text": label}, _image_block(image)]
-    if content:
+    for each in with_images_after_results(messages):
+        if isinstance(each, Message):
+            shown = visible_message(each, images=True) if each.files else as_user_message(each)
+            yield _encode_message(shown, origin)
+            continue
+        content: list[str | dict[Any, Any]] = []
+        for label, image in each:
+            content += [{"type": "text", "text": label}, _image_block(image)]
         yield HumanMessage(content=content)
 
 

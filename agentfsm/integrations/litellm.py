@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from agentfsm.errors import MissingExtraError, TransientProviderError
-from agentfsm.integrations.foreign_models import model_error
+from agentfsm.integrations.foreign_models import ForeignModel
 from agentfsm.loop.messages import Reply
 from agentfsm.loop.model import ModelRequest, StreamChunk, StreamingModel
 from agentfsm.models.model_wrappers import close_if_supported
@@ -57,7 +57,7 @@ def from_litellm(
     return _Adapter(model, base_url, key, settings or ModelSettings(), dict(options or {}))
 
 
-class _Adapter:
+class _Adapter(ForeignModel):
     """A model that LiteLLM calls; requests and replies have the form of chat completions."""
 
     def __init__(
@@ -78,24 +78,11 @@ class _Adapter:
     def __repr__(self) -> str:
         return f"from_litellm({self._model!r})"
 
-    async def reply(self, request: ModelRequest) -> Reply:
-        """The reply to one request.
+    async def _call(self, request: ModelRequest) -> Reply:
+        response = await _LITELLM.acompletion(**self._arguments(request))
+        return self._decode(response.model_dump(), request)
 
-        Raises:
-            agentfsm.errors.ModelError: The call failed.
-        """
-        try:
-            response = await _LITELLM.acompletion(**self._arguments(request))
-            return self._decode(response.model_dump(), request)
-        except Exception as error:
-            raise model_error(self.name, error, request.messages, self.secrets) from None
-
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply]:
-        """The chunks of the reply as it is generated, and last the reply.
-
-        Raises:
-            agentfsm.errors.ModelError: The call failed, or the stream ended early.
-        """
+    async def _open_stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply]:
         accumulator, stream = ChatAccumulator(), None
         try:
             more = {"stream": True, "stream_options": {"include_usage": True}}
@@ -103,14 +90,11 @@ class _Adapter:
             async for part in stream:
                 for chunk in accumulator.add(part.model_dump()):
                     yield chunk
-            if not accumulator.complete:
-                raise TransientProviderError(f"{self.name}: the stream ended before the reply did")
-            reply = self._decode(accumulator.body(), request)
-        except Exception as error:
-            raise model_error(self.name, error, request.messages, self.secrets) from None
         finally:
             await close_if_supported(stream)
-        yield reply
+        if not accumulator.complete:
+            raise TransientProviderError(f"{self.name}: the stream ended before the reply did")
+        yield self._decode(accumulator.body(), request)
 
     def _arguments(self, request: ModelRequest) -> dict[str, Any]:
         """The arguments of ``acompletion``; LiteLLM itself makes no second attempt, since the agent does."""

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import SecretStr, TypeAdapter
 
 from agentfsm.errors import MissingExtraError, TransientProviderError
-from agentfsm.integrations.foreign_models import finish_reason, model_error
+from agentfsm.integrations.foreign_models import ForeignModel, finish_reason, with_images_after_results
 from agentfsm.loop.messages import File, Image, Message, Reply, Role, Usage
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, StreamingModel, TextChunk, ToolCallChunk
 from agentfsm.loop.prompts import as_user_message
@@ -27,7 +27,6 @@ from agentfsm.loop.read_only import thaw
 from agentfsm.models.wire_format import (
     as_list,
     call_ids,
-    labelled_images,
     mark_unpriced,
     own_extra,
     parse_tool_calls,
@@ -63,8 +62,8 @@ def from_pydantic_ai(model: PydanticAIModel | str) -> StreamingModel:
     return _Adapter(infer_model(model))
 
 
-class _Adapter:
-    """A model of pydantic-ai; it holds no connection of its own."""
+class _Adapter(ForeignModel):
+    """A model of pydantic-ai."""
 
     def __init__(self, model: PydanticAIModel) -> None:
         self._model = model
@@ -82,44 +81,28 @@ class _Adapter:
     def __repr__(self) -> str:
         return f"from_pydantic_ai({self.name!r})"
 
-    async def reply(self, request: ModelRequest) -> Reply:
-        """The reply to one request.
+    async def _call(self, request: ModelRequest) -> Reply:
+        response = await model_request(
+            self._model,
+            list(_encode(request.messages, self.name)),
+            model_settings=_settings(request),
+            model_request_parameters=self._parameters(request),
+        )
+        return self._decode(response, request)
 
-        Raises:
-            agentfsm.errors.ModelError: The call failed.
-        """
-        try:
-            response = await model_request(
-                self._model,
-                list(_encode(request.messages, self.name)),
-                model_settings=_settings(request),
-                model_request_parameters=self._parameters(request),
-            )
-            return self._decode(response, request)
-        except Exception as error:
-            raise model_error(self.name, error, request.messages, self.secrets) from None
-
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply]:
-        """The chunks of the reply as it is generated, and last the reply.
-
-        Raises:
-            agentfsm.errors.ModelError: The call failed.
-        """
-        try:
-            async with model_request_stream(
-                self._model,
-                list(_encode(request.messages, self.name)),
-                model_settings=_settings(request),
-                model_request_parameters=self._parameters(request),
-            ) as stream:
-                numbers = dict[int, int]()
-                async for event in stream:
-                    if (chunk := _chunk(event, numbers)) is not None:
-                        yield chunk
-                reply = self._decode(stream.get(), request)
-            yield reply
-        except Exception as error:
-            raise model_error(self.name, error, request.messages, self.secrets) from None
+    async def _open_stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply]:
+        async with model_request_stream(
+            self._model,
+            list(_encode(request.messages, self.name)),
+            model_settings=_settings(request),
+            model_request_parameters=self._parameters(request),
+        ) as stream:
+            numbers = dict[int, int]()
+            async for event in stream:
+                if (chunk := _chunk(event, numbers)) is not None:
+                    yield chunk
+            reply = self._decode(stream.get(), request)
+        yield reply
 
     def _parameters(self, request: ModelRequest) -> ModelRequestParameters:
         """The tools and the output schema; the schema only where the model is known to take one, without tools."""
@@ -201,29 +184,26 @@ def _arguments_text(arguments: object) -> str:
 def _encode(messages: Iterable[Message], origin: str) -> Iterator[theirs.ModelMessage]:
     """The transcript; all parts between two replies are one request.
 
-    The images that tools returned follow the last result of a batch, as the user's: most providers take text alone as
-    a result, and pydantic-ai would send such a result as JSON.
+    The images that tools returned are the user's: pydantic-ai would send a result that contains some as JSON.
     """
-    parts, results = list[theirs.ModelRequestPart](), list[Message]()
-    for message in messages:
-        if message.role is Role.TOOL and message.tool_call_id is not None:
-            results.append(message)
-            parts.append(_encode_result(message, message.tool_call_id))
-            continue
-        parts += _encode_images(results)
-        results = []
-        if message.role is Role.ASSISTANT:
+    parts = list[theirs.ModelRequestPart]()
+    for each in with_images_after_results(messages):
+        if not isinstance(each, Message):
+            content = [part for label, image in each for part in (label, _encode_binary(image))]
+            parts.append(theirs.UserPromptPart(content))
+        elif each.role is Role.TOOL and each.tool_call_id is not None:
+            parts.append(_encode_result(each, each.tool_call_id))
+        elif each.role is Role.ASSISTANT:
             if parts:
                 yield theirs.ModelRequest(parts)
             parts = []
-            yield theirs.ModelResponse(_encode_reply(message, origin))
-        elif message.role is Role.SYSTEM:
-            parts.append(theirs.SystemPromptPart(message.content))
+            yield theirs.ModelResponse(_encode_reply(each, origin))
+        elif each.role is Role.SYSTEM:
+            parts.append(theirs.SystemPromptPart(each.content))
         else:
-            shown = as_user_message(message)
+            shown = as_user_message(each)
             binary = list(map(_encode_binary, shown.attachments))
             parts.append(theirs.UserPromptPart([shown.content, *binary] if binary else shown.content))
-    parts += _encode_images(results)
     if parts:
         yield theirs.ModelRequest(parts)
 
@@ -231,11 +211,6 @@ def _encode(messages: Iterable[Message], origin: str) -> Iterator[theirs.ModelMe
 def _encode_result(message: Message, call_id: str) -> theirs.ToolReturnPart[Any]:
     name = safe_tool_name(message.name or "tool")
     return theirs.ToolReturnPart(name, message.content, call_id, outcome="failed" if message.is_error else "success")
-
-
-def _encode_images(results: Iterable[Message]) -> list[theirs.ModelRequestPart]:
-    content = [part for label, image in labelled_images(results) for part in (label, _encode_binary(image))]
-    return [theirs.UserPromptPart(content)] if content else []
 
 
 def _encode_binary(part: Image | File) -> theirs.BinaryContent:
