@@ -134,7 +134,7 @@ def test_two_people_vote_and_nobody_twice(browser: Any, site: str, store: Any) -
         bob.get_by_role("button", name="Allow").click()
         has_text(bob.locator("article").first, "Sent")
         has_text(cy.locator("article"), "1 of 2 approvals")
-        has_text(cy.locator("article"), "bob (manager) approved")
+        has_text(cy.locator("article"), "approved by bob (manager)")
         bob.reload()
         has_text(bob.locator("article"), "has approved this call already")
         cy.get_by_role("button", name="Allow").click()

@@ -67,13 +67,28 @@ export async function post(path, body) {
   }
 }
 
-/** Follow what the server tells; `lost` says whether it cannot be reached now. Returns a function that stops it. */
+/**
+ * Follow what the server tells, while the page is in sight: a browser has few connections for all its tabs.
+ *
+ * `lost` says whether the server cannot be reached now. What was told before is told again after a break.
+ */
 export function follow(path, parameters, told, lost = () => {}) {
-  const source = new EventSource(address(`api/${path}`, parameters));
-  source.onmessage = (message) => told(JSON.parse(message.data));
-  source.onopen = () => lost(false);
-  source.onerror = () => lost(true);
-  return () => source.close();
+  let source = null;
+  const watch = () => {
+    source?.close();
+    source = null;
+    if (document.hidden) return;
+    source = new EventSource(address(`api/${path}`, parameters));
+    source.onmessage = (message) => told(JSON.parse(message.data));
+    source.onopen = () => lost(false);
+    source.onerror = () => lost(true);
+  };
+  document.addEventListener('visibilitychange', watch);
+  watch();
+  return () => {
+    document.removeEventListener('visibilitychange', watch);
+    source?.close();
+  };
 }
 
 /** An element with properties and children; a text becomes a text, `data` and `aria` attributes, `class` its class. */
@@ -114,10 +129,12 @@ export function json(value) {
   return pre(text, text.split('"\\u0000redacted\\u0000"').flatMap((part, place) => (place ? [redacted(), part] : [part])));
 }
 
-/** Names and their values, as a list; empty values are left out. */
-export const facts = (pairs) =>
-  el('dl', {}, pairs.filter(([, value]) => value !== null && value !== undefined && value !== '')
-    .flatMap(([name, value]) => [el('dt', {}, name), el('dd', {}, value)]));
+/** Names and their values, as a list; empty values are left out. In `columns`, each pair stays together. */
+export function facts(pairs, columns = false) {
+  const there = pairs.filter(([, value]) => value !== null && value !== undefined && value !== '');
+  const items = there.map(([name, value]) => [el('dt', {}, name), el('dd', {}, value)]);
+  return el('dl', {className: columns ? 'columns' : undefined}, columns ? items.map((pair) => el('div', {}, pair)) : items.flat());
+}
 
 /** A time in UTC, to the second, as everywhere in reports. */
 export function time(seconds) {

@@ -19,9 +19,9 @@ class Card {
     this.votes = el('div', {});
     this.form = el('div', {className: 'form'});
     this.buttons = el('div', {className: 'buttons'});
-    const {run} = request, title = request.tool ? [words(request.kind), ' ', said(request.tool)] : [words(request.kind)];
+    const {run} = request, kind = words(request.kind)[0].toUpperCase() + words(request.kind).slice(1);
     this.element = el('article', {className: 'card', 'data-run': run.id, 'aria-label': `${words(request.kind)} ${request.tool || ''} of run ${run.id}`},
-      el('h2', {}, title), el('p', {className: 'note'}, 'Run ', el('a', {href: runAddress(run.id, request.seq)}, said(run.prompt || run.id)), ' ', el('code', {}, run.id)),
+      el('h2', {}, kind, request.tool ? [': ', said(request.tool)] : ''), el('p', {className: 'note'}, 'Run ', el('a', {href: runAddress(run.id, request.seq)}, said(run.prompt || run.id)), ' ', el('code', {}, run.id)),
       this.#question(), this.votes, this.status, this.form, this.buttons);
     this.update(request);
   }
@@ -51,7 +51,7 @@ class Card {
     this.votes.replaceChildren(...(quorum ? [el('p', {}, `${quorum.needed - quorum.missing} of ${quorum.needed} approvals`,
       quorum.roles.length ? ` by ${quorum.roles.join(' or ')}` : '', quorum.not_requester ? ', not by the requester' : '',
       quorum.escalates_at ? [', later also by ', quorum.escalate_to.join(' or '), ' (from ', time(quorum.escalates_at), ')'] : '',
-      quorum.votes.length ? ':' : ''), quorum.votes.length ? el('ul', {}, quorum.votes.map((actor) => el('li', {}, person(actor), ' approved'))) : ''] : []),
+      quorum.votes.length ? ':' : ''), quorum.votes.length ? el('ul', {}, quorum.votes.map((actor) => el('li', {}, 'approved by ', person(actor)))) : ''] : []),
     ...request.sent.map((sent) => el('p', {className: 'sent'}, sent.by ? person(sent.by) : 'Somebody', sent.kind === 'cancel' ? ' cancelled the run' : ` answered: ${words(sent.reply)}`, ', ', time(sent.at), '; it waits for a process that has the agent')));
     if (this.#open || this.#done) return;
     const may = !request.refused && !request.expired;

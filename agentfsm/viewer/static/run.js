@@ -81,7 +81,7 @@ function summary(run, found) {
     ['Graph', [said(found.graph.name), ' ', el('code', {title: found.graph.fingerprint}, found.graph.fingerprint.slice(0, 12))]],
     [parent?.seq ? 'Forked from' : 'Called by', parent && el('a', {href: runAddress(parent.run, parent.seq)}, said(parent.run), parent.seq ? ` at record ${parent.seq}` : '')],
     ['Run by', run.owner && said(run.owner)],
-  ].map(([name, value]) => [name, Array.isArray(value) ? value.filter((each) => each !== '' && each !== null && each !== undefined) : value]));
+  ].map(([name, value]) => [name, Array.isArray(value) ? value.filter((each) => each !== '' && each !== null && each !== undefined) : value]), true);
 }
 
 const tree = (runs) => el('ul', {className: 'tree'}, runs.map((run) => el('li', {},
