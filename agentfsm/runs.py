@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentfsm.diagrams import diagram
 from agentfsm.errors import ConfigurationError, UnknownRunError
+from agentfsm.journal.erasure import ErasureQuery, ErasureReport, erase
 from agentfsm.journal.fork import fork
+from agentfsm.journal.listing import find_listing, verify_listing
 from agentfsm.journal.load import StoredRequest, pending_request
+from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, purge_runs
 from agentfsm.journal.records import export_lines
 from agentfsm.journal.redact import Occurrence, RunFilter, TextRedaction, find_text, redact_text
 from agentfsm.journal.replay import Replay
@@ -227,8 +230,7 @@ class Runs:
         """
         full_id = await self.find_id(run_id)
         records, head = await consistent_read(self._store, full_id)
-        page = await self._store.find_runs(RunQuery(run_id=full_id, limit=SHOWN_MATCHES))
-        info = next((each for each in page.runs if each.run_id == full_id), None)
+        info = await find_listing(self._store, full_id)
         if head is None or info is None:
             raise UnknownRunError(f"there is no run {full_id!r}")
         ledger = await off_loop(lambda found: read_ledger(full_id, found), records)
@@ -246,7 +248,8 @@ class Runs:
         """
         full_id = await self.find_id(run_id)
         records, head = await consistent_read(self._store, full_id)
-        return await off_loop(lambda found: verify(full_id, found, head, keyring=self._keyring), records)
+        report = await off_loop(lambda found: verify(full_id, found, head, keyring=self._keyring), records)
+        return await verify_listing(self._store, report)
 
     async def replay(self, run_id: str, under: str | ReplaySettings) -> Replay:
         """How a run would have gone under a preset or other settings; no model and no tool is called.
@@ -402,6 +405,47 @@ class Runs:
         keyring = self._require_keyring()
         async with self._store.maintenance.writable(self._store) as writable:
             return await redact_text(writable, text, keyring, runs=runs, by=by)
+
+    async def purge(
+        self, what: Iterable[str] | RetentionRule, *, by: str = "", reason: str = "", dry_run: bool = False
+    ) -> PurgeReport:
+        """Delete whole runs that ended, with the runs that they called; a sealed tombstone of each remains.
+
+        Runs that are held (``store.maintenance.set_hold``), go on, wait for somebody or do not verify remain, and the
+        report says why. ``store.maintenance.compact()`` then returns the space.
+
+        Args:
+            what: The ids of the runs; or for how long runs are kept, to purge those that ended before.
+            by: Who requested it, for the tombstones.
+            reason: Why, for the tombstones.
+            dry_run: Whether to purge nothing, and only say what would be.
+
+        Raises:
+            ConfigurationError: ``Runs`` was made without a secret.
+            agentfsm.errors.StoreError: The store cannot be read or written.
+        """
+        keyring = self._require_keyring()
+        if isinstance(what, RetentionRule):
+            return await apply_retention(self._store, what, keyring, by=by, dry_run=dry_run)
+        return await purge_runs(self._store, what, keyring, by=by, reason=reason, dry_run=dry_run)
+
+    async def erase(self, person: ErasureQuery, *, by: str = "", dry_run: bool = False) -> ErasureReport:
+        """Erase a person's data: purge their runs, delete a text from all other runs, and compact the store.
+
+        Args:
+            person: By what the runs and the text are found.
+            by: Who requested it, for tombstones and journals.
+            dry_run: Whether to erase nothing, and only say what would be.
+
+        Returns:
+            What was erased, and what remains and why.
+
+        Raises:
+            ConfigurationError: ``Runs`` was made without a secret.
+            agentfsm.errors.JournalError: The text is too short.
+            agentfsm.errors.StoreError: The store cannot be read or written.
+        """
+        return await erase(self._store, person, self._require_keyring(), by=by, dry_run=dry_run)
 
     def _require_keyring(self) -> Keyring:
         if self._keyring is None:

@@ -59,6 +59,7 @@ COMMANDS = {
     "export": CommandEntry("runs_command", "Write a run's journal as JSON lines."),
     "adopt": CommandEntry("runs_command", "Seal runs of an earlier release, so that they can be resumed."),
     "redact": CommandEntry("redact_command", "Delete recorded content permanently."),
+    "store": CommandEntry("store_command", "Create, check and migrate a store; hold and purge its runs."),
     "checkpoint": CommandEntry("verify_command", "Write a signed checkpoint of all runs."),
 }
 """Every command, in the order in which a new user needs them."""

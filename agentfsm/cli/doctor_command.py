@@ -24,6 +24,7 @@ from agentfsm.cli.console import open_console, single_line
 from agentfsm.cli.local_store import await_result, key_file, open_existing_store, store_option, store_secrets
 from agentfsm.errors import AgentfsmError, ConfigurationError
 from agentfsm.journal.sqlite import SqliteStore
+from agentfsm.journal.sqlite.sqlite_schema import has_wal_bug
 from agentfsm.journal.sqlite.store_file import StoreFile
 from agentfsm.journal.store import Head
 from agentfsm.journal.store_url import StoreLocation
@@ -35,12 +36,6 @@ __all__ = ["Finding", "doctor"]
 Level = Literal["ok", "note", "warning", "problem"]
 
 NEWEST_TESTED_PYTHON = (3, 14)
-
-WAL_BUG = ((3, 7, 0), (3, 51, 2))
-"""SQLite versions, first and last, in which two connections that write or checkpoint at once can damage a file.
-
-(https://www.sqlite.org/wal.html#walresetbug; some distributions have mended older versions.)
-"""
 
 REACH_TIMEOUT_S = 5.0
 
@@ -180,8 +175,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _check_sqlite() -> Iterator[Finding]:
-    first, last = WAL_BUG
-    if first <= sqlite3.sqlite_version_info <= last:
+    if has_wal_bug():
         yield Finding(
             "sqlite",
             "warning",

@@ -273,7 +273,7 @@ def _close_with_command(store: Store) -> Store:
 
 
 def complete_run_id(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The newest runs of the store whose ids start with what was typed, with their status."""
+    """The newest runs of the store whose ids start with what was typed, with their status, the oldest first."""
     given: StoreLocation | None = ctx.params.get("location") or ctx.params.get("store")
     try:
         found = asyncio.run(_runs_with(given or default_store(), incomplete))
@@ -287,4 +287,4 @@ async def _runs_with(location: StoreLocation, prefix: str) -> list[tuple[str, st
         return []
     async with open_store(location.url) as store:
         page = await store.find_runs(RunQuery(run_id=prefix, limit=COMPLETED_RUNS))
-    return [(info.run_id, info.status) for info in page.runs]
+    return [(info.run_id, info.status) for info in reversed(page.runs)]

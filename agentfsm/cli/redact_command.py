@@ -25,7 +25,7 @@ from agentfsm.journal.sqlite.sqlite_damage import truncate_wal
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 
-__all__ = ["redact"]
+__all__ = ["files_beside", "redact"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def _redact_text(wanted: TextOptions, by: str, location: StoreLocation) -> int:
             store, lambda writable: redact_text(writable, wanted.text, keyring, runs=runs, by=by)
         )
     _finish(store, location)
-    files = files_with_text(_files_beside(location.file), wanted.text)
+    files = files_with_text(files_beside(location.file), wanted.text)
     if wanted.as_json:
         click.echo(json.dumps(_as_data(remaining, files), indent=1))
     elif not wanted.dry_run:
@@ -150,7 +150,7 @@ async def _truncate(owned: bool, file: Path | None) -> bool:
     return file is None or not owned or truncate_wal(file)
 
 
-def _files_beside(store: Path | None) -> list[Path]:
+def files_beside(store: Path | None) -> list[Path]:
     """The own files of a store in a file, and copies beside it."""
     if store is None:
         return []

@@ -32,7 +32,7 @@ from agentfsm.journal.checkpoint import Checkpoint
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
-from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, VerificationReport, unchecked_lines, with_doubt
+from agentfsm.journal.verification import GOOD, TAMPERED, UNVERIFIABLE, VerificationReport, unchecked_lines, with_doubt
 from agentfsm.report.findings import Findings, ReportedRun
 from agentfsm.report.markdown_report import run_markdown
 from agentfsm.report.page import DecisionFilter, find_decisions, period_page, run_page
@@ -176,7 +176,7 @@ def _collect(
             run = ReportedRun(run_id, _read_records(store, found.run_id), found)
             kept = wanted is None or find_decisions([run], wanted)
             runs.append(run if kept else replace(run, sealed=()))
-        else:
+        elif found.code != GOOD:
             problems.append(found)
     return runs, Findings(
         store=location.name if location.file is None else location.file.name,

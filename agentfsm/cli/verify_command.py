@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,9 @@ from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.checkpoint import Checkpoint, CheckpointLog, read_checkpoint, write_checkpoint
-from agentfsm.journal.maintenance import Damage
+from agentfsm.journal.listing import verify_listing
+from agentfsm.journal.maintenance import Damage, Tombstone
+from agentfsm.journal.purge import verify_tombstone
 from agentfsm.journal.signals import find_foreign_signals
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.verification import (
@@ -199,10 +201,15 @@ def verify_runs(
     store = open_existing_store(location)
     yield from map(_as_report, await_result(store.maintenance.schema_damage()))
     stored = [head.run_id for head in await_result(store.heads())]
+    purged = {each.run_id: each for each in await_result(store.maintenance.tombstones()) if each.seq}
     wanted = list(run_ids) or [*stored, *(hashes or {})]
+    yield from _verify_tombstones(purged, run_ids, hashes, keyring)
     for run_id in dict.fromkeys(wanted):
+        if run_id in purged and run_id not in stored:
+            continue
         try:
-            yield await_result(verify_stored_run(store, run_id, hashes, keyring))
+            report = await_result(verify_stored_run(store, run_id, hashes, keyring))
+            yield await_result(verify_listing(store, report))
         except UnknownRunError as error:
             if run_ids:
                 raise
@@ -217,6 +224,32 @@ def verify_runs(
         yield VerificationReport("(store)", UNVERIFIABLE, 0, None, reason)
     if not stored:
         click.echo(f"agentfsm: there is no run in {location.name}", err=True)
+
+
+def _verify_tombstones(
+    purged: Mapping[str, Tombstone],
+    run_ids: tuple[str, ...],
+    hashes: CheckpointHashes | None,
+    keyring: Keyring | None,
+) -> Iterator[VerificationReport]:
+    """What is wrong with the tombstones of purged runs; else how many there are, and each of those that are named."""
+    good = 0
+    for run_id, tombstone in purged.items():
+        report = with_doubt(verify_tombstone(tombstone, keyring, (hashes or {}).get(run_id)))
+        if report.code != GOOD:
+            yield report
+        elif run_id in run_ids:
+            yield replace(report, reason=_describe_tombstone(tombstone))
+        else:
+            good += 1
+    if good and not run_ids:
+        yield VerificationReport("(purged)", GOOD, 0, None, f"{good} run{'s were' if good > 1 else ' was'} purged")
+
+
+def _describe_tombstone(tombstone: Tombstone) -> str:
+    at = datetime.fromtimestamp(tombstone.purged_at / 1000, UTC)
+    by = f" by {tombstone.by}" if tombstone.by else ""
+    return f"it was purged at {at:%Y-%m-%d %H:%M:%S} UTC{by}" + (f" ({tombstone.reason})" if tombstone.reason else "")
 
 
 def _as_report(damage: Damage) -> VerificationReport:

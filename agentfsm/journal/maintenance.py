@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from agentfsm.errors import JournalError
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
-__all__ = ["AnyStore", "Damage", "Hold", "StoreMaintenance", "Tombstone", "read_tombstone", "seal_tombstone"]
+__all__ = ["AnyStore", "Damage", "Fact", "Hold", "StoreMaintenance", "Tombstone", "read_tombstone", "seal_tombstone"]
 
 AnyStore = TypeVar("AnyStore")
 """The store that is maintained: a module further up says what it is."""
@@ -32,6 +32,21 @@ class Damage:
     reason: str
     records: int = 0
     seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something about a store.
+
+    Attributes:
+        name: What it is about, such as ``size``.
+        value: The fact.
+        is_problem: Whether it stands in the way, so that something has to be done about it.
+    """
+
+    name: str
+    value: str
+    is_problem: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +147,14 @@ class StoreMaintenance(Protocol):
         Raises:
             StoreLockedError: Another process writes the store, and does not answer.
             StoreError: The store cannot be written.
+        """
+        ...
+
+    async def describe(self) -> list[Fact]:
+        """What kind of store it is, how large, who may write it, and what stands in the way.
+
+        Raises:
+            StoreError: The store cannot be read.
         """
         ...
 

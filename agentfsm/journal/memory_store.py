@@ -11,7 +11,7 @@ from weakref import ReferenceType, ref
 
 from agentfsm.errors import RunExistsError, RunHeldError, StaleLease, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
-from agentfsm.journal.maintenance import AnyStore, Damage, Hold, Tombstone
+from agentfsm.journal.maintenance import AnyStore, Damage, Fact, Hold, Tombstone
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.signal_hub import SignalHub
@@ -103,6 +103,10 @@ class MemoryMaintenance:
     def writable(self, store: AnyStore) -> AbstractAsyncContextManager[AnyStore]:
         """The store itself: any process may write it."""
         return nullcontext(store)
+
+    async def describe(self) -> list[Fact]:
+        """That it is in memory."""
+        return [Fact("kind", "in memory, until the process ends")]
 
     async def schema_damage(self) -> list[Damage]:
         """None: there is no schema."""

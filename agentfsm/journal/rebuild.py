@@ -1,21 +1,17 @@
-"""Recomputes what a run is listed and searched by from its records."""
+"""Writes what a run is listed and searched by anew, from its records."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import replace
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.journal_writer import owner_name
-from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.rehydrate import rehydrate
-from agentfsm.journal.run_info import RunInfo, called_model, first_info, info_of
-from agentfsm.journal.store import Status, Store, consistent_read, off_loop
-from agentfsm.loop.canonical_json import decode
+from agentfsm.journal.listing import compute_run_info
+from agentfsm.journal.run_info import RunInfo
+from agentfsm.journal.store import Store, consistent_read, off_loop
 from agentfsm.loop.keys import Keyring
 
-__all__ = ["compute_run_info", "rebuild_run_info"]
+__all__ = ["rebuild_run_info"]
 
 
 async def rebuild_run_info(store: Store, run_id: str, keyring: Keyring | None = None) -> RunInfo:
@@ -49,22 +45,3 @@ async def rebuild_run_info(store: Store, run_id: str, keyring: Keyring | None = 
         with contextlib.suppress(StoreError):  # the lease is released whether or not the append succeeded
             await store.release(lease)
     return info
-
-
-def compute_run_info(run_id: str, records: Sequence[SealedRecord], status: Status) -> RunInfo:
-    """What a run is to be listed by.
-
-    Args:
-        run_id: The run.
-        records: Its records.
-        status: Its status.
-
-    Raises:
-        JournalError: They cannot be read.
-    """
-    rehydrated = rehydrate(records)
-    base = first_info(run_id, records[0])
-    suspension = rehydrated.suspension
-    expires = None if suspension is None or suspension["expires"] is None else suspension["expires"] / 1000
-    info = info_of(base, rehydrated.run, status, decode(records[-1].body)["ts"] / 1000, expires)
-    return replace(info, model=called_model(records))

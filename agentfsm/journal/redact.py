@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from agentfsm.errors import AgentfsmError, JournalError, StoreError, UnknownRunError
+from agentfsm.errors import AgentfsmError, JournalError, RunHeldError, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import RecordSealer
 from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.records import SealedRecord, open_record
@@ -50,6 +50,7 @@ async def redact(store: Store, run_id: str, field: str, keyring: Keyring, by: st
         JournalError: The field has no hidden value, or it was redacted already; or the journal was tampered with, or
             was not sealed under a secret of the host.
         StaleLease: Another owner holds the run.
+        RunHeldError: The run is on hold.
         StoreError: The store cannot write.
     """
     records, head = await consistent_read(store, run_id)
@@ -79,6 +80,9 @@ async def _delete(
 ) -> None:
     """Delete hidden values of one run, by record: what is selected in it, and the places of the values."""
     records, head = read
+    held = (await store.maintenance.holds()).get(run_id)
+    if held is not None:
+        raise RunHeldError(run_id, held.reason)
     report = await off_loop(lambda rows: verify(run_id, rows, head, keyring=keyring), records)
     require_authentic(report, "redacted")
     lease = await store.acquire(run_id, owner_name(), keyring=keyring)

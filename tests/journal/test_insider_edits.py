@@ -26,7 +26,11 @@ from agentfsm.cli.app import app
 from agentfsm.errors import AgentfsmError
 from agentfsm.journal.fork import fork
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
+from agentfsm.journal.listing import compute_run_info
 from agentfsm.journal.redact import redact
+from agentfsm.journal.run_info import first_info
+from agentfsm.journal.sqlite.sqlite_run_info import write_run_info
+from agentfsm.journal.sqlite.sqlite_store import select_records
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import add, finished_run, look, pay, waiting_run
@@ -63,6 +67,18 @@ class Insider:
     def __init__(self, folder: Path) -> None:
         self.path, self.before = folder / "runs.db", folder / "before.db"
         self.db = sqlite3.connect(self.path, isolation_level=None)
+
+    def relist(self) -> None:
+        """List the runs by what their records say now, as an insider does who knows that the two are compared."""
+        with contextlib.suppress(sqlite3.Error):  # there are no tables any more
+            for run_id, number, status in self.db.execute("SELECT run_id, id, status FROM run").fetchall():
+                with contextlib.suppress(AgentfsmError, sqlite3.Error, LookupError, TypeError, ValueError):
+                    records = select_records(self.db, run_id, 0) or []
+                    try:
+                        info = compute_run_info(run_id, records, status)
+                    except AgentfsmError:  # what it became cannot be computed, because it was redacted
+                        info = first_info(run_id, records[0])
+                    write_run_info(self.db, number, info)
 
     def sql(self, *statements: str) -> None:
         triggers = self.db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
@@ -243,6 +259,20 @@ def sql(*statements: str) -> Callable[[Insider], None]:
     return lambda insider: insider.sql(*statements)
 
 
+LISTINGS = {
+    "the listed prompt": "prompt = 'Do nothing.'",
+    "the listed requester": "actor = 'bob'",
+    "the listed session": "session = 's2'",
+    "the listed tags": "tags = '[\"keep\"]'",
+    "the listed model": "model = 'another'",
+    "the listed cost": "cost_usd = 0.5",
+    "the listed tokens": "tokens = 1",
+    "the listed start": "started = started - 1",
+    "the listed end": "updated = updated + 86400000",
+    "the listed ending": "ending = 'handed_off'",
+    "the listed parent": "parent = 'first'",
+}
+
 EDITS: list[tuple[str, Needs, Callable[[Insider], None]]] = [
     # -- columns of the journal
     ("a body", "nothing", sql(update("whole", 4, "body = replace(body, 'tool_calls', 'tool_cells')"))),
@@ -322,6 +352,8 @@ EDITS: list[tuple[str, Needs, Callable[[Insider], None]]] = [
     ("the numbers of two runs exchanged", "secret", swap_numbers),
     ("the id of a run", "nothing", sql(row("last", "run_id = 'next'"))),
     ("a run renamed, and all hashes made to fit", "either", rename),
+    # -- columns by which runs are listed
+    *((name, "nothing", sql(f"UPDATE run_info SET {change} WHERE id = 2")) for name, change in LISTINGS.items()),
     # -- whole runs
     ("a run deleted", "nothing", sql("DELETE FROM run WHERE run_id = 'whole'")),
     ("a run deleted with its records", "nothing", sql(
@@ -433,6 +465,8 @@ def test_with_the_secret_and_a_checkpoint_every_edit_is_found(
         folder = Path(shutil.copytree(made, tmp_path / str(number)))
         insider = Insider(folder)
         edit(insider)
+        if name not in LISTINGS:
+            insider.relist()
         insider.db.close()
         for secret, checkpoint in WAYS:
             result = verified(folder, secret=secret, checkpoint=checkpoint)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from agentfsm.errors import StoreError, UnknownRunError
-from agentfsm.journal.maintenance import AnyStore, Damage, Hold, Tombstone, read_tombstone
+from agentfsm.journal.maintenance import AnyStore, Damage, Fact, Hold, Tombstone, read_tombstone
 from agentfsm.journal.postgres.postgres_damage import find_row_damage, find_schema_damage
+from agentfsm.journal.postgres.postgres_schema import read_version
 from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession
 
 __all__ = ["PostgresMaintenance"]
@@ -43,6 +45,17 @@ _BURY = """
 """
 """The lock on the row keeps a hold from being added at the same time: a hold refers to it."""
 
+_DESCRIBE = """
+    SELECT current_setting('server_version'),
+        (SELECT sum(pg_total_relation_size(oid)) FROM pg_class
+            WHERE relnamespace = 'agentfsm'::regnamespace AND relkind = 'r'),
+        pg_is_in_recovery(), extract(epoch FROM clock_timestamp())::float8,
+        (SELECT string_agg(wanted || ' on ' || relname, ', ' ORDER BY relname, wanted)
+            FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted
+            WHERE relnamespace = 'agentfsm'::regnamespace AND relkind = 'r' AND relname <> 'version'
+            AND NOT has_table_privilege(pg_class.oid, wanted))
+"""
+
 _OWNS_TABLES = """
     SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_class
     WHERE relnamespace = 'agentfsm'::regnamespace AND relkind = 'r'
@@ -66,6 +79,19 @@ class PostgresMaintenance:
     def writable(self, store: AnyStore) -> AbstractAsyncContextManager[AnyStore]:
         """The store itself: any process may write it."""
         return nullcontext(store)
+
+    async def describe(self) -> list[Fact]:
+        """Versions, size, rights, clock, and a pooler in between; see ``StoreMaintenance.describe``."""
+        session = self._session()
+        found = await session.read(_describe, list[Fact]())
+        if not found:
+            return [Fact("schema", "there is none yet: agentfsm store init creates it", is_problem=True)]
+        pooled = await session.read(_is_pooled, False)
+        if pooled:
+            clash = session.settings.liveness == "session"
+            advice = ": in transaction mode it needs ?liveness=lease at the end of the URL" if clash else ""
+            found.append(Fact("pooler", f"there is one between here and the server{advice}", is_problem=clash))
+        return found
 
     async def schema_damage(self) -> list[Damage]:
         """How tables and triggers differ from those of a release; see ``StoreMaintenance.schema_damage``."""
@@ -109,6 +135,29 @@ class PostgresMaintenance:
 
 async def _nothing(db: Connection, again: bool) -> None:
     """A write that only connects."""
+
+
+async def _describe(db: Connection) -> list[Fact]:
+    row = await (await db.execute(_DESCRIBE)).fetchone()
+    assert row is not None  # noqa: S101  # a query without FROM has one row
+    server, size, standby, clock, missing = row
+    facts = [
+        Fact("kind", f"PostgreSQL {server}"),
+        Fact("schema", f"version {await read_version(db)}"),
+        Fact("size", f"{size:,} bytes"),
+        Fact("clock", f"the server's is {clock - time.time():+.1f} s from the one here; only the server's counts"),
+    ]
+    if standby:
+        facts.append(Fact("standby", "this server is read-only: connect to the primary one", is_problem=True))
+    if missing:
+        rights = f"the role lacks {missing}: let the owner of the schema GRANT that, as agentfsm store init --sql shows"
+        facts.append(Fact("rights", rights, is_problem=True))
+    return facts
+
+
+async def _is_pooled(db: Connection) -> bool:
+    row = await (await db.execute("SELECT pg_backend_pid()")).fetchone()
+    return row is not None and row[0] != db.info.backend_pid
 
 
 async def _hold(db: Connection, run_id: str, hold: Hold | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any, LiteralString
 
 import psycopg
@@ -18,6 +19,7 @@ __all__ = [
     "create_schema",
     "read_version",
     "require_current",
+    "schema_sql",
 ]
 
 SCHEMA_VERSION = 4
@@ -200,6 +202,21 @@ async def require_current(db: AsyncConnection[Any]) -> None:
             f"version {SCHEMA_VERSION}: bring it up to date with agentfsm store migrate; processes of the earlier "
             "release can then no longer use it"
         )
+
+
+def schema_sql() -> str:
+    """The statements that create the schema, for whoever may run them, and those that let a role use it."""
+    scripts = "\n".join(textwrap.dedent(script).strip() for script in MIGRATIONS)
+    return f"""BEGIN;
+CREATE SCHEMA agentfsm;
+CREATE TABLE agentfsm.version (number integer NOT NULL);
+INSERT INTO agentfsm.version VALUES ({SCHEMA_VERSION});
+{scripts}
+COMMIT;
+-- What the role needs under which agents run, here agent_role:
+-- GRANT USAGE ON SCHEMA agentfsm TO agent_role;
+-- GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA agentfsm TO agent_role;
+"""  # noqa: S608  # our own text
 
 
 async def create_schema(db: AsyncConnection[Any]) -> int:

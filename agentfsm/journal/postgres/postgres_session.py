@@ -147,6 +147,7 @@ class PostgresSession:
             if self.settings.liveness == "session":
                 await self._lock(db)
             else:
+                await db.execute("DELETE FROM agentfsm.owner WHERE alive_until < clock_timestamp()")  # of the dead
                 await self._renew(db)
         except BaseException:
             await db.close()

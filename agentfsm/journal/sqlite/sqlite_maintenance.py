@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from typing import Any
 import agentfsm.journal.sqlite.sqlite_damage as sqlite_damage
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import UnknownRunError
-from agentfsm.journal.maintenance import Damage, Hold, Tombstone, read_tombstone
+from agentfsm.journal.maintenance import Damage, Fact, Hold, Tombstone, read_tombstone
 from agentfsm.journal.sqlite.owned_store import OwnedStore, RunRow
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
 from agentfsm.journal.sqlite.sqlite_run_info import delete_run_info
@@ -66,6 +67,27 @@ class SqliteMaintenance:
         """The store itself, or what writes by way of the process that owns the file; see ``StoreMaintenance``."""
         async with self._turn.write() as owner:
             yield store if owner is None else OwnedStore(store, owner, self._select_row)
+
+    async def describe(self) -> list[Fact]:
+        """Versions, size, and who writes the file; see ``StoreMaintenance.describe``."""
+        version = await self._reader.read(sqlite_schema.schema_version, 0)
+        facts = [
+            Fact("kind", f"SQLite {sqlite3.sqlite_version}"),
+            Fact("schema", _describe_version(version)),
+            Fact("size", f"{sum(map(_size, (self._path, _beside(self._path, '-wal')))):,} bytes"),
+        ]
+        if self._writer.owned_by_other_process():
+            facts.append(Fact("writer", "another process writes it; this one can only read"))
+        if sqlite_schema.has_wal_bug():
+            facts.append(
+                Fact(
+                    "wal",
+                    "this SQLite can damage a file that two programs write at once: let no other one do so",
+                )
+            )
+        if not os.access(self._path, os.W_OK):
+            facts.append(Fact("rights", f"{self._path} cannot be written: give yourself access to it", is_problem=True))
+        return facts
 
     async def schema_damage(self) -> list[Damage]:
         """How tables and triggers differ from those of a release; see ``StoreMaintenance.schema_damage``."""
@@ -127,6 +149,20 @@ class SqliteMaintenance:
 
 
 _BATCH = 20
+"""How many runs are purged in one transaction: the event loop waits while the statements run."""
+
+
+def _describe_version(version: int) -> str:
+    newest = sqlite_schema.SCHEMA_VERSION
+    return f"version {version}" + (f"; agentfsm store migrate makes it {newest}" if version < newest else "")
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{path.name}{suffix}")
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def _hold(db: sqlite3.Connection, run_id: str, hold: Hold | None) -> None:

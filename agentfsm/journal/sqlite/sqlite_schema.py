@@ -26,9 +26,11 @@ __all__ = [
     "has_signals",
     "has_tables",
     "has_tombstones",
+    "has_wal_bug",
     "open_reader",
     "open_writer",
     "rollback",
+    "schema_version",
     "wrong_types",
 ]
 
@@ -181,7 +183,7 @@ def changed_schema(db: sqlite3.Connection) -> str:
     Raises:
         sqlite3.Error: The file cannot be read.
     """
-    version = _version(db)
+    version = schema_version(db)
     created = [(first, script) for first, script in ((1, _SCHEMA_OF_1), (2, _SCHEMA_OF_2)) if first <= version]
     if version not in range(1, SCHEMA_VERSION + 1):
         return f"its schema version is {version}, which no release wrote"
@@ -254,7 +256,7 @@ def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
         db.execute(f"PRAGMA wal_autocheckpoint = {WAL_AUTOCHECKPOINT_PAGES}")
         if not has_tables(db):
             db.executescript(f"BEGIN; {_SCHEMA_OF_2} {' '.join(_migrations(2))} COMMIT;")
-        elif (version := _version(db)) < SCHEMA_VERSION:
+        elif (version := schema_version(db)) < SCHEMA_VERSION:
             db.executescript(f"BEGIN; {' '.join(_migrations(version))} COMMIT;")
 
     with contextlib.suppress(OSError):  # SQLite says what is wrong, and gives the files beside it the same mode
@@ -344,6 +346,14 @@ def connect(uri: str, timeout: float | None = None) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=wait)
 
 
+def has_wal_bug() -> bool:
+    """Whether this SQLite can damage a file that two connections write or checkpoint at once.
+
+    (https://www.sqlite.org/wal.html#walresetbug; some distributions have mended older versions.)
+    """
+    return (3, 7, 0) <= sqlite3.sqlite_version_info <= (3, 51, 2)
+
+
 def has_tables(db: sqlite3.Connection) -> bool:
     """Whether the file has any tables yet."""
     return bool(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
@@ -356,25 +366,26 @@ def _has_journals(db: sqlite3.Connection) -> bool:
 
 def has_macs(db: sqlite3.Connection) -> bool:
     """Whether the file has columns for MACs; a file of schema version 1 has none until it is written."""
-    return _version(db) != 1
+    return schema_version(db) != 1
 
 
 def has_run_info(db: sqlite3.Connection) -> bool:
     """Whether the file has the columns that list runs; a file of version 1 or 2 has none until it is written."""
-    return _version(db) > 2
+    return schema_version(db) > 2
 
 
 def has_signals(db: sqlite3.Connection) -> bool:
     """Whether the file has the table of signals; a file of an earlier version has none until it is written."""
-    return _version(db) > 3
+    return schema_version(db) > 3
 
 
 def has_tombstones(db: sqlite3.Connection) -> bool:
     """Whether the file has holds and tombstones; a file of an earlier version has none until it is written."""
-    return _version(db) > 4
+    return schema_version(db) > 4
 
 
-def _version(db: sqlite3.Connection) -> int:
+def schema_version(db: sqlite3.Connection) -> int:
+    """The version of the file's schema."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
@@ -387,7 +398,7 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     if not has_tables(db):
         return
     application = _application_id(db)
-    version = _version(db)
+    version = schema_version(db)
     if application != APPLICATION_ID:
         raise StoreFormatError(f"{path} is a database of another program")
     if version > SCHEMA_VERSION:

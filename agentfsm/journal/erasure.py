@@ -1,0 +1,115 @@
+"""Erases a person's data from a store: their runs are purged, and a text is deleted from all others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+from agentfsm.errors import ConfigurationError
+from agentfsm.journal.listing import find_listing
+from agentfsm.journal.purge import KeptRun, purge_runs
+from agentfsm.journal.redact import Occurrence, TextRedaction, find_text, redact_text
+from agentfsm.journal.run_info import RunInfo, RunQuery
+from agentfsm.journal.store import Store
+from agentfsm.loop.keys import Keyring
+
+__all__ = ["ErasureQuery", "ErasureReport", "erase"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErasureQuery:
+    """By what a person's data is found. A run that fits one of the first three is purged as a whole.
+
+    Attributes:
+        actor: The id of the person who requested runs.
+        session: A conversation.
+        tag: A tag.
+        text: What stands in other runs, such as a mail address: each value that has it is deleted.
+
+    Raises:
+        ConfigurationError: Nothing is given.
+    """
+
+    actor: str = ""
+    session: str = ""
+    tag: str = ""
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.actor or self.session or self.tag or self.text):
+            raise ConfigurationError("say by what the data is found: an actor, a session, a tag or a text")
+
+    @property
+    def queries(self) -> list[RunQuery]:
+        """Which runs are purged."""
+        by_actor, by_session = RunQuery(actor=self.actor, limit=500), RunQuery(session=self.session, limit=500)
+        given = ((self.actor, by_actor), (self.session, by_session), (self.tag, RunQuery(tag=self.tag, limit=500)))
+        return [query for value, query in given if value]
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureReport:
+    """What was erased, or would be, and what remains.
+
+    Attributes:
+        purged: The ids of the runs that were purged.
+        kept: The runs of the person that remain, and why.
+        deleted: The places in other runs whose values were deleted.
+        remaining: The places where the text still stands, and why.
+        elsewhere: Where else something may still be, or an empty string.
+    """
+
+    purged: tuple[str, ...] = ()
+    kept: tuple[KeptRun, ...] = ()
+    deleted: tuple[Occurrence, ...] = ()
+    remaining: tuple[Occurrence, ...] = ()
+    elsewhere: str = ""
+
+
+async def erase(
+    store: Store, person: ErasureQuery, keyring: Keyring, *, by: str = "", dry_run: bool = False
+) -> ErasureReport:
+    """Erase a person's data, and compact the store.
+
+    Args:
+        store: The store.
+        person: By what the data is found.
+        keyring: The keys of the host: one of them sealed the runs, and the current one seals what is written.
+        by: Who requested it, for tombstones and journals.
+        dry_run: Whether to erase nothing, and only say what would be.
+
+    Raises:
+        JournalError: The text is too short.
+        StoreError: The store cannot be read or written.
+    """
+    found = await find_text(store, person.text, keyring) if person.text else []  # says first if the text is too short
+    runs = [run_id async for run_id in _topmost(store, person)]
+    done = await purge_runs(store, runs, keyring, by=by, reason="erasure", dry_run=dry_run)
+    gone = set(done.purged)
+    texts = TextRedaction(tuple(each for each in found if each.place is not None and each.run_id not in gone), ())
+    if dry_run:
+        remaining = tuple(each for each in found if each.place is None and each.run_id not in gone)
+        return ErasureReport(done.purged, done.kept, texts.deleted, remaining)
+    if person.text:
+        async with store.maintenance.writable(store) as writable:
+            texts = await redact_text(writable, person.text, keyring, by=by)
+    elsewhere = await store.maintenance.compact()
+    return ErasureReport(done.purged, done.kept, texts.deleted, texts.remaining, elsewhere)
+
+
+async def _topmost(store: Store, person: ErasureQuery) -> AsyncIterator[str]:
+    """The runs of the person; in place of a sub-agent's run, the run that called it."""
+    for query in person.queries:
+        wanted = query
+        while True:
+            page = await store.find_runs(wanted)
+            for info in page.runs:
+                yield await _caller(store, info)
+            if not page.next:
+                break
+            wanted = replace(wanted, after=page.next)
+
+
+async def _caller(store: Store, info: RunInfo) -> str:
+    parent = await find_listing(store, info.parent) if info.parent else None
+    return info.run_id if parent is None else await _caller(store, parent)

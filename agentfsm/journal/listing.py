@@ -1,0 +1,125 @@
+"""What a run is to be listed by, computed from its records, and whether it is listed so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentfsm.errors import JournalError
+from agentfsm.journal.records import SealedRecord, is_kind
+from agentfsm.journal.run_info import RunInfo, RunQuery, called_model, first_info, info_of
+from agentfsm.journal.store import Head, Status, Store, consistent_read, off_loop
+from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, VerificationReport
+from agentfsm.loop.canonical_json import decode
+
+__all__ = ["compute_run_info", "ended_at", "find_listing", "needs_rebuild", "verify_listing"]
+
+_KINDS_AFTER_END = frozenset({"redaction", "checkpoint", "run.adopted"})
+
+_FROM_THE_START = ("started", "prompt", "actor", "session", "tags", "parent")
+"""What follows from the first record."""
+
+_WHEN_IT_STOPPED = ("updated", "ending", "model", "cost_usd", "tokens", "waiting_for", "expires")
+"""What is written when a run ends or waits; while it goes on, it may be a second old."""
+
+
+def compute_run_info(run_id: str, records: Sequence[SealedRecord], status: Status) -> RunInfo:
+    """What a run is to be listed by.
+
+    Args:
+        run_id: The run.
+        records: Its records.
+        status: Its status.
+
+    Raises:
+        JournalError: They cannot be read.
+    """
+    from agentfsm.journal.rehydrate import rehydrate  # with it the whole loop: verify needs that only for a run
+
+    rehydrated = rehydrate(records)
+    base = first_info(run_id, records[0])
+    suspension = rehydrated.suspension
+    expires = None if suspension is None or suspension["expires"] is None else suspension["expires"] / 1000
+    info = info_of(base, rehydrated.run, status, ended_at(records), expires)
+    return replace(info, model=called_model(records))
+
+
+def ended_at(records: Sequence[SealedRecord]) -> float:
+    """When a run did something last, in seconds since the epoch; redactions and the like are not done by it."""
+    bodies = map(decode, (record.body for record in reversed(records)))
+    return next((body["ts"] / 1000 for body in bodies if body["kind"] not in _KINDS_AFTER_END), 0.0)
+
+
+async def find_listing(store: Store, run_id: str) -> RunInfo | None:
+    """What a run is listed by, or None if there is no such run.
+
+    Args:
+        store: The store.
+        run_id: The run.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    query = RunQuery(run_id=run_id, limit=20)
+    while True:
+        page = await store.find_runs(query)
+        found = next((info for info in page.runs if info.run_id == run_id), None)
+        if found is not None or not page.next:
+            return found
+        query = replace(query, after=page.next)
+
+
+async def verify_listing(store: Store, report: VerificationReport) -> VerificationReport:
+    """The report on a run, which says if somebody changed what the run is listed by.
+
+    A run that an earlier release wrote, and that is not listed in full yet, is not compared.
+
+    Args:
+        store: The store.
+        report: The report on its journal.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    if report.code not in (GOOD, OPEN):
+        return report
+    listed = await find_listing(store, report.run_id)
+    if listed is None or listed == RunInfo(listed.run_id, listed.status, listed.owner):
+        return report
+    records, head = await consistent_read(store, report.run_id)
+    if head is None or not records or len(records) != report.records:  # it went on since it was verified
+        return report
+    wrong = await off_loop(lambda rows: _differences(listed, rows), records)
+    if not wrong:
+        return report
+    reason = f"it is listed by another {' and '.join(wrong)} than its records say: agentfsm store rebuild mends that"
+    return VerificationReport(report.run_id, TAMPERED, report.records, None, reason)
+
+
+async def needs_rebuild(store: Store, head: Head) -> bool:
+    """Whether a run is not listed in full, or otherwise than its records say.
+
+    Args:
+        store: The store.
+        head: The head of the run.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    listed = await find_listing(store, head.run_id)
+    if not head.seq or listed is None:
+        return False
+    report = await verify_listing(store, VerificationReport(head.run_id, GOOD, head.seq))
+    return listed.started is None or report.code == TAMPERED
+
+
+def _differences(listed: RunInfo, records: Sequence[SealedRecord]) -> list[str]:
+    """What a run is listed by that does not follow from its records."""
+    names, expected = list(_FROM_THE_START), first_info(listed.run_id, records[0])
+    if listed.status != "running" and not any(is_kind(record, "redaction") for record in records):
+        try:
+            expected = compute_run_info(listed.run_id, records, listed.status)
+            names += _WHEN_IT_STOPPED
+        except JournalError:  # its state cannot be computed, which verification has found to be so for a reason
+            pass
+    return [name for name in names if getattr(listed, name) != getattr(expected, name)]

@@ -1,0 +1,266 @@
+"""Purges whole runs: which may go, what is checked before, and what remains and why.
+
+A run is purged together with the runs that it called as sub-agents, or not at all. What decides about a run is its
+verified journal, never the columns by which it is listed: whoever can change those must not be able to have a run
+deleted, and a journal that was tampered with is evidence.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
+from agentfsm.journal.listing import ended_at
+from agentfsm.journal.maintenance import Hold, Tombstone, seal_tombstone
+from agentfsm.journal.run_info import RunInfo, RunQuery, first_info
+from agentfsm.journal.store import Head, Store, consistent_read, off_loop
+from agentfsm.journal.verification import GOOD, TAMPERED, UNVERIFIABLE, VerificationReport, verify
+from agentfsm.loop.keys import KeyPurpose, Keyring
+
+__all__ = ["KeptRun", "PurgeReport", "RetentionRule", "apply_retention", "purge_runs", "verify_tombstone"]
+
+_BATCH = 100
+_DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """A run that was not purged.
+
+    Attributes:
+        run_id: The run.
+        reason: Why not.
+    """
+
+    run_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeReport:
+    """What was purged, or would be, and what was not.
+
+    Attributes:
+        purged: The ids of the runs that were purged, sub-agents' runs included.
+        kept: The runs that were to be purged and remain.
+    """
+
+    purged: tuple[str, ...] = ()
+    kept: tuple[KeptRun, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionRule:
+    """How long runs are kept after they ended.
+
+    Attributes:
+        days: For how many days.
+        tag: Only runs with this tag; None for all.
+        session: Only runs of this conversation; None for all.
+
+    Raises:
+        ConfigurationError: The number of days is negative.
+    """
+
+    days: float
+    tag: str | None = None
+    session: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.days >= 0:
+            raise ConfigurationError(f"days={self.days}: runs are kept for 0 days or more")
+
+    def allows_purge(self, info: RunInfo, now: float) -> bool:
+        """Whether a run may be purged.
+
+        Args:
+            info: What its records say; ``updated`` is when it ended.
+            now: The time, in seconds since the epoch.
+        """
+        return (
+            info.updated is not None
+            and info.updated <= now - self.days * _DAY_S
+            and (self.tag is None or self.tag in info.tags)
+            and self.session in (None, info.session)
+        )
+
+
+async def apply_retention(
+    store: Store,
+    rule: RetentionRule,
+    keyring: Keyring,
+    *,
+    by: str = "",
+    dry_run: bool = False,
+    now: float | None = None,
+) -> PurgeReport:
+    """Purge the runs that ended longer ago than a rule keeps them.
+
+    Args:
+        store: The store.
+        rule: The rule.
+        keyring: The keys of the host: the current one seals the tombstones.
+        by: Who requested it, for the tombstones.
+        dry_run: Whether to purge nothing, and only say what would be.
+        now: The time, in seconds since the epoch; that of this machine by default.
+
+    Raises:
+        StoreError: The store cannot be read or written.
+    """
+    at = time.time() if now is None else now
+    found = [
+        info.run_id
+        async for info in _find(
+            store, RunQuery(status="finished", parent="", tag=rule.tag, session=rule.session, limit=500)
+        )
+        if info.updated is not None and info.updated <= at - rule.days * _DAY_S
+    ]
+    return await purge_runs(
+        store,
+        found,
+        keyring,
+        by=by,
+        reason=f"kept for {rule.days:g} days",
+        dry_run=dry_run,
+        allows=lambda info: rule.allows_purge(info, at),
+    )
+
+
+async def _find(store: Store, query: RunQuery) -> AsyncIterator[RunInfo]:
+    while True:
+        page = await store.find_runs(query)
+        for info in page.runs:
+            yield info
+        if not page.next:
+            return
+        query = replace(query, after=page.next)
+
+
+async def purge_runs(
+    store: Store,
+    run_ids: Iterable[str],
+    keyring: Keyring,
+    *,
+    by: str = "",
+    reason: str = "",
+    dry_run: bool = False,
+    allows: Callable[[RunInfo], bool] | None = None,
+) -> PurgeReport:
+    """Delete whole runs that ended, with the runs that they called, and keep a sealed tombstone of each.
+
+    Runs that are held, go on, wait for somebody, are owned, or do not verify remain.
+
+    Args:
+        store: The store.
+        run_ids: The runs.
+        keyring: The keys of the host: the current one seals the tombstones.
+        by: Who requested it, for the tombstones.
+        reason: Why, for the tombstones.
+        dry_run: Whether to purge nothing, and only say what would be.
+        allows: Says of what the records of a run say whether it may be purged; by default it may.
+
+    Raises:
+        StoreError: The store cannot be read or written.
+    """
+    holds = await store.maintenance.holds()
+    purged: list[str] = []
+    kept: list[KeptRun] = []
+    batch: list[Tombstone] = []
+    for run_id in dict.fromkeys(run_ids):
+        family, why = await _family(store, run_id, holds, keyring, allows)
+        if why:
+            kept.append(KeptRun(run_id, why))
+            continue
+        now = int(time.time() * 1000)
+        batch += [seal_tombstone(_tombstone(head, now, by, reason), keyring) for head in family]
+        if len(batch) >= _BATCH:
+            await _bury(store, batch, dry_run, purged, kept)
+            batch = []
+    await _bury(store, batch, dry_run, purged, kept)
+    return PurgeReport(tuple(purged), tuple(kept))
+
+
+async def _bury(
+    store: Store, batch: Sequence[Tombstone], dry_run: bool, purged: list[str], kept: list[KeptRun]
+) -> None:
+    wanted = [each.run_id for each in batch]
+    done = set(wanted if dry_run else await store.maintenance.purge(batch))
+    purged += [run_id for run_id in wanted if run_id in done]
+    kept += [KeptRun(run_id, "it changed meanwhile") for run_id in wanted if run_id not in done]
+
+
+async def _family(
+    store: Store, run_id: str, holds: dict[str, Hold], keyring: Keyring, allows: Callable[[RunInfo], bool] | None
+) -> tuple[list[Head], str]:
+    """A run and those that it called, those first; and why they must remain, or an empty string."""
+    below: list[Head] = []
+    async for child in _find(store, RunQuery(parent=run_id, limit=500)):
+        heads, why = await _family(store, child.run_id, holds, keyring, None)
+        if why:
+            return [], f"{child.run_id}, which it called, remains: {why}"
+        below += heads
+    head, why = await _inspect(store, run_id, holds, keyring, allows)
+    return ([] if head is None else [*below, head]), why
+
+
+async def _inspect(
+    store: Store, run_id: str, holds: dict[str, Hold], keyring: Keyring, allows: Callable[[RunInfo], bool] | None
+) -> tuple[Head | None, str]:
+    """The head of a run, and why it must remain, or an empty string."""
+    if (hold := holds.get(run_id)) is not None:
+        return None, f"it is on hold{f' ({hold.reason})' if hold.reason else ''}"
+    try:
+        records, head = await consistent_read(store, run_id)
+    except UnknownRunError:
+        return None, "there is no such run"
+    except StoreError as error:
+        return None, f"it cannot be read: {error}"
+    if head is None:
+        return None, "there is no such run"
+    if head.owner is not None:
+        return None, f"{head.owner} owns it"
+    if not records:
+        return head, ""
+    if head.status != "finished":
+        return None, "it waits for somebody" if head.status == "suspended" else "it was interrupted, and has not ended"
+    report = await off_loop(lambda rows: verify(run_id, rows, head, keyring=keyring), records)
+    if report.code in (TAMPERED, UNVERIFIABLE):
+        return None, f"it does not verify, so it is evidence: record {report.seq}: {report.reason}"
+    try:
+        if allows is not None and not allows(replace(first_info(run_id, records[0]), updated=ended_at(records))):
+            return None, "it is listed otherwise than its records say: agentfsm store rebuild mends that"
+    except JournalError as error:
+        return None, str(error)
+    return head, ""
+
+
+def _tombstone(head: Head, now: int, by: str, reason: str) -> Tombstone:
+    number = json.loads(head.row)[0] if head.row else 0
+    return Tombstone(number, head.run_id, head.epoch, head.seq, head.hash, now, by, reason)
+
+
+def verify_tombstone(
+    tombstone: Tombstone, keyring: Keyring | None, signed: Mapping[int, str] | None = None
+) -> VerificationReport:
+    """Whether a run was purged by somebody with the host's secret, as it was when a checkpoint was made or later.
+
+    Args:
+        tombstone: What remains of it.
+        keyring: The keys of the host; without them, nothing shows who purged it.
+        signed: Hashes of its records by sequence number, from a checkpoint; 0 is a run without records.
+    """
+    run_id = tombstone.run_id
+    sealed = (
+        None if keyring is None else keyring.check_seal(KeyPurpose.tombstone, tombstone.content.encode(), tombstone.mac)
+    )
+    if sealed is False:
+        return VerificationReport(run_id, TAMPERED, 0, None, "its tombstone was not written with the secret")
+    newest = max(signed or {0: ""})
+    if newest > tombstone.seq or (newest == tombstone.seq and newest and (signed or {})[newest] != tombstone.hash):
+        reason = "its tombstone is that of another state of it than the checkpoint has"
+        return VerificationReport(run_id, TAMPERED, 0, None, reason)
+    doubt = "it was purged under a secret that is not given" if sealed is None and keyring is not None else ""
+    return VerificationReport(run_id, GOOD, 0, doubt=doubt)

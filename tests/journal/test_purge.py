@@ -1,0 +1,229 @@
+"""Purge, retention and erasure: what goes, what stays and why, and that what went is in no byte of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm import Agent, ConfigurationError, Deny, Host, MemoryStore, RunHeldError, Runs, SqliteStore, tool
+from agentfsm.journal.erasure import ErasureQuery
+from agentfsm.journal.maintenance import Hold
+from agentfsm.journal.purge import KeptRun, RetentionRule, apply_retention, verify_tombstone
+from agentfsm.journal.redact import redact
+from agentfsm.journal.run_info import RunQuery
+from agentfsm.journal.verification import GOOD, TAMPERED
+from agentfsm.loop.keys import Keyring
+from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.postgres import empty_database, new_database, shared_server
+
+SECRET = b"of the tests"
+KEYRING = Keyring(SECRET)
+CANARY = "ann-4711@example.org"
+DAY_S = 86_400
+
+
+@tool(requires_approval=True)
+def remove(path: str) -> str:
+    """Remove a file."""
+    return f"removed {path}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    with shared_server() as url:
+        yield new_database(url)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
+    """Opens the same store each time."""
+    match request.param:
+        case "memory":
+            store = MemoryStore()
+            return lambda: store
+        case "sqlite":
+            return lambda: SqliteStore(tmp_path / "runs.db")
+        case _:
+            from agentfsm import PostgresStore
+
+            url: str = request.getfixturevalue("server")
+            empty_database(url)
+            return lambda: PostgresStore(url)
+
+
+def agent(store: Any, *script: Any, clock: Any = None, tools: Any = ()) -> Agent:
+    host = Host(store=store, secret=SECRET, clock=clock or FakeClock())
+    return Agent(ScriptedModel(list(script)), tools=[remove, *tools], host=host)
+
+
+async def ids(store: Any, **query: Any) -> list[str]:
+    return sorted(info.run_id for info in (await store.find_runs(RunQuery(**query))).runs)
+
+
+def test_old_runs_are_purged_and_the_others_are_not(make: Any) -> None:
+    async def main() -> None:
+        async with make() as store:
+            clock = FakeClock()
+            for number in range(4):
+                await agent(store, "ok", clock=clock).run("Go.", run_id=f"r{number}", tags=["x"] if number % 2 else [])
+                clock.advance(10 * DAY_S)
+            await agent(store, call("remove", path="p"), clock=clock).run("Go.", run_id="waits", tags=["x"])
+            runs, now = Runs(store, secret=SECRET), clock.time() + 0.001
+            rule = RetentionRule(days=25, tag="x")
+            dry = await apply_retention(store, rule, KEYRING, now=now, dry_run=True)
+            assert (dry.purged, await ids(store)) == (("r1",), ["r0", "r1", "r2", "r3", "waits"])
+            assert (await apply_retention(store, rule, KEYRING, now=now)).purged == ("r1",)
+            await store.maintenance.set_hold("r0", Hold("case 7"))
+            rest = await apply_retention(store, RetentionRule(days=0), KEYRING, by="cron", now=now)
+            assert (sorted(rest.purged), rest.kept) == (["r2", "r3"], (KeptRun("r0", "it is on hold (case 7)"),))
+            waits = await runs.purge(["waits", "r0", "nobody"])
+            assert [each.reason for each in waits.kept] == [
+                "it waits for somebody", "it is on hold (case 7)", "there is no such run",
+            ]  # fmt: skip
+            assert await ids(store) == ["r0", "waits"]
+            tombstones = await store.maintenance.tombstones()
+            assert [(each.run_id, each.by, each.reason) for each in tombstones] == [
+                ("r1", "", "kept for 25 days"), ("r2", "cron", "kept for 0 days"), ("r3", "cron", "kept for 0 days"),
+            ]  # fmt: skip
+            assert {verify_tombstone(each, KEYRING).code for each in tombstones} == {GOOD}
+
+    asyncio.run(main())
+
+
+def test_a_run_goes_with_those_that_it_called_or_not_at_all(make: Any) -> None:
+    async def main() -> None:
+        async with make() as store:
+            for number in (1, 2):
+                helper = Agent(ScriptedModel(["helped"])).as_tool("helper", "Helps.")
+                await agent(store, call("helper", task="Help."), "ok", tools=[helper]).run("Go.", run_id=f"top{number}")
+            (below,) = await ids(store, parent="top2")
+            await store.maintenance.set_hold(below, Hold())
+            report = await Runs(store, secret=SECRET).purge(["top1", "top2"])
+            assert len(report.purged) == 2
+            assert report.kept == (KeptRun("top2", f"{below}, which it called, remains: it is on hold"),)
+            assert await ids(store) == sorted(["top2", below])
+
+    asyncio.run(main())
+
+
+def test_a_held_run_is_not_redacted(make: Any) -> None:
+    async def main() -> None:
+        async with make() as store:
+            await agent(store, "It is bob@example.org.").run("Go.", run_id="r")
+            await store.maintenance.set_hold("r", Hold("case 7"))
+            with pytest.raises(RunHeldError, match="case 7"):
+                await redact(store, "r", "4", KEYRING)
+            report = await Runs(store, secret=SECRET).redact_text("bob@example.org")
+            assert [each.reason for each in report.remaining] == [
+                "run 'r' is on hold (case 7): end that with agentfsm store unhold"
+            ]
+            head = await store.head("r")
+            assert (await Runs(store, secret=SECRET).verify("r")).code == GOOD  # nothing half done
+            assert await store.head("r") == head
+
+    asyncio.run(main())
+
+
+def bytes_with(folder: Path, text: str) -> list[str]:
+    """The files with a text."""
+    return [each.name for each in folder.rglob("*") if each.is_file() and text.encode() in each.read_bytes()]
+
+
+def test_a_persons_data_is_in_no_byte_of_the_store_afterwards(make: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with make() as store:
+            await agent(store, "ok").run(f"I am {CANARY}.", run_id="own", actor=CANARY, tags=[CANARY])
+            await agent(store, f"Ask {CANARY}.").run("Whom?", run_id="other", actor="bob")
+            await agent(store, call("remove", path="p")).run("Go.", run_id="waits", actor=CANARY)
+            await agent(store, "ok").run(f"Tell {CANARY}.", run_id="held", actor="eve")
+            await store.maintenance.set_hold("held", Hold("case 7"))
+            runs, person = Runs(store, secret=SECRET), ErasureQuery(actor=CANARY, text=CANARY)
+            dry = await runs.erase(person, dry_run=True)
+            assert (dry.purged, await ids(store)) == (("own",), ["held", "other", "own", "waits"])
+            assert {each.run_id for each in dry.deleted} == {"other", "held"}
+            report = await runs.erase(person, by="the officer")
+            assert report.purged == ("own",)
+            assert report.kept == (KeptRun("waits", "it waits for somebody"),)
+            assert {each.run_id for each in report.deleted} == {"other"}
+            assert {(each.run_id, each.field) for each in report.remaining if each.place is None} == {
+                ("waits", "requester.id")
+            }
+            assert {each.run_id for each in report.remaining if each.place is not None} == {"held"}
+            for run_id in ("other", "waits"):
+                assert (await runs.verify(run_id)).code != TAMPERED
+            await store.maintenance.set_hold("held", None)
+            await agent(store, "ok").resume("waits", Deny())
+            last = await runs.erase(person)
+            assert (last.purged, last.kept, last.remaining) == (("waits",), (), ())
+            if type(store).__name__ == "PostgresStore":
+                folder = await store.maintenance._session().read(_data_folder, "")
+                await store.maintenance._session().write(lambda db, _: db.execute("CHECKPOINT"))
+                assert (Path(folder) / "base").is_dir()
+                assert bytes_with(Path(folder) / "base", CANARY) == []
+        assert bytes_with(tmp_path, CANARY) == []
+
+    asyncio.run(main())
+
+
+async def _data_folder(db: Any) -> str:
+    return str((await (await db.execute("SHOW data_directory")).fetchone())[0])
+
+
+def test_an_erasure_needs_something_to_look_for() -> None:
+    with pytest.raises(ConfigurationError, match="an actor, a session, a tag or a text"):
+        ErasureQuery()
+    with pytest.raises(ConfigurationError, match="0 days or more"):
+        RetentionRule(days=-1)
+
+
+# -- evidence -----------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_tampered_with_stays_and_a_changed_listing_has_none_purged(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+
+    async def main() -> None:
+        async with SqliteStore(path) as store:
+            await agent(store, "ok").run("Go.", run_id="changed", tags=["keep"])
+            await agent(store, "ok").run("Go.", run_id="tampered", tags=["old"])
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute("UPDATE run_info SET tags = '[\"old\"]' WHERE id = 1")
+            db.execute("INSERT INTO run_tag (tag, id) VALUES ('old', 1)")
+            db.execute("UPDATE journal SET hidden = NULL WHERE key = (2 << 32 | 4)")
+        async with SqliteStore(path) as store:
+            runs = Runs(store, secret=SECRET)
+            report = await runs.purge(RetentionRule(days=0, tag="old"))
+            assert report.purged == ()
+            assert {each.run_id: each.reason.split(",")[0].split(":")[0] for each in report.kept} == {
+                "changed": "it is listed otherwise than its records say",
+                "tampered": "it does not verify",
+            }
+            assert (await runs.verify("changed")).reason.startswith("it is listed by another tags")
+
+    asyncio.run(main())
+
+
+def test_a_tombstone_is_told_from_a_theft(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        await agent(store, "ok").run("Go.", run_id="r")
+        hashes = {record.seq: record.hash for record in await store.records("r")}
+        last = max(hashes)
+        await Runs(store, secret=SECRET).purge(["r"])
+        (tombstone,) = await store.maintenance.tombstones()
+        assert verify_tombstone(tombstone, KEYRING, {2: hashes[2], last: hashes[last]}).code == GOOD
+        assert verify_tombstone(tombstone, KEYRING, {last: hashes[2]}).code == TAMPERED
+        assert verify_tombstone(tombstone, KEYRING, {last + 1: hashes[2]}).code == TAMPERED
+        assert verify_tombstone(tombstone, Keyring(b"another")).doubt
+        forged = replace(tombstone, mac=KEYRING.current.key_id + "0" * 32)
+        assert verify_tombstone(forged, KEYRING).code == TAMPERED
+
+    asyncio.run(main())
