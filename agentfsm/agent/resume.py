@@ -357,7 +357,11 @@ async def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRe
         first = loaded.run.steps == 1
         prompt = loaded.run.messages[-1].content if first and loaded.run.messages else ""
         return loaded.run, RunRequest(prompt, resume_point=loaded.resume_point)
-    if expires is not None and config.host.clock.time() > expires:
+    now = config.host.clock.time()
+    given_at = (
+        now if request.signal is None else min(now, request.signal.sent_at)
+    )  # it may have waited for this process
+    if expires is not None and given_at > expires:
         raise SuspensionExpiredError(f"the request expired without a reply; end the run with agent.dismiss({run_id!r})")
     if not request.has_reply and escalation_is_due(config, loaded.run):
         return loaded.run, RunRequest(resume_point=loaded.resume_point)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +15,24 @@ import pytest
 from agentfsm import (
     Actor,
     Agent,
+    AgentGuardrails,
     Allow,
     Approval,
     Deny,
     Edit,
+    Extend,
     Host,
     ItRan,
     MemoryStore,
+    MissingExtraError,
     ModelReplied,
     RunCancelled,
     RunCompleted,
+    RunQuery,
     Runs,
     SqliteStore,
     UserInputRequested,
+    ask_user,
     tool,
 )
 from agentfsm.errors import (
@@ -39,13 +46,19 @@ from agentfsm.errors import (
     StaleHumanReplyError,
     UnknownRunError,
 )
-from agentfsm.journal.signals import open_signal, read_signals, seal_signal
+from agentfsm.journal.signals import SealedSignal, open_signal, read_signals, seal_signal
 from agentfsm.journal.verification import GOOD
 from agentfsm.loop.keys import Keyring
-from agentfsm.testing import ScriptedModel, call
+from agentfsm.testing import FakeClock, ScriptedModel, call
 
 SECRET = b"the secret of the tests"
 ANN, BOB, CY = (Actor(name, ("manager",)) for name in ("ann", "bob", "cy"))
+
+
+@tool
+def look() -> str:
+    """Look."""
+    return "seen"
 
 
 class Shop:
@@ -70,11 +83,6 @@ class Shop:
             self.inside.set()
             await self.go_on.wait()
             return "waited"
-
-        @tool
-        def look() -> str:
-            """Look."""
-            return "seen"
 
         return Agent(ScriptedModel(list(script)), tools=[pay, wait, look], host=self.host)
 
@@ -376,3 +384,104 @@ def test_an_answer_wakes_whoever_listens(with_shop: Any) -> None:
         assert shop.paid == [5]
 
     with_shop(scenario)
+
+
+# -- every kind of request, secrets, sub-agents, deadlines ------------------------------------------------
+
+
+def test_questions_and_limits_are_answered_too(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        asking = Agent(ScriptedModel([call("ask_user", question="Which?")]), tools=[ask_user], host=shop.host)
+        answered = Agent(ScriptedModel(["The red one."]), tools=[ask_user], host=shop.host)
+        await asking.run("Pick one.", run_id="question")
+        await shop.runs.answer("question", "the red one")
+        run = await answered.next_run("question")
+        assert run is not None
+        assert (await run).output == "The red one."
+        assert any("the red one" in message.content for message in run.run_state.messages)
+        limits = AgentGuardrails(max_iterations=1)
+        few = Agent(ScriptedModel([call("look")]), tools=[look], guardrails=limits, host=shop.host)
+        more = Agent(ScriptedModel(["Seen."]), tools=[look], guardrails=limits, host=shop.host)
+        await few.run("Look.", run_id="limit")
+        with pytest.raises(HumanReplyError):
+            await shop.runs.answer("limit", Allow())
+        await shop.runs.answer("limit", Extend(model_calls=1, message="Go on."))
+        run = await more.next_run("limit")
+        assert run is not None
+        assert (await run).output == "Seen."
+
+    with_shop(scenario)
+
+
+def test_an_answer_to_a_sub_agent_goes_to_the_run_that_called_it(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        def caller(*script: Any, inner: Sequence[Any] = ()) -> Agent:
+            helper = shop.agent(*inner).as_tool("helper", "Pays.")
+            return Agent(ScriptedModel(list(script)), tools=[helper], host=shop.host)
+
+        outcome = (
+            await caller(call("helper", task="Pay."), inner=[call("pay", amount=5)]).run("Go.", run_id="one")
+        ).outcome
+        assert isinstance(outcome, UserInputRequested)
+        children = [info.run_id async for info in shop.runs.iterate(RunQuery(parent="one"))]
+        with pytest.raises(RunError, match="sub-agent's run"):
+            await shop.runs.answer(children[0], Allow())
+        await shop.runs.answer("one", Allow())
+        run = await caller("All done.", inner=["Paid."]).next_run("one")
+        assert run is not None
+        assert (await run).output == "All done."
+        assert shop.paid == [5]
+
+    with_shop(scenario)
+
+
+def test_what_is_sent_can_be_read_with_the_secret_only_and_is_erased_when_it_was_acted_on(tmp_path: Path) -> None:
+    def stored() -> bytes:
+        return b"".join(file.read_bytes() for file in tmp_path.glob("runs.db*"))
+
+    async def scenario() -> None:
+        async with SqliteStore(tmp_path / "runs.db") as store:
+            shop = Shop(store)
+            await shop.asks()
+            await shop.runs.answer("one", Deny("because of canary-4711"))
+            assert b"canary-4711" not in stored()
+            await shop.store.signals.send(SealedSignal("plain", "one", '"canary-0815"', "00"))
+            assert b"canary-0815" in stored()  # the search would find it
+            await shop.store.signals.remove("plain")
+            assert b"canary-0815" not in stored()
+
+    asyncio.run(scenario())
+
+
+def test_without_the_package_that_encrypts_an_edit_of_secret_arguments_is_not_stored(
+    with_shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentfsm.loop.withholding._cipher", lambda keys: None)
+
+    @tool(requires_approval=True, secret=["token"])
+    def sign_in(token: str) -> str:
+        """Sign in."""
+        return "in"
+
+    async def scenario(shop: Shop) -> None:
+        agent = Agent(ScriptedModel([call("sign_in", token="t0ken-of-ann")]), tools=[sign_in], host=shop.host)
+        await agent.run("Sign in.", run_id="one")
+        with pytest.raises(MissingExtraError, match="sealing"):
+            await shop.runs.answer("one", Edit({"token": "t0ken-of-bob"}))
+        assert await shop.pending() == 0
+        await shop.runs.answer("one", Deny("no"))
+
+    with_shop(scenario)
+
+
+def test_an_answer_that_was_sent_in_time_counts_also_if_it_is_acted_on_later(with_shop: Any) -> None:
+    clock = FakeClock(time.time())
+
+    async def scenario(shop: Shop) -> None:
+        await shop.asks(rule=Approval(validity_s=1000))
+        await shop.runs.answer("one", Allow())
+        clock.advance(2000)
+        await shop.outcomes("Paid.", rule=Approval(validity_s=1000))
+        assert shop.paid == [5]
+
+    with_shop(scenario, clock=clock)
