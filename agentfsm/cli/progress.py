@@ -99,7 +99,7 @@ class ProgressDisplay:
                 self._show_waiting(self._state_with(RUN_CALLS), f"running {', '.join(names)}")
             case ToolProgress(name=name, message=message, fraction=fraction):
                 done = "" if fraction is None else f" ({fraction:.0%})"
-                text = f"{shorten(name, 64)}: {shorten(message)}{done}"
+                text = f"{shorten(name, 64)}: {shorten(event.mask(message))}{done}"
                 if self._live:
                     self._show_waiting(self._state_with(RUN_CALLS), text)
                 else:

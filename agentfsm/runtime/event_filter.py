@@ -53,8 +53,14 @@ class EventFilter:
             data: The event, as JSON data.
         """
         self._learn()
-        cleaned: dict[str, Any] = self._withholder.clean_fields(data, EVENT_TEXTS)
-        return cleaned
+        return self._clean_message(self._withholder.clean_fields(data, EVENT_TEXTS))
+
+    def _clean_message(self, event: dict[str, Any]) -> dict[str, Any]:
+        """The same for what a tool says about its progress: a ``message`` that is a text, not a reply's object."""
+        if isinstance(message := event.get("message"), str):
+            return {**event, "message": self._withholder.clean_text(message)}
+        inner: Any = event.get("event")
+        return {**event, "event": self._clean_message(inner)} if isinstance(inner, dict) else event
 
     def filter_pieces(self, receive: Callable[[str], None]) -> PieceFilter:
         """What withholds the secrets that are known now from a text that comes in pieces.

@@ -142,7 +142,7 @@ async def moved_with_request_and_run(world: World) -> None:
     seq, digest = await world.request()
     changed = [{**json.loads(body), "run": "one", "to": [seq, digest]} for _, _, body, _ in world.rows()]
     macs = [mac for *_, mac in world.rows()]
-    world.write([(body["id"], "one", json.dumps(body), mac) for body, mac in zip(changed, macs, strict=True)])
+    world.write([(str(body["id"]), "one", json.dumps(body), mac) for body, mac in zip(changed, macs, strict=True)])
 
 
 async def one_vote_twice(world: World) -> None:
@@ -198,7 +198,7 @@ async def for_an_earlier_request(world: World) -> None:
 
 async def nonsense(world: World) -> None:
     world.write(
-        [("a", "one", "{}", "00"), ("b", "one", "", ""), ("c", "one", "[]", "x" * 64), ("d", "none", "null", "00")]
+        [("a", "one", "{}", b"0"), ("b", "one", "", b""), ("c", "one", "[]", b"x" * 64), ("d", "none", "null", b"0")]
     )
 
 
@@ -221,7 +221,7 @@ ATTACKS = (
 )
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+@pytest.mark.parametrize("attack", ATTACKS, ids=[attack.__name__ for attack in ATTACKS])
 def test_no_attack_with_signals_succeeds(attack: Callable[[World], Any], tmp_path: Path) -> None:
     world = World(tmp_path / "runs.db")
     asyncio.run(world.ask("one", "two"))
@@ -245,10 +245,13 @@ def test_what_is_honestly_sent_is_acted_on(tmp_path: Path) -> None:
 
 
 def test_claimed_votes_do_not_count_for_a_host_that_authenticates(tmp_path: Path) -> None:
+    def authenticate(token: Any) -> Actor:
+        return Actor(str(token), ("manager",))
+
     world = World(tmp_path / "runs.db")
     asyncio.run(world.ask("one"))
     asyncio.run(world.send("one", (Allow(), ANN), (Allow(), BOB)))
-    asyncio.run(world.act(authenticate=lambda token: Actor(token, ("manager",))))
+    asyncio.run(world.act(authenticate=authenticate))
     assert world.paid == []
     assert asyncio.run(world.waits())
 

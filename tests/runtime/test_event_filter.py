@@ -11,7 +11,20 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from agentfsm import Agent, Allow, Edit, Event, Host, MemoryStore, RunError, TextDelta, ToolCallDelta, ToolStarted, tool
+from agentfsm import (
+    Agent,
+    Allow,
+    Edit,
+    Event,
+    Host,
+    MemoryStore,
+    RunError,
+    TextDelta,
+    ToolCallDelta,
+    ToolContext,
+    ToolStarted,
+    tool,
+)
 from agentfsm.testing import ScriptedModel, call
 
 PIN = "tr0ub4dor&3"
@@ -56,6 +69,23 @@ def test_secrets_of_the_host_and_of_the_environment_are_withheld(monkeypatch):
 def test_a_journals_placeholder_is_withheld_too_as_a_browser_could_compare_it():
     shown = texts(run(script=["See [secret 0123456789abcdef0123456789abcdef]."]))
     assert '"output": "See [withheld]."' in shown
+
+
+def test_what_a_tool_says_about_its_progress_is_withheld_also_in_a_sub_agent(monkeypatch):
+    monkeypatch.setenv("SHOP_API_KEY", "k3y-of-the-shop-1234")
+
+    @tool
+    def sync(context: ToolContext[Any]) -> str:
+        """Sync."""
+        context.progress("using k3y-of-the-shop-1234 now")
+        return "synced"
+
+    told = '"message": "using [withheld] now"'
+    assert told in texts(run(script=[call("sync"), "Done."], tools=[sync]))
+    helper = Agent(ScriptedModel([call("sync"), "Done."]), tools=[sync]).as_tool("helper", "Helps.")
+    shown = texts(run(script=[call("helper", task="Go."), "Done."], tools=[helper]))
+    assert told in shown
+    assert "k3y-of-the-shop" not in shown
 
 
 def test_names_and_ids_are_never_withheld(monkeypatch):
