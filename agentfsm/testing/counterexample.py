@@ -12,7 +12,14 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.presets import Preset
 from agentfsm.machine.graph import Graph, Transition
-from agentfsm.testing.path_generation import Path, graph_of, shortest_run_to_end, small_guardrails, state_space_for
+from agentfsm.testing.path_generation import (
+    Path,
+    graph_of,
+    shortest_run_to_end,
+    small_guardrails,
+    state_space_for,
+    traits_of,
+)
 from agentfsm.testing.path_runner import WitnessDriver, default_agent
 from agentfsm.testing.path_to_scenario import NoExampleError
 
@@ -64,10 +71,10 @@ def replay_counterexample(
         ConfigurationError: ``source`` is not a graph, a preset or an agent.
         RunError: An event loop is running in this thread.
     """
-    graph, behavior, structured = graph_of(source)
+    graph, behavior, _ = graph_of(source)
     wanted = tuple(graph.transition(row) for row in (*rows, *tuple(loop) * times))
     limits = guardrails or (source.guardrails if isinstance(source, Agent) else small_guardrails(behavior))
-    space = state_space_for(graph, limits, behavior, structured)
+    space = state_space_for(graph, limits, traits_of(source))
     places = {row.id: place for place, row in enumerate(graph.transitions)}
     here = {space.initial}
     for row in wanted:

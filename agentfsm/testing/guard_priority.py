@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from agentfsm.analysis.loop_assumptions import AgentTraits
 from agentfsm.analysis.state_space import Configuration, StateSpace, reconstruct_path
 from agentfsm.loop.detectors import DEFAULT_RESULT, Example
 from agentfsm.loop.guardrails import Behavior
@@ -61,7 +62,7 @@ def guard_conflicts(graph: Graph, behavior: Behavior | None = None) -> list[Guar
         graph: The graph.
         behavior: The behavior of the runs; None allows any.
     """
-    space = state_space_for(graph, small_guardrails(behavior), behavior)
+    space = state_space_for(graph, small_guardrails(behavior), AgentTraits(behavior))
     conflicts: list[GuardConflict] = []
     for spec in graph.states:
         for first, second in combinations(graph.rows(spec.name), 2):

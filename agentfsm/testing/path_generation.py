@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, overload
 
@@ -42,6 +42,7 @@ __all__ = [
     "shortest_run_to_end",
     "small_guardrails",
     "state_space_for",
+    "traits_of",
 ]
 
 
@@ -76,12 +77,11 @@ def shortest_run_to_end(space: StateSpace, config: Configuration) -> tuple[int, 
 def state_space_for(
     graph: Graph,
     guardrails: AgentGuardrails,
-    behavior: Behavior | None = None,
-    structured: bool | None = None,
+    traits: AgentTraits,
     assumptions: Assumptions | None = None,
 ) -> StateSpace:
     """The state space in which paths are generated. A reply makes at most two calls there."""
-    known = path_assumptions(graph, guardrails, AgentTraits(behavior, structured))
+    known = path_assumptions(graph, guardrails, traits)
     return StateSpace(graph, known + (assumptions or Assumptions()))
 
 
@@ -334,6 +334,19 @@ def graph_of(source: Graph | Preset | Agent[Any, Any]) -> tuple[Graph, Behavior 
             raise ConfigurationError(f"neither a graph nor a preset nor an agent: {source!r}")
 
 
+def traits_of(source: Graph | Preset | Agent[Any, Any]) -> AgentTraits:
+    """What paths may assume about a graph, a preset or an agent: its behavior, and which control tools it has.
+
+    Raises:
+        ConfigurationError: The source is none of these.
+    """
+    _, behavior, structured = graph_of(source)
+    if not isinstance(source, Agent):
+        return AgentTraits(behavior, structured)
+    controls = {tool.control for tool in source.config.tools.values()}
+    return AgentTraits(behavior, structured, asks="ask" in controls, gives_up="unable" in controls)
+
+
 def paths(
     graph: Graph | Preset | Agent[Any, Any],
     cover: str = "pairs",
@@ -367,11 +380,13 @@ def paths(
     """
     if cover not in CRITERIA:
         raise ConfigurationError(f"unknown criterion {cover!r}; available: {', '.join(CRITERIA)}")
-    graph, own_behavior, own_structured = graph_of(graph)
+    source = graph
+    graph, own_behavior, own_structured = graph_of(source)
     behavior = own_behavior if behavior is None else behavior
     structured = own_structured if structured is None else structured
     limits = guardrails or small_guardrails(behavior)
-    space = state_space_for(graph, limits, behavior, structured, assumptions)
+    traits = replace(traits_of(source), behavior=behavior, structured=structured)
+    space = state_space_for(graph, limits, traits, assumptions)
     required = requirements(graph, cover)
     reached = reachable_configurations(space, required)
     runs = _PathGenerator(space, [each for each in required if reached[each]]).generate()

@@ -41,6 +41,7 @@ from agentfsm.testing.path_generation import (
     shortest_run_through,
     small_guardrails,
     state_space_for,
+    traits_of,
 )
 from agentfsm.testing.path_to_scenario import (
     NoExampleError,
@@ -213,6 +214,7 @@ class WitnessDriver:
             hook requests the approvals. ``checked``: wherever they have the options that a path needs, they call the
             agent's tools with arguments that fit, so that the approval rules and the validation decide; the results
             are scripted. ``real``: the functions run as well, wherever the path needs a success.
+        deps: The dependencies of the runs, for the agent's own hooks, approval rules and tools.
 
     Raises:
         ConfigurationError: ``tools`` is something else.
@@ -225,6 +227,7 @@ class WitnessDriver:
         examples: Mapping[Any, GuardExamples | Example] | None = None,
         final_answer: Any = None,
         tools: Literal["scripted", "checked", "real"] = "scripted",
+        deps: Any = None,
     ) -> None:
         if tools not in ("scripted", "checked", "real"):
             raise ConfigurationError(f"tools={tools!r}: choose 'scripted', 'checked' or 'real'")
@@ -235,7 +238,8 @@ class WitnessDriver:
         self._output = "1" if own.config.output_adapter is None else parse_json(self._final_answer)
         self._examples = dict(examples or {})
         self._spaces: dict[AgentGuardrails, StateSpace] = {}
-        self._simulator = Simulator(self._agent, final_answer=self._final_answer)
+        self._deps = deps
+        self._simulator = Simulator(self._agent, final_answer=self._final_answer, deps=deps)
         self._runs_tools = tools == "real"
         self._own_calls: OwnCalls | None = None
         if tools != "scripted":
@@ -303,8 +307,7 @@ class WitnessDriver:
     def _state_space(self, guardrails: AgentGuardrails) -> StateSpace:
         """The state space of the agent under given limits, which is made once."""
         if guardrails not in self._spaces:
-            structured = self._agent.config.output_adapter is not None
-            self._spaces[guardrails] = state_space_for(self.graph, guardrails, self._agent.behavior, structured)
+            self._spaces[guardrails] = state_space_for(self.graph, guardrails, traits_of(self._agent))
         return self._spaces[guardrails]
 
     def _is_feasible(self, path: Path) -> bool:
@@ -375,7 +378,7 @@ class WitnessDriver:
             reply = enveloped_call(case.call) if self._agent.behavior.envelope else [case.call]
             results = (RUN_TOOL,) if self._runs_tools else ()
             scenario = Scenario((ModelTurn(reply),), results, human_replies=(Allow(),))
-            simulator = Simulator(self._agent, final_answer=self._final_answer, side_events=False)
+            simulator = Simulator(self._agent, final_answer=self._final_answer, side_events=False, deps=self._deps)
             result = await simulator.run(scenario, max_moves=MAX_CHECK_MOVES)
             checked += 1
             steps = steps_of(self.graph, [d.transition for d in result.decisions])
@@ -474,7 +477,7 @@ def scenarios_through_rows(agent: Agent[Any, Any]) -> Iterator[Scenario]:
     """
     behavior = agent.behavior
     guardrails = small_guardrails(behavior)
-    space = state_space_for(agent.graph, guardrails, behavior, agent.config.output_adapter is not None)
+    space = state_space_for(agent.graph, guardrails, traits_of(agent))
     driver = WitnessDriver(agent)
     left_out: list[str] = []
     for row in agent.graph:

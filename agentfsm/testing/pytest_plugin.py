@@ -198,5 +198,5 @@ def _covered_graph(source: Any, module: ModuleType | None) -> CoveredGraph:
 def _generate_paths(source: Any, cover: str) -> Paths:
     from agentfsm.testing.path_generation import paths
 
-    graph, behavior, structured = _graph_of(source)
-    return paths(graph, cover, behavior=behavior, structured=structured)
+    _graph_of(source)  # or a usage error
+    return paths(source, cover)

@@ -28,6 +28,7 @@ from agentfsm.testing.path_generation import (
     requirements,
     small_guardrails,
     state_space_for,
+    traits_of,
 )
 from agentfsm.testing.tool_calls import ApprovalCase, approval_cases, requires_approval
 
@@ -175,7 +176,7 @@ class _Reader:
 
     def __init__(self, source: Source, cover: str) -> None:
         self.generated = paths(source, cover)
-        self.graph, self._behavior, structured = graph_of(source)
+        self.graph, self._behavior, _ = graph_of(source)
         infeasible = {each.rows for each in self.generated.infeasible}
         self.required_in_order = [
             each for each in requirements(self.graph, cover) if requirement_ids(self.graph, each) not in infeasible
@@ -185,7 +186,7 @@ class _Reader:
         self._lengths = sorted({len(each) for each in self.required})
         self._numbers = {row.id: number for number, row in enumerate(self.graph.transitions)}
         self._guardrails = small_guardrails(self._behavior)
-        self._space = state_space_for(self.graph, self._guardrails, self._behavior, structured)
+        self._space = state_space_for(self.graph, self._guardrails, traits_of(source))
 
     def covered_by(self, path: Sequence[str]) -> set[Requirement]:
         """The requirements that a path meets; rows that the graph does not have meet none."""

@@ -290,14 +290,15 @@ class Simulation:
         result: The result so far.
     """
 
-    def __init__(self, agent: Agent[Any, Any], cursor: Cursor, *, from_records: bool) -> None:
+    def __init__(self, agent: Agent[Any, Any], cursor: Cursor, *, from_records: bool, deps: Any = None) -> None:
         self._agent = agent
+        self._deps = deps
         self._cursor = cursor
         self._from_records = from_records
         self._stop_states = {s.name for s in agent.graph.states if s.final or s.waits}
         self.result = cursor.result
         requester = Actor("requester") if counts_votes(agent.graph) else None
-        self._run: Run[Any, Any] | None = agent.run("play", run_id=SIMULATION_RUN_ID, actor=requester)
+        self._run: Run[Any, Any] | None = agent.run("play", run_id=SIMULATION_RUN_ID, actor=requester, deps=deps)
         self._state = live_state(self._run)
 
     @property
@@ -341,7 +342,7 @@ class Simulation:
         if self._run is None:
             await asyncio.sleep(0)  # let appends that were queued before the crash finish
             await self._release_lease()
-            self._run = await self._agent.resume(SIMULATION_RUN_ID).load()
+            self._run = await self._agent.resume(SIMULATION_RUN_ID, deps=self._deps).load()
         self._cursor.cancel, self._state = self._run.cancel, live_state(self._run)
         return self._run
 
@@ -379,9 +380,9 @@ class Simulation:
             if answer is ESCALATED:
                 due = None if quorum is None else quorum.escalates_at
                 cursor.result.clock.advance(max(0.0, (due or 0.0) - cursor.result.clock.time()))
-                return await self._agent.resume(record).load()
+                return await self._agent.resume(record, deps=self._deps).load()
             by = None if quorum is None else Actor(f"person {cursor.suspensions}", quorum.roles)
-            return await self._agent.resume(record, answer, by=by).load()
+            return await self._agent.resume(record, answer, by=by, deps=self._deps).load()
         except HumanReplyError:  # the run waits for something else
             return await self._agent.dismiss(record).load()
 
@@ -400,6 +401,8 @@ class Simulator:
         final_answer: What the model replies once the scenario's turns are used up.
         from_records: Whether runs are resumed from their suspension records instead of from the store.
         side_events: Whether side events happen; they need a hook, and without one a run has only the agent's own hooks.
+        deps: The dependencies of its runs, for the agent's own hooks, approval rules and tools. Its ``deps_factory`` is
+            not called.
     """
 
     def __init__(
@@ -409,8 +412,10 @@ class Simulator:
         final_answer: Any = "done",
         from_records: bool = False,
         side_events: bool = True,
+        deps: Any = None,
     ) -> None:
         self._agent = agent
+        self._deps = deps
         self._from_records = from_records
         self._final_answer = final_answer
         config = agent.config
@@ -474,7 +479,7 @@ class Simulator:
         if guardrails.validity_s is None:  # a stored run would wait without limit, and EXPIRED would never come
             guardrails = guardrails.model_copy(update={"validity_s": DEFAULT_VALIDITY_S})
         agent = self._agent.with_config(replace(self._config, host=host), guardrails)
-        self._simulation = Simulation(agent, cursor, from_records=self._from_records)
+        self._simulation = Simulation(agent, cursor, from_records=self._from_records, deps=self._deps)
         return self._simulation
 
     # -- called by the run ----------------------------------------------------------------------------

@@ -10,7 +10,22 @@ from typing import Any, Literal
 
 import pytest
 
-from agentfsm import Agent, ConfigurationError, Failure, FailureKind, RunError, RunState, ToolContext, tool
+from agentfsm import (
+    Agent,
+    ConfigurationError,
+    Failure,
+    FailureKind,
+    HookContext,
+    RunError,
+    RunState,
+    State,
+    ToolContext,
+    ask_user,
+    hook,
+    return_done,
+    return_unable,
+    tool,
+)
 from agentfsm.journal.verification import verify
 from agentfsm.loop.detectors import Example, detector
 from agentfsm.loop.outcomes import StateResult
@@ -455,3 +470,48 @@ def test_a_sub_agent_is_never_run() -> None:
 def test_an_unknown_way_to_use_tools_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"tools='fake': choose 'scripted', 'checked' or 'real'"):
         WitnessDriver(LOOP, tools="fake")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tools", "missing"),
+    [
+        ((), {"post_tool.question_asked", "post_tool.declared_unable"}),
+        ((ask_user,), {"post_tool.declared_unable"}),
+        ((return_done, return_unable), {"post_tool.question_asked"}),
+        ((ask_user, return_done, return_unable), set[str]()),
+    ],
+)
+def test_paths_take_the_rows_of_the_control_tools_that_an_agent_is_given(tools: Any, missing: set[str]) -> None:
+    agent = Agent(ScriptedModel(), tools=tools)
+    every, driver = paths(agent, "transitions"), WitnessDriver(agent)
+    control = {"post_tool.question_asked", "post_tool.declared_unable"}
+    assert {row for each in every.infeasible for row in each.rows} & control == missing
+    for path in every:
+        if control & {row.id for row in path.rows}:
+            driver.run(path).check()
+    assert {row for each in driver.undriven_rows() for row in each.rows} & control == missing
+
+
+def test_rules_hooks_and_tools_get_the_dependencies_on_paths() -> None:
+    seen: list[str] = []
+
+    def expensive(arguments: dict[str, Any], context: HookContext[str]) -> bool:
+        seen.append(f"rule {context.deps}")
+        return True
+
+    @tool(requires_approval=expensive)
+    def pay(context: ToolContext[str], usd: int) -> str:
+        """Pay."""
+        seen.append(f"tool {context.deps}")
+        return "paid"
+
+    @hook(State.CALL_LLM)
+    def look(context: HookContext[str]) -> None:
+        seen.append(f"hook {context.deps}")
+
+    agent = Agent(ScriptedModel(), tools=[pay], hooks=[look], deps_type=str)
+    driver = WitnessDriver(agent, tools="real", deps="Ann")
+    approved = [p for p in paths(agent, "transitions") if any(r.id == "suspended.approval_decided" for r in p.rows)]
+    for path in approved:
+        driver.run(path).check()
+    assert set(seen) == {"rule Ann", "tool Ann", "hook Ann"}
