@@ -132,6 +132,16 @@ def test_a_429_is_retried_after_its_retry_after(run: Runner, wire: str, aimock: 
     assert told["guards"].count("transient_provider") == 1
 
 
+def test_a_retry_after_beyond_the_runs_time_ends_it_at_once_with_that_cause(
+    run: Runner, wire: str, aimock: AiMock
+) -> None:
+    aimock.script(*failing(429, 86_400, turnIndex=0), FIRST_TURN, SECOND_TURN)
+    told = run()
+    assert (told["ok"], told["output"], told["waits"]) == (False, None, [])
+    assert "not now" in told["told"]
+    assert len(aimock.requests()) == 1
+
+
 def test_a_500_is_retried_with_growing_backoff(run: Runner, wire: str, aimock: AiMock) -> None:
     aimock.script(*failing(500, first=2, turnIndex=1), FIRST_TURN, SECOND_TURN)
     told = run()

@@ -166,6 +166,14 @@ def test_a_stream_that_flows_outlasts_the_timeout_of_a_whole_reply() -> None:
     assert kinds(events) == [RunStarted, *[TextDelta] * 10, ModelReplied, RunCompleted]
 
 
+def test_ten_minutes_at_a_word_per_second_are_one_request() -> None:
+    clock = SteppedClock()
+    model = ScriptedStream([*(x for _ in range(600) for x in (passing(clock, 1), TextChunk("word "))), HELLO])
+    events = clock.run(watched(agent(model, clock, max_execution_time_s=900)))
+    assert kinds(events) == [RunStarted, *[TextDelta] * 600, ModelReplied, RunCompleted]
+    assert model.closed == 1
+
+
 @pytest.mark.parametrize(
     ("first", "silence"),
     [((), "60 s"), ((TextChunk("Half a"),), "20 s")],

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from typing import Any, cast
 
 import anthropic
@@ -210,3 +213,19 @@ def test_mistral_gets_a_seed_by_its_own_name() -> None:
 )
 def test_reasoning_models_behind_a_gateway_get_the_limit_that_they_take(model: str, field: str) -> None:
     assert ours(f"litellm:{model}").body[field] == 100
+
+
+def test_no_vendors_package_is_imported_to_call_a_provider() -> None:
+    """Those of the clouds are imported by the first call, which is not made here."""
+    names = [f"{row.name}:{row.example}" for row in PROVIDERS.values()]
+    code = (
+        "import sys; from agentfsm import Agent; from agentfsm.models import resolve\n"
+        f"for name in {names!r}: Agent(resolve(name))\n"
+        "vendors = 'anthropic boto3 botocore google.auth litellm mcp ollama openai requests'.split()\n"
+        "print([name for name in vendors if name in sys.modules])"
+    )
+    settings = {"GOOGLE_CLOUD_PROJECT": "acme-1", "GOOGLE_CLOUD_LOCATION": "europe-west1", "AWS_REGION": "eu-central-1"}
+    keys = {row.key_env: KEY for row in PROVIDERS.values() if row.key_env}
+    env = os.environ | settings | keys | {"AZURE_OPENAI_ENDPOINT": "https://acme.openai.azure.com"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.strip() == "[]"
