@@ -21,7 +21,7 @@ from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store_url import StoreLocation, open_store
-from agentfsm.workers import Waker, Worker, WorkerSettings, open_waker
+from agentfsm.workers import SpendLimit, Waker, Worker, WorkerMetrics, WorkerSettings, open_waker
 from agentfsm.workers.health import serve_health
 
 __all__ = ["worker"]
@@ -38,12 +38,27 @@ class _WorkerOptions:
     tenant_concurrency: int | None
     grace: float
     max_attempts: int
+    spend_limits: tuple[SpendLimit, ...]
     health_port: int | None
     health_host: str
 
     def settings(self) -> WorkerSettings:
         """The settings of the worker."""
-        return WorkerSettings(grace_s=self.grace, max_attempts=self.max_attempts)
+        return WorkerSettings(grace_s=self.grace, max_attempts=self.max_attempts, spend_limits=self.spend_limits)
+
+
+def _parse_limits(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[SpendLimit, ...]:
+    """The limits that ``TAG=USD`` means."""
+    limits: list[SpendLimit] = []
+    for each in given:
+        tag, _, usd = each.rpartition("=")
+        try:
+            limits.append(SpendLimit(tag, float(usd)))
+        except ValueError as error:  # ConfigurationError is one
+            raise click.BadParameter(f"{each!r} is not of the form TAG=USD, as in tenant:acme=5") from error
+    return tuple(limits)
 
 
 def _worker_options(command: CommandFunction) -> CommandFunction:
@@ -80,6 +95,15 @@ def _worker_options(command: CommandFunction) -> CommandFunction:
                 default=5,
                 show_default=True,
                 help="How often a run is tried without progress before it is set aside.",
+            ),
+            click.option(
+                "--spend-limit",
+                "spend_limits",
+                multiple=True,
+                metavar="TAG=USD",
+                callback=_parse_limits,
+                help="Start no run with TAG once those with it cost so much in 24 hours; repeatable. tenant:*=5 is a "
+                "limit for each tenant.",
             ),
             click.option(
                 "--health-port",
@@ -166,7 +190,13 @@ async def _serve(agents: Mapping[str, Agent[Any, Any]], location: StoreLocation,
     waker = open_waker(location.url, concurrency=options.concurrency, tenant_concurrency=options.tenant_concurrency)
     async with open_store(location.url) as store:
         working = Worker(
-            agents, store, waker, secret=found[0], old_secrets=tuple(found[1:]), settings=options.settings()
+            agents,
+            store,
+            waker,
+            secret=found[0],
+            old_secrets=tuple(found[1:]),
+            settings=options.settings(),
+            metrics=WorkerMetrics(),
         )
         async with contextlib.AsyncExitStack() as around:
             around.enter_context(_stop_on_signals(working))

@@ -5,11 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentfsm.journal.store_url import locate_store, server_database
+from agentfsm.workers.spend_limits import SpendLimit
 from agentfsm.workers.submission import Submission, submit
 from agentfsm.workers.waker import Activation, SetAside, Waker
 from agentfsm.workers.worker import Worker, WorkerSettings
+from agentfsm.workers.worker_metrics import WorkerMetrics
 
-__all__ = ["Activation", "SetAside", "Submission", "Waker", "Worker", "WorkerSettings", "open_waker", "submit"]
+__all__ = [
+    "Activation",
+    "SetAside",
+    "SpendLimit",
+    "Submission",
+    "Waker",
+    "Worker",
+    "WorkerMetrics",
+    "WorkerSettings",
+    "open_waker",
+    "submit",
+]
 
 
 def open_waker(url: str | Path, *, concurrency: int = 10, tenant_concurrency: int | None = None) -> Waker:

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,8 +35,8 @@ WORKFLOW = "agentfsm.activation"
 PORTABLE = WorkflowSerializationFormat.PORTABLE
 DELAYED, DELIVERED = "DELAYED", "PENDING"
 UNFINISHED = ("ENQUEUED", DELAYED, DELIVERED)
-FINISHED = ("SUCCESS", "ERROR", "CANCELLED")
-SET_ASIDE = "set aside"
+FINISHED: list[str] = ["SUCCESS", "ERROR", "CANCELLED"]
+SET_ASIDE, PUT_BACK = "set aside", "put back"
 FORGET_AT_ONCE = 500
 FIRST_PRIORITY = 1 + MAX_PRIORITY  # its own begin at 1
 
@@ -74,8 +74,7 @@ class DbosWaker:
 
     def _wake(self, activation: Activation, delay_s: float) -> bool:
         known = self._status(activation.key)
-        if known is not None and known.status == DELAYED:
-            self._bring_forward(known, time.time() + max(0.0, delay_s))
+        self._bring_forward(known, time.time() + max(0.0, delay_s))
         if known is not None and (known.status in UNFINISHED or _attributes(known).get("state") == SET_ASIDE):
             return False
         if known is not None:
@@ -99,16 +98,10 @@ class DbosWaker:
 
     async def bring_forward(self, key: str) -> None:
         """Deliver an activation now if it waits for its time; see ``Waker.bring_forward``."""
+        await self._call(lambda: self._bring_forward(self._status(key), time.time()))
 
-        def bring_forward() -> None:
-            known = self._status(key)
-            if known is not None and known.status == DELAYED:
-                self._bring_forward(known, time.time())
-
-        await self._call(bring_forward)
-
-    def _bring_forward(self, known: WorkflowStatus, due: float) -> None:
-        if known.delay_until_epoch_ms is None or due * 1000 < known.delay_until_epoch_ms:
+    def _bring_forward(self, known: WorkflowStatus | None, due: float) -> None:
+        if known is not None and known.status == DELAYED and due * 1000 < (known.delay_until_epoch_ms or 0):
             self._client.set_workflow_delay(known.workflow_id, delay_until_epoch_ms=int(due * 1000))
 
     async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
@@ -119,7 +112,7 @@ class DbosWaker:
             return [
                 DeliveredActivation(_activation(each), 1 + int(_attributes(each).get("redelivered", 0)))
                 for each in found
-                if _is_stale(each, older_than_s)
+                if _is_stale(each, older_than_s) and _attributes(each).get("state") != SET_ASIDE
             ]
 
         return await self._call(select)
@@ -146,12 +139,7 @@ class DbosWaker:
         def delete() -> None:
             before = datetime.fromtimestamp(time.time() - older_than_s, UTC).isoformat()
             found = self._client.list_workflows(
-                status=list(FINISHED),
-                name=WORKFLOW,
-                completed_before=before,
-                limit=FORGET_AT_ONCE,
-                load_input=False,
-                load_output=False,
+                status=FINISHED, name=WORKFLOW, completed_before=before, limit=FORGET_AT_ONCE, load_input=False
             )
             keys = [each.workflow_id for each in found if _attributes(each).get("state") != SET_ASIDE]
             if keys:
@@ -161,10 +149,15 @@ class DbosWaker:
 
     # -- set aside ------------------------------------------------------------------------------------
 
-    async def set_aside(self, activation: Activation, reason: str) -> None:
+    async def set_aside(self, activation: Activation, reason: str, until: float | None = None) -> None:
         """Keep an activation, with a reason; see ``Waker.set_aside``."""
-        attributes = {"state": SET_ASIDE, "reason": reason}
-        await self._call(lambda: self._client.update_workflow_attributes(activation.key, attributes))
+
+        def keep() -> None:
+            attributes = {"state": SET_ASIDE, "reason": reason, "until": until}
+            self._client.update_workflow_attributes(activation.key, attributes)
+            self._client.cancel_workflow(activation.key)  # what is cancelled can be resumed, in one transaction
+
+        await self._call(keep)
 
     async def list_set_aside(self) -> list[SetAside]:
         """The runs that are set aside; see ``Waker.list_set_aside``."""
@@ -177,19 +170,25 @@ class DbosWaker:
         )
         for each in found:
             if _attributes(each).get("state") == SET_ASIDE:
-                yield SetAside(_activation(each), str(_attributes(each).get("reason", "")))
+                attributes = _attributes(each)
+                yield SetAside(_activation(each), str(attributes.get("reason", "")), attributes.get("until"))
 
     async def put_back(self, run_id: str) -> bool:
         """Have a run that is set aside delivered again; see ``Waker.put_back``."""
 
         def put_back() -> bool:
             found = list(self._set_aside(f"{run_id}:"))
-            for each in found:
-                self._client.delete_workflow(each.activation.key)
-                self._wake(replace(each.activation, retried_from=each.activation.epoch), 0.0)
+            for activation in (each.activation for each in found):
+                self._client.update_workflow_attributes(activation.key, {"state": PUT_BACK})
+                self._client.resume_workflow(activation.key, queue_name=activation.queue)
             return bool(found)
 
         return await self._call(put_back)
+
+    async def was_put_back(self, activation: Activation) -> bool:
+        """Whether an activation was set aside and put back since; see ``Waker.was_put_back``."""
+        known = await self._call(lambda: self._status(activation.key))
+        return known is not None and _attributes(known).get("state") == PUT_BACK
 
     # -- serving --------------------------------------------------------------------------------------
 
@@ -210,8 +209,8 @@ class DbosWaker:
             # DBOS has an event loop of its own; stores, agents and signals belong to that of the worker
             self._active += 1
             try:
-                handled = asyncio.run_coroutine_threadsafe(_handle(deliver, Activation(**arguments)), loop)
-                return await asyncio.wrap_future(handled)
+                activation = Activation(**arguments)
+                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(deliver(activation), loop))
             finally:
                 self._active -= 1
 
@@ -277,10 +276,6 @@ class DbosWaker:
         except (sqlalchemy.exc.SQLAlchemyError, error.DBOSException) as failure:
             reason = getattr(failure, "orig", None) or failure
             raise StoreError(f"the queues of DBOS cannot be used: {type(reason).__name__}: {reason}") from failure
-
-
-async def _handle(deliver: Deliver, activation: Activation) -> str:
-    return await deliver(activation)
 
 
 def _is_stale(workflow: WorkflowStatus, older_than_s: float) -> bool:

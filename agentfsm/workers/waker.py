@@ -7,9 +7,9 @@ no harm: whoever acquires the run first, in a new epoch, goes on with it, and al
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 __all__ = ["MAX_PRIORITY", "Activation", "Deliver", "DeliveredActivation", "SetAside", "Waker"]
 
@@ -28,7 +28,6 @@ class Activation:
         request: For a run that has not begun, what was submitted, sealed; else empty.
         priority: Lower numbers come first; 0 is the default.
         tenant: Whose run it is, for limits by tenant; empty for nobody's.
-        retried_from: The epoch from which cut-off attempts are counted, for a run that was set aside and put back.
         is_timer: Whether it is for when a request of the run expires or is escalated.
     """
 
@@ -38,7 +37,6 @@ class Activation:
     request: str = ""
     priority: int = 0
     tenant: str = ""
-    retried_from: int = 0
     is_timer: bool = False
 
     @property
@@ -67,13 +65,15 @@ class SetAside:
     Attributes:
         activation: The activation that was set aside.
         reason: Why.
+        until: When a worker puts it back, in seconds since the epoch; None for when a person does.
     """
 
     activation: Activation
     reason: str
+    until: float | None = None
 
 
-Deliver = Callable[[Activation], Awaitable[str]]
+Deliver = Callable[[Activation], Coroutine[Any, Any, str]]
 """Handles one activation. Returns a word on how that went, for the engine's own display, and never raises."""
 
 
@@ -116,8 +116,14 @@ class Waker(Protocol):
         """Delete activations that were finished at least so many seconds ago, without those that are set aside."""
         ...
 
-    async def set_aside(self, activation: Activation, reason: str) -> None:
-        """Keep an activation that was delivered, with a reason, so that it is not delivered again."""
+    async def set_aside(self, activation: Activation, reason: str, until: float | None = None) -> None:
+        """Keep an activation that was delivered, with a reason, so that it is not delivered again.
+
+        Args:
+            activation: The activation.
+            reason: Why.
+            until: When a worker is to put it back, in seconds since the epoch; None for when a person does.
+        """
         ...
 
     async def list_set_aside(self) -> list[SetAside]:
@@ -126,6 +132,10 @@ class Waker(Protocol):
 
     async def put_back(self, run_id: str) -> bool:
         """Have a run that is set aside delivered again; False if it is not set aside."""
+        ...
+
+    async def was_put_back(self, activation: Activation) -> bool:
+        """Whether an activation was set aside and put back since."""
         ...
 
     async def serve(self, queues: Sequence[str], deliver: Deliver) -> None:

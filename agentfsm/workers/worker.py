@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,9 +23,11 @@ from agentfsm.journal.store import Head, Store
 from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import Run, advance, hand_over
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
+from agentfsm.workers.spend_limits import SpendLimit, SpendLimits
 from agentfsm.workers.submission import SUBMITTER, open_submission
 from agentfsm.workers.sweep import attempts_without_progress, is_cut_off, stale_action
 from agentfsm.workers.waker import Activation, Waker
+from agentfsm.workers.worker_metrics import WorkerMetrics
 
 __all__ = ["Worker", "WorkerSettings"]
 
@@ -41,8 +44,11 @@ LONGEST_SKEW_S = 60.0
 WAKE_AGAIN_S = 10.0
 """Seconds after which a run that is still cut off is woken again."""
 
-SIGNALS_EVERY_S = 30.0
-"""Seconds between two looks at all answers and cancellations that nobody has acted on."""
+LOOK_EVERY_S = 30.0
+"""Seconds between two looks at what nobody has acted on, what is set aside for a while, and what can be forgotten."""
+
+SPENT_AGAIN_S = 60.0
+"""Seconds for which a run is set aside because of a spend limit, before that is checked again."""
 
 LISTEN_AGAIN_S = 1.0
 """Seconds to wait before answers are listened for again after an error."""
@@ -62,6 +68,7 @@ class WorkerSettings:
         max_attempts: How often a run is tried without progress before it is set aside.
         grace_s: Seconds for which effects that have begun may go on when the worker is to stop.
         forget_s: Seconds after which an activation that was handled is deleted from the engine's tables.
+        spend_limits: What the runs with a tag may cost a day before no more of them are started.
 
     Raises:
         ConfigurationError: A number is too small.
@@ -72,6 +79,7 @@ class WorkerSettings:
     max_attempts: int = 5
     grace_s: float = 30.0
     forget_s: float = 3600.0
+    spend_limits: tuple[SpendLimit, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.sweep_s > 0 and self.settle_s > 0 and self.max_attempts >= 1):
@@ -105,6 +113,7 @@ class Worker:
         secret: The secret of all processes that write to the store.
         old_secrets: Secrets that they had before.
         settings: How it works.
+        metrics: What it tells OpenTelemetry; by default nothing.
 
     Raises:
         ConfigurationError: There is no agent, a name cannot be used, or a secret is too short.
@@ -119,6 +128,7 @@ class Worker:
         secret: bytes,
         old_secrets: tuple[bytes, ...] = (),
         settings: WorkerSettings | None = None,
+        metrics: WorkerMetrics | None = None,
     ) -> None:
         from agentfsm.agent.config import with_host
 
@@ -137,6 +147,8 @@ class Worker:
                 for name, agent in agents.items()
             }
         )
+        self._spend_limits = SpendLimits(self._settings.spend_limits, store)
+        self._metrics = metrics
         self._stopping = asyncio.Event()
         self._serving = False
         self._swept_at = 0.0
@@ -198,7 +210,9 @@ class Worker:
         """Handle one activation; a ``Deliver``."""
         self.counts.active += 1
         self._handling[activation.run_id] += 1
-        word = "failed"
+        word, began = "failed", time.monotonic()
+        if self._metrics is not None:
+            self._metrics.began(activation.queue)
         try:
             word = await self._handle(activation)
         except (RunExistsError, StaleLease):  # another worker was faster
@@ -215,6 +229,8 @@ class Worker:
             self.counts.active -= 1
             self._handling -= Counter([activation.run_id])
             self.counts.handled[word] = self.counts.handled.get(word, 0) + 1
+            if self._metrics is not None:
+                self._metrics.handled(activation.queue, word, time.monotonic() - began)
         return word
 
     async def _handle(self, activation: Activation) -> str:
@@ -236,8 +252,7 @@ class Worker:
 
     async def _reason_to_set_aside(self, activation: Activation, head: Head) -> str:
         attempts = attempts_without_progress(await self._store.records(head.run_id), head)
-        forgiven = max(0, activation.retried_from - (head.epoch - attempts))
-        if attempts - forgiven < self._settings.max_attempts:
+        if attempts < self._settings.max_attempts or await self._waker.was_put_back(activation):
             return ""
         return f"it was cut off {attempts} times in a row at the same point: see agentfsm show"
 
@@ -246,6 +261,8 @@ class Worker:
             return "outdated"
         run_id = activation.run_id
         given = open_submission(activation.request, run_id, self._keyring)
+        if reason := await self._spend_limits.reached(given.all_tags):
+            return await self._set_aside(activation, reason, time.time() + SPENT_AGAIN_S)
         for _ in range(SUBMIT_ATTEMPTS):
             if head is None or head.owner != SUBMITTER:
                 break
@@ -303,11 +320,18 @@ class Worker:
             timer = Activation(head.run_id, head.epoch, served.queue, is_timer=True)
             await self._waker.wake(timer, delay_s=delay_s)
 
-    async def _set_aside(self, activation: Activation, reason: str) -> str:
-        logger.error("run %s is set aside: %s", activation.run_id, reason)
+    async def _set_aside(self, activation: Activation, reason: str, until: float | None = None) -> str:
+        logger.log(
+            logging.ERROR if until is None else logging.INFO, "run %s is set aside: %s", activation.run_id, reason
+        )
         with contextlib.suppress(StoreError):  # it stays unfinished, and is delivered again
-            await self._waker.set_aside(activation, reason)
+            await self._waker.set_aside(activation, reason, until)
         return "set aside"
+
+    async def _put_back_what_is_due(self) -> None:
+        for each in await self._waker.list_set_aside():
+            if each.until is not None and each.until <= time.time():
+                await self._waker.put_back(each.activation.run_id)
 
     # -- signals --------------------------------------------------------------------------------------
 
@@ -348,8 +372,9 @@ class Worker:
                 if loop.time() - settled >= self._settings.settle_s / 2:
                     await self._settle_activations()
                     settled = loop.time()
-                if loop.time() - looked >= SIGNALS_EVERY_S:
+                if loop.time() - looked >= LOOK_EVERY_S:
                     await self._waker.forget(self._settings.forget_s)
+                    await self._put_back_what_is_due()
                     for signal in await self._store.signals.pending():
                         await self._wake_signalled_run(signal.run_id)
                     looked = loop.time()
@@ -369,6 +394,8 @@ class Worker:
             served = await self._agent_of(run_id)
             if served is not None and await self._waker.wake(Activation(run_id, epoch, served.queue)):
                 self.counts.cut_off += 1
+                if self._metrics is not None:
+                    self._metrics.found_cut_off(served.queue)
                 logger.info("run %s was cut off in epoch %d and is taken over", run_id, epoch)
 
     async def _settle_activations(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import pytest
 
 from agentfsm import Agent, ConfigurationError, MemoryStore, RunContext, Runs, open_store
 from agentfsm.testing import ScriptedModel
-from agentfsm.workers import Worker, WorkerSettings, open_waker
+from agentfsm.workers import Worker, WorkerMetrics, WorkerSettings, open_waker
 from agentfsm.workers.health import serve_health
+from agentfsm.workers.spend_limits import SpendLimits
 from agentfsm.workers.waker import Activation, Waker
 
 pytest.importorskip("dbos", reason="dbos is not installed")
@@ -148,6 +149,57 @@ def test_an_activation_is_queued_once_brought_forward_and_forgotten_when_it_was_
             await waker.aclose()
 
     asyncio.run(scenario())
+
+
+def test_a_run_over_a_spend_limit_is_not_started_until_the_limit_is_free_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentfsm.workers.worker.LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr("agentfsm.workers.worker.SPENT_AGAIN_S", 0.1)
+    reached = ["tenant:acme cost too much"]
+
+    async def spent(_: SpendLimits, tags: Iterable[str]) -> str:
+        return "".join(reached) if "tenant:acme" in tags else ""
+
+    monkeypatch.setattr(SpendLimits, "reached", spent)
+
+    async def scenario() -> None:
+        async with working(tmp_path, support=Agent(ScriptedModel(["Hello."] * 2))) as (runs, worker, waker):
+            blocked = await runs.submit("support", "Say hello.", tags=["tenant:acme"])
+
+            async def is_aside() -> bool:
+                return "set aside" in worker.counts.handled
+
+            await until(is_aside)
+            other = await runs.submit("support", "Say hello.", tags=["tenant:other"])
+            for run_id in (other, blocked):
+
+                async def is_finished(run_id: str = run_id) -> bool:
+                    return (await runs.get(run_id)).info.status == "finished"
+
+                await until(is_finished)
+                reached.clear()
+            assert await waker.list_set_aside() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_tells_opentelemetry_what_it_handles() -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.metrics")
+    export = pytest.importorskip("opentelemetry.sdk.metrics.export")
+    reader = export.InMemoryMetricReader()
+    metrics = WorkerMetrics(sdk.MeterProvider([reader]))
+    metrics.began("support")
+    metrics.began("support")
+    metrics.handled("support", "finished", 0.5)
+    metrics.found_cut_off("support@1")
+    (resource,) = reader.get_metrics_data().resource_metrics
+    points = {each.name: each.data.data_points[0] for each in resource.scope_metrics[0].metrics}
+    assert points["agentfsm.worker.active"].value == 1
+    assert points["agentfsm.worker.activations"].value == 1
+    assert points["agentfsm.worker.activations"].attributes == {"queue": "support", "outcome": "finished"}
+    assert points["agentfsm.worker.activation.duration"].sum == 0.5
+    assert points["agentfsm.worker.cut_off"].attributes == {"queue": "support@1"}
 
 
 @pytest.mark.parametrize("wrong", [{"sweep_s": 0}, {"settle_s": -1}, {"max_attempts": 0}, {"grace_s": -1}])
