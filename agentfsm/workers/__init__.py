@@ -8,8 +8,9 @@ from agentfsm.journal.store_url import locate_store, server_database
 from agentfsm.workers.spend_limits import SpendLimit
 from agentfsm.workers.submission import Submission, submit
 from agentfsm.workers.waker import Activation, SetAside, Waker
-from agentfsm.workers.worker import Worker, WorkerSettings
+from agentfsm.workers.worker import Worker
 from agentfsm.workers.worker_metrics import WorkerMetrics
+from agentfsm.workers.worker_settings import WorkerSettings
 
 __all__ = [
     "Activation",

@@ -10,26 +10,27 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from agentfsm.agent.agent import Agent
-from agentfsm.errors import AgentfsmError, ConfigurationError, RunExistsError, StaleLease, StoreError
+from agentfsm.errors import AgentfsmError, RunExistsError, StaleLease, StoreError
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.signals import read_signals
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import Run, advance, hand_over
+from agentfsm.workers.run_watcher import RunWatcher
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
-from agentfsm.workers.spend_limits import SpendLimit, SpendLimits
+from agentfsm.workers.spend_limits import SpendLimits
 from agentfsm.workers.submission import SUBMITTER, open_submission
-from agentfsm.workers.sweep import attempts_without_progress, is_cut_off, stale_action
+from agentfsm.workers.sweep import attempts_without_progress
 from agentfsm.workers.waker import Activation, Waker
-from agentfsm.workers.worker_metrics import WorkerMetrics
+from agentfsm.workers.worker_metrics import WorkerCounts, WorkerMetrics
+from agentfsm.workers.worker_settings import WorkerSettings
 
-__all__ = ["Worker", "WorkerSettings"]
+__all__ = ["Worker"]
 
 logger = logging.getLogger("agentfsm.workers")
 
@@ -41,66 +42,11 @@ SUBMIT_ATTEMPTS = 50
 LONGEST_SKEW_S = 60.0
 """Seconds for which a timer that came too early is waited for in the worker."""
 
-WAKE_AGAIN_S = 10.0
-"""Seconds after which a run that is still cut off is woken again."""
-
-LOOK_EVERY_S = 30.0
-"""Seconds between two looks at what nobody has acted on, what is set aside for a while, and what can be forgotten."""
-
 SPENT_AGAIN_S = 60.0
 """Seconds for which a run is set aside because of a spend limit, before that is checked again."""
 
-LISTEN_AGAIN_S = 1.0
-"""Seconds to wait before answers are listened for again after an error."""
-
 UNHEALTHY_AFTER_SWEEPS, UNHEALTHY_AFTER_S = 10, 30.0
 """After how many sweeps, and how many seconds more, without one that succeeded a worker is not healthy."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerSettings:
-    """How a worker works.
-
-    Attributes:
-        sweep_s: Seconds between two searches of the store for runs that were cut off.
-        settle_s: Seconds after which an activation that was delivered, and whose run nobody has acquired, counts as
-            lost with its worker.
-        max_attempts: How often a run is tried without progress before it is set aside.
-        grace_s: Seconds for which effects that have begun may go on when the worker is to stop.
-        forget_s: Seconds after which an activation that was handled is deleted from the engine's tables.
-        spend_limits: What the runs with a tag may cost a day before no more of them are started.
-
-    Raises:
-        ConfigurationError: A number is too small.
-    """
-
-    sweep_s: float = 0.25
-    settle_s: float = 2.0
-    max_attempts: int = 5
-    grace_s: float = 30.0
-    forget_s: float = 3600.0
-    spend_limits: tuple[SpendLimit, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not (self.sweep_s > 0 and self.settle_s > 0 and self.max_attempts >= 1):
-            raise ConfigurationError("sweep_s and settle_s are greater than 0, and max_attempts is at least 1")
-        if not (self.grace_s >= 0 and self.forget_s >= 0):
-            raise ConfigurationError("grace_s and forget_s are not negative")
-
-
-@dataclass
-class WorkerCounts:
-    """What a worker has done since it started.
-
-    Attributes:
-        active: How many activations it is handling.
-        handled: How many it has handled, by how that went.
-        cut_off: How many runs of other processes it has found cut off.
-    """
-
-    active: int = 0
-    handled: dict[str, int] = field(default_factory=dict[str, int])
-    cut_off: int = 0
 
 
 class Worker:
@@ -148,14 +94,10 @@ class Worker:
             }
         )
         self._spend_limits = SpendLimits(self._settings.spend_limits, store)
-        self._metrics = metrics
         self._stopping = asyncio.Event()
         self._serving = False
-        self._swept_at = 0.0
-        self._handling: Counter[str] = Counter()
-        self._seen: dict[tuple[str, int], float] = {}
-        self._done: set[str] = set()
-        self.counts = WorkerCounts()
+        self.counts = WorkerCounts(metrics)
+        self._watcher = RunWatcher(store, waker, self._agents, self._settings, self.counts)
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -170,7 +112,7 @@ class Worker:
     @property
     def healthy(self) -> bool:
         """Whether it starts, or has searched the store lately."""
-        since_s = asyncio.get_running_loop().time() - self._swept_at
+        since_s = asyncio.get_running_loop().time() - self._watcher.swept_at
         return not self._serving or since_s < UNHEALTHY_AFTER_SWEEPS * self._settings.sweep_s + UNHEALTHY_AFTER_S
 
     # -- life -----------------------------------------------------------------------------------------
@@ -187,9 +129,10 @@ class Worker:
         """
         await self._store.heads("running")  # fail now, if it cannot be read
         await self._waker.serve(self.queues, self._deliver)
-        self._serving, self._swept_at = True, asyncio.get_running_loop().time()
+        self._serving = True
+        self._watcher.swept_at = asyncio.get_running_loop().time()
         logger.info("serving %s", ", ".join(self.queues))
-        watches = {asyncio.create_task(self._sweep_until_stopped()), asyncio.create_task(self._listen_until_stopped())}
+        watches = {asyncio.create_task(self._watcher.sweep()), asyncio.create_task(self._watcher.listen())}
         try:
             await self._stopping.wait()
         finally:
@@ -208,11 +151,8 @@ class Worker:
 
     async def _deliver(self, activation: Activation) -> str:
         """Handle one activation; a ``Deliver``."""
-        self.counts.active += 1
-        self._handling[activation.run_id] += 1
+        self.counts.begin(activation)
         word, began = "failed", time.monotonic()
-        if self._metrics is not None:
-            self._metrics.began(activation.queue)
         try:
             word = await self._handle(activation)
         except (RunExistsError, StaleLease):  # another worker was faster
@@ -226,11 +166,7 @@ class Worker:
             logger.exception("run %s failed", activation.run_id)
             word = await self._set_aside(activation, f"{type(error).__name__}")
         finally:
-            self.counts.active -= 1
-            self._handling -= Counter([activation.run_id])
-            self.counts.handled[word] = self.counts.handled.get(word, 0) + 1
-            if self._metrics is not None:
-                self._metrics.handled(activation.queue, word, time.monotonic() - began)
+            self.counts.end(activation, word, time.monotonic() - began)
         return word
 
     async def _handle(self, activation: Activation) -> str:
@@ -321,105 +257,11 @@ class Worker:
             await self._waker.wake(timer, delay_s=delay_s)
 
     async def _set_aside(self, activation: Activation, reason: str, until: float | None = None) -> str:
-        logger.log(
-            logging.ERROR if until is None else logging.INFO, "run %s is set aside: %s", activation.run_id, reason
-        )
+        level = logging.ERROR if until is None else logging.INFO
+        logger.log(level, "run %s is set aside: %s", activation.run_id, reason)
         with contextlib.suppress(StoreError):  # it stays unfinished, and is delivered again
             await self._waker.set_aside(activation, reason, until)
         return "set aside"
-
-    async def _put_back_what_is_due(self) -> None:
-        for each in await self._waker.list_set_aside():
-            if each.until is not None and each.until <= time.time():
-                await self._waker.put_back(each.activation.run_id)
-
-    # -- signals --------------------------------------------------------------------------------------
-
-    async def _listen_until_stopped(self) -> None:
-        """Wake the runs that were answered or cancelled from anywhere."""
-        while True:
-            try:
-                async for run_id in self._store.signals.listen():
-                    await self._wake_signalled_run(run_id)
-            except StoreError as error:  # the engine or the store is away
-                logger.warning("answers cannot be listened for: %s", error)
-            await asyncio.sleep(LISTEN_AGAIN_S)
-
-    async def _wake_signalled_run(self, run_id: str) -> None:
-        head = await self._store.head(run_id)
-        if head is None or head.owner is not None:  # its owner hears of it, too
-            return
-        if not head.seq:
-            await self._waker.bring_forward(Activation(run_id, 0, "").key)
-        elif (served := await self._agent_of(run_id)) is not None:
-            await self._waker.wake(Activation(run_id, head.epoch, served.queue))
-
-    async def _agent_of(self, run_id: str) -> ServedAgent | None:
-        """The agent that can go on with a run; None if this worker has none."""
-        with contextlib.suppress(AgentfsmError):  # a run that cannot be read is nothing for a worker
-            return self._agents.for_run(run_id, await self._store.records(run_id))
-        return None
-
-    # -- sweeps ---------------------------------------------------------------------------------------
-
-    async def _sweep_until_stopped(self) -> None:
-        loop = asyncio.get_running_loop()
-        settled = looked = loop.time()
-        while True:
-            try:
-                await self._wake_cut_off_runs()
-                self._swept_at = loop.time()
-                if loop.time() - settled >= self._settings.settle_s / 2:
-                    await self._settle_activations()
-                    settled = loop.time()
-                if loop.time() - looked >= LOOK_EVERY_S:
-                    await self._waker.forget(self._settings.forget_s)
-                    await self._put_back_what_is_due()
-                    for signal in await self._store.signals.pending():
-                        await self._wake_signalled_run(signal.run_id)
-                    looked = loop.time()
-            except StoreError as error:  # the next sweep tries again
-                logger.warning("the store or the queues cannot be searched: %s", error)
-            await asyncio.sleep(self._settings.sweep_s)
-
-    async def _wake_cut_off_runs(self) -> None:
-        """Wake the runs that were left by their owner, if this worker can go on with them."""
-        now = asyncio.get_running_loop().time()
-        running = await self._store.heads("running")
-        cut_off = {(head.run_id, head.epoch) for head in running if is_cut_off(head)}
-        cut_off = {each for each in cut_off if each[0] not in self._handling}
-        self._seen = {key: at for key, at in self._seen.items() if key in cut_off and now - at < WAKE_AGAIN_S}
-        for run_id, epoch in sorted(cut_off - self._seen.keys()):
-            self._seen[run_id, epoch] = now
-            served = await self._agent_of(run_id)
-            if served is not None and await self._waker.wake(Activation(run_id, epoch, served.queue)):
-                self.counts.cut_off += 1
-                if self._metrics is not None:
-                    self._metrics.found_cut_off(served.queue)
-                logger.info("run %s was cut off in epoch %d and is taken over", run_id, epoch)
-
-    async def _settle_activations(self) -> None:
-        """Settle the activations of workers that died before they acquired the run, or after they were done with it.
-
-        What is to be finished is finished only if it still is at the next look: its worker may be about to do so.
-        """
-        seen, self._done = self._done, set()
-        for each in await self._waker.unfinished(self._settings.settle_s):
-            activation = each.activation
-            if activation.run_id in self._handling:
-                continue
-            action = stale_action(activation, await self._store.head(activation.run_id))
-            if action == "redeliver" and each.deliveries >= 2 * self._settings.max_attempts:
-                await self._set_aside(activation, f"{each.deliveries} workers died before they began with it")
-                await self._waker.drop(activation)
-            elif action == "redeliver":
-                await self._waker.redeliver(activation, self._settings.settle_s)
-            elif action != "leave" and activation.key not in seen:
-                self._done.add(activation.key)
-            elif action != "leave":
-                await self._waker.drop(activation)
-                if action == "wake":
-                    await self._wake_signalled_run(activation.run_id)
 
 
 def _due_at(request: StoredRequest) -> float:

@@ -1,13 +1,17 @@
-"""What a worker tells OpenTelemetry about itself, if that is installed (extra ``otel``, the API alone)."""
+"""What a worker has done: counted for its health, and for OpenTelemetry if that is installed (extra ``otel``)."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from agentfsm.workers.waker import Activation
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
 
-__all__ = ["WorkerMetrics"]
+__all__ = ["WorkerCounts", "WorkerMetrics"]
 
 
 class WorkerMetrics:
@@ -58,3 +62,49 @@ class WorkerMetrics:
         """A run of another process was found cut off."""
         if self._instruments:
             self._instruments[3].add(1, {"queue": queue})
+
+
+@dataclass
+class WorkerCounts:
+    """What a worker has done since it started.
+
+    Attributes:
+        metrics: What is told of it; None for nothing.
+        active: How many activations it is handling.
+        handled: How many it has handled, by how that went.
+        cut_off: How many runs of other processes it has found cut off.
+        runs: The runs whose activations it is handling.
+    """
+
+    metrics: WorkerMetrics | None = None
+    active: int = 0
+    handled: dict[str, int] = field(default_factory=dict[str, int])
+    cut_off: int = 0
+    runs: Counter[str] = field(default_factory=Counter[str])
+
+    def begin(self, activation: Activation) -> None:
+        """An activation is being handled."""
+        self.active += 1
+        self.runs[activation.run_id] += 1
+        if self.metrics is not None:
+            self.metrics.began(activation.queue)
+
+    def end(self, activation: Activation, outcome: str, seconds: float) -> None:
+        """An activation was handled.
+
+        Args:
+            activation: The activation.
+            outcome: How that went, in a word.
+            seconds: How long it took.
+        """
+        self.active -= 1
+        self.runs -= Counter([activation.run_id])
+        self.handled[outcome] = self.handled.get(outcome, 0) + 1
+        if self.metrics is not None:
+            self.metrics.handled(activation.queue, outcome, seconds)
+
+    def find_cut_off(self, queue: str) -> None:
+        """A run of another process was found cut off."""
+        self.cut_off += 1
+        if self.metrics is not None:
+            self.metrics.found_cut_off(queue)

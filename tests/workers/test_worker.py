@@ -154,7 +154,7 @@ def test_an_activation_is_queued_once_brought_forward_and_forgotten_when_it_was_
 def test_a_run_over_a_spend_limit_is_not_started_until_the_limit_is_free_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentfsm.workers.worker.LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr("agentfsm.workers.run_watcher.LOOK_EVERY_S", 0.1)
     monkeypatch.setattr("agentfsm.workers.worker.SPENT_AGAIN_S", 0.1)
     reached = ["tenant:acme cost too much"]
 

@@ -1,0 +1,41 @@
+"""``WorkerSettings``: how a worker works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentfsm.errors import ConfigurationError
+from agentfsm.workers.spend_limits import SpendLimit
+
+__all__ = ["WorkerSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """How a worker works.
+
+    Attributes:
+        sweep_s: Seconds between two searches of the store for runs that were cut off.
+        settle_s: Seconds after which an activation that was delivered, and whose run nobody has acquired, counts as
+            lost with its worker.
+        max_attempts: How often a run is tried without progress before it is set aside.
+        grace_s: Seconds for which effects that have begun may go on when the worker is to stop.
+        forget_s: Seconds after which an activation that was handled is deleted from the engine's tables.
+        spend_limits: What the runs with a tag may cost a day before no more of them are started.
+
+    Raises:
+        ConfigurationError: A number is too small.
+    """
+
+    sweep_s: float = 0.25
+    settle_s: float = 2.0
+    max_attempts: int = 5
+    grace_s: float = 30.0
+    forget_s: float = 3600.0
+    spend_limits: tuple[SpendLimit, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (self.sweep_s > 0 and self.settle_s > 0 and self.max_attempts >= 1):
+            raise ConfigurationError("sweep_s and settle_s are greater than 0, and max_attempts is at least 1")
+        if not (self.grace_s >= 0 and self.forget_s >= 0):
+            raise ConfigurationError("grace_s and forget_s are not negative")
