@@ -424,7 +424,7 @@ class StoreJournal:
                 with contextlib.suppress(StoreError):  # the first error is the one to raise
                     await self._store.release(lease)
             raise error
-        if self._inbox is not None and self._inbox.has_work:
+        if self._inbox is not None and (self._ended or self._inbox.has_work):
             await self._inbox.clear_up(self._listed_status if self._ended else None)
         if self._ended:
             self._lease = None

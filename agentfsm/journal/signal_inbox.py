@@ -35,6 +35,7 @@ class SignalInbox:
         self._cancellations: dict[str, SealedSignal] = {}
         self._reading: asyncio.Task[None] | None = None
         self._missed = False  # whether another signal came while they were read
+        self._closed = False
 
     @property
     def has_work(self) -> bool:
@@ -67,7 +68,7 @@ class SignalInbox:
     def read(self) -> None:
         """Read what has arrived, in a task."""
         self._missed = self._reading is not None
-        if self._reading is None:
+        if self._reading is None and not self._closed:
             self._reading = asyncio.get_running_loop().create_task(self._read())
 
     async def _read(self) -> None:
@@ -94,7 +95,8 @@ class SignalInbox:
         Args:
             status: How the run is left; None while it goes on.
         """
-        if status is not None and self._reading is not None:
+        self._closed = status is not None
+        if self._closed and self._reading is not None:
             await asyncio.wait([self._reading])
         done = [self._acted_on] if self._acted_on else []
         if status == "finished":

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -276,6 +277,21 @@ def test_without_an_owner_the_sender_writes_the_file_and_gives_it_back(tmp_path:
             await service.store.aclose()
 
     asyncio.run(scenario())
+
+
+def test_a_service_that_starts_waits_for_whoever_owns_the_file_for_a_moment(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    lock = FileLock(lock_file(path))
+    lock.acquire(briefly=True)
+    released = threading.Timer(0.02, lock.release)
+    released.start()
+    with SqliteStore(path) as store:
+        store.claim()
+    released.join()
+    lock.acquire()
+    with SqliteStore(path) as store, pytest.raises(StoreLockedError, match=f"process {os.getpid()} on"):
+        store.claim()
+    lock.release()
 
 
 def test_an_owner_that_does_not_listen_is_waited_for_and_then_named(

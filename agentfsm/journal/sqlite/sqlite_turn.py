@@ -65,7 +65,7 @@ class SqliteTurn:
         delay = FIRST_DELAY_S
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                self._writer.start()
+                self._writer.start(briefly=True)
             except StoreLockedError:
                 owner = await connect_to_owner(self._file)
                 if owner is not None:

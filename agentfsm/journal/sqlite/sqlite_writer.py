@@ -71,8 +71,11 @@ class SqliteWriter:
         """Whether another process writes the file."""
         return self._thread is None and self._file.lock.held_by_other()
 
-    def start(self) -> None:
+    def start(self, *, briefly: bool = False) -> None:
         """Lock the file and start the writer thread, if that is not done yet.
+
+        Args:
+            briefly: Whether it will be closed in a moment.
 
         Raises:
             StoreLockedError: Another process writes the file; the message names it.
@@ -84,7 +87,7 @@ class SqliteWriter:
             if self._thread is not None:
                 return
             self._file.check_openable()
-            self._file.lock.acquire()
+            self._file.lock.acquire(briefly=briefly)
             try:
                 with self._file.opening:
                     self._db = sqlite_schema.open_writer(self._file.path, self._level)

@@ -21,8 +21,11 @@ __all__ = ["FileLock", "StoreFile", "after_fork", "leak"]
 FileId = tuple[int, int]
 """Device and inode of a file."""
 
-LOCK_ATTEMPTS, ATTEMPTS_ONCE_NAMED, RETRY_DELAY_S = 50, 3, 0.001
-"""Attempts to lock a file, attempts if the file names an owner, and seconds between attempts."""
+LOCK_ATTEMPTS, ATTEMPTS_ONCE_NAMED, ATTEMPTS_IF_BRIEF, RETRY_DELAY_S = 50, 3, 400, 0.001
+"""Attempts to lock a file, attempts if the file names an owner or one for a moment, and seconds between attempts."""
+
+BRIEFLY = ", for a moment"
+"""What the name of an owner ends with that will release the lock soon: it sends an answer, or redacts a run."""
 
 if sys.platform == "win32":
     import msvcrt
@@ -57,8 +60,11 @@ class FileLock:
         self.path = path
         self._descriptor: int | None = None
 
-    def acquire(self) -> None:
+    def acquire(self, *, briefly: bool = False) -> None:
         """Acquire the lock.
+
+        Args:
+            briefly: Whether it will be released in a moment, so that others wait for it a little longer.
 
         Raises:
             StoreLockedError: Another process holds it; the message names the process.
@@ -68,7 +74,7 @@ class FileLock:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
-        name = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+        name = f"process {os.getpid()} on {socket.gethostname()}{BRIEFLY if briefly else ''}\n".encode()
         owner = _lock_or_owner(descriptor)
         if owner is not None:
             os.close(descriptor)
@@ -134,19 +140,21 @@ def _lock_or_owner(descriptor: int) -> str | None:
     """Lock a file, or return the name of its owner, empty if the file has none; None if it is locked now.
 
     It tries for up to 50 ms: another process may only be checking whether the file is locked, and a new owner may not
-    have written its name over that of a dead process yet.
+    have written its name over that of a dead process yet. For one that owns the file for a moment it tries longer.
     """
-    for attempt in range(1, LOCK_ATTEMPTS + 1):
+    owner = ""
+    for attempt in range(1, ATTEMPTS_IF_BRIEF + 1):
         try:
             _try_exclusive(descriptor)
         except OSError:
             owner = _owner_name(descriptor)
-            if owner and attempt >= ATTEMPTS_ONCE_NAMED:
+            enough = ATTEMPTS_ONCE_NAMED if owner else LOCK_ATTEMPTS
+            if attempt >= enough and not owner.endswith(BRIEFLY):
                 return owner
             time.sleep(RETRY_DELAY_S)
         else:
             return None
-    return ""
+    return owner
 
 
 def _owner_name(descriptor: int) -> str:
