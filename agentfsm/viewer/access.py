@@ -17,13 +17,15 @@ from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentfsm.errors import AgentfsmError
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.viewer.passes import open_pass
-from agentfsm.viewer.viewer_page import PageError, json_response
+from agentfsm.viewer.shell import error_html
+from agentfsm.viewer.viewer_page import PageError, json_response, shown
 
 __all__ = ["Access", "AccessMiddleware", "Authenticate", "PathScopes", "Visitor", "visitor_of"]
 
@@ -191,6 +193,13 @@ def _is_loopback(request: Request) -> bool:
         return False
 
 
+def _refused(request: Request, error: PageError) -> Response:
+    """Why a request is refused, as a page for somebody who opens one."""
+    if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(error_html(str(error), request.scope.get("root_path", "")), error.status)
+    return json_response({"error": shown(str(error))}, error.status)
+
+
 @dataclass(frozen=True, slots=True)
 class PathScopes:
     """Who may ask for which paths below the viewer's; all others are for those who may see every run.
@@ -240,7 +249,7 @@ class AccessMiddleware:
         try:
             await self._let_in(request)
         except PageError as error:
-            await json_response({"error": str(error)}, error.status)(scope, receive, send_with_headers)
+            await _refused(request, error)(scope, receive, send_with_headers)
             return
         self._on_request()
         await self._app(scope, receive, send_with_headers)

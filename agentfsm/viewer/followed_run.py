@@ -90,14 +90,15 @@ class FollowedRun:
     async def _read_moves(self, count: int) -> StepReader:
         """The reader, once it has read so many moves or everything."""
         async with self._reading:
-            steps = self._steps
-            while steps.read_count < len(self._sealed) and len(steps.ledger.moves) < count:
+            while True:
+                steps, sealed = self._steps, self._sealed  # others, once something was forgotten
+                if steps.read_count >= len(sealed) or len(steps.ledger.moves) >= count:
+                    return steps
                 # the records of the moves that are wanted, and of a few more
-                wanted = self.path.moves[count - 1].seq if count <= len(self.path.moves) else len(self._sealed)
+                wanted = self.path.moves[count - 1].seq if count <= len(self.path.moves) else len(sealed)
                 stop = max(steps.read_count + 1, min(wanted, steps.read_count + CHUNK))
-                rows = self._sealed[steps.read_count : stop]
+                rows = sealed[steps.read_count : stop]
                 await _compute(partial(steps.add, rows), len(rows))
-            return steps
 
     async def moves(self, start: int, stop: int) -> Sequence[LedgerRow]:
         """Some moves of the ledger, counted from 0."""

@@ -49,7 +49,12 @@ def seal_pass(kind: PassKind, granted: Pass, keyring: Keyring) -> str:
         kind, actor.id, list(actor.roles), actor.kind, actor.verified, granted.run_id, granted.expires, granted.id,
     ]  # fmt: skip
     text = base64.urlsafe_b64encode(json.dumps(body).encode()).decode().rstrip("=")
-    return f"{text}.{keyring.current.seal(KeyPurpose.viewer, text.encode())}"
+    return f"{text}.{keyring.current.seal(KeyPurpose.viewer, _sealed_bytes(text))}"
+
+
+def _sealed_bytes(text: str) -> bytes:
+    """What the seal of a pass is of; nothing else that is sealed for the viewer begins so."""
+    return f"pass {text}".encode()
 
 
 def open_pass(kind: PassKind, text: str, keyring: Keyring, now: float) -> Pass | None:
@@ -62,7 +67,11 @@ def open_pass(kind: PassKind, text: str, keyring: Keyring, now: float) -> Pass |
         now: Seconds since the epoch.
     """
     body, _, seal = text.partition(".")
-    if len(text) > MAX_LENGTH or not text.isascii() or not keyring.check_seal(KeyPurpose.viewer, body.encode(), seal):
+    if (
+        len(text) > MAX_LENGTH
+        or not text.isascii()
+        or not keyring.check_seal(KeyPurpose.viewer, _sealed_bytes(body), seal)
+    ):
         return None
     found: Any = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
     sealed_kind, name, roles, actor_kind, verified, run_id, expires, pass_id = found

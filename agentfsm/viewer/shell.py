@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from agentfsm.report.visible_text import escape
 from agentfsm.viewer.viewer_page import Page
 
-__all__ = ["page_html"]
+__all__ = ["error_html", "page_html"]
 
 STYLE_SHEETS = ("report.css", "picture.css", "viewer.css")
 
@@ -39,4 +39,21 @@ def page_html(page: Page, pages: Sequence[Page], root: str) -> str:
         "<noscript><p>The viewer needs JavaScript. <code>agentfsm report</code> writes a run into a file that does "
         "not.</p></noscript></main>\n"
         '<div id="notices" role="status" aria-live="polite"></div></body></html>\n'
+    )
+
+
+def error_html(message: str, root: str) -> str:
+    """The document that says why a page is not shown.
+
+    Args:
+        message: Why.
+        root: The path of the viewer in its app.
+    """
+    root = escape(root)
+    styles = "".join(f'<link rel="stylesheet" href="{root}/static/{name}">' for name in STYLE_SHEETS)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"><title>agentfsm</title>'
+        f'<link rel="icon" href="{root}/static/icon.svg">{styles}</head>\n'
+        f'<body><main><h1>This page is not shown</h1><p class="said">{escape(message)}</p></main></body></html>\n'
     )

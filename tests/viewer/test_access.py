@@ -100,6 +100,14 @@ def test_somebody_unknown_sees_nothing(known: Starlette, path: str) -> None:
     assert answer.json() == {"error": "sign in to see the runs"}
 
 
+def test_somebody_who_opens_a_page_is_told_in_a_page(known: Starlette) -> None:
+    answer = ask(known, "/inbox", accept="text/html")
+    assert answer.status_code == 401
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "sign in to see the runs" in answer.text
+    assert "frame-ancestors" in answer.headers["content-security-policy"]
+
+
 def test_what_an_authentication_raises_is_not_told(known: Starlette) -> None:
     answer = ask(known, "/api/runs", who="boom")
     assert answer.status_code == 401

@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 
 import agentfsm.viewer
-from agentfsm import Actor, Agent, Approval, Deny, Host, MemoryStore, tool
+from agentfsm import Actor, Agent, AgentGuardrails, Approval, Deny, Host, MemoryStore, tool
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.browser import elsewhere, has_count, has_text, site_page
 from tests.helpers.viewer_server import served
@@ -236,6 +236,27 @@ def test_a_question_is_answered_and_a_run_is_cancelled(browser: Any, store: Any)
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
             assert events == []
     assert ("mia", "text", True) in decisions(store, "asks")
+
+
+def test_a_limit_is_extended_by_the_amount_that_is_given(browser: Any, store: Any) -> None:
+    limits = AgentGuardrails(max_iterations=1)
+    asks(store, "limit", call("look", page=1), guardrails=limits)
+    agent = answering(store, guardrails=limits)
+    with (
+        served(agentfsm.viewer.app(store, agents=[agent], authenticate=by_header)) as site,
+        site_page(browser, site, headers={"who": "mia"}) as (page, events),
+    ):
+        page.goto("/inbox")
+        card = page.locator("article[data-run=limit]")
+        has_text(card, "1 of 1 model calls are used up")
+        card.get_by_role("button", name="Go on…").click()
+        card.get_by_label("What the model is told").fill("one more")
+        card.get_by_role("button", name="Go on", exact=True).click()
+        has_text(card, "Sent; the run goes on.")
+        page.goto("/run?id=limit")
+        has_text(page.locator(".about"), "completed")
+        assert events == []
+    assert decisions(store, "limit") == [("mia", "text", True)]
 
 
 def test_without_an_agent_an_answer_waits_for_the_process_that_has_it(browser: Any, store: Any) -> None:

@@ -36,8 +36,9 @@ def test_a_pass_says_what_was_sealed_until_it_expires() -> None:
 def test_a_link_is_no_session_and_a_token_is_neither() -> None:
     assert open_pass("session", seal_pass("link", ANN, KEYRING), KEYRING, 0) is None
     assert open_pass("link", seal_pass("session", ANN, KEYRING), KEYRING, 0) is None
-    other = KEYRING.current.seal(KeyPurpose.record, b"abc")
-    assert open_pass("link", f"abc.{other}", KEYRING, 0) is None
+    body = seal_pass("link", ANN, KEYRING).partition(".")[0]
+    for purpose in (KeyPurpose.record, KeyPurpose.viewer):
+        assert open_pass("link", f"{body}.{KEYRING.current.seal(purpose, body.encode())}", KEYRING, 0) is None
 
 
 @given(st.data())
