@@ -133,8 +133,8 @@ def _finish(store: Store, location: StoreLocation) -> None:
     await_result(store.aclose())
     if location.file is None:
         click.echo(
-            "agentfsm: the server keeps deleted values in dead rows until VACUUM FULL agentfsm.journal, "
-            "agentfsm.run_info, and in its log and backups for as long as it keeps those",
+            "agentfsm: the server keeps deleted values in dead rows until agentfsm store compact, and in its log and "
+            "backups for as long as it keeps those",
             err=True,
         )
     elif not truncated:

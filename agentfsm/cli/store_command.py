@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 import click
 
@@ -31,6 +32,7 @@ from agentfsm.journal.maintenance import Hold
 from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, purge_runs
 from agentfsm.journal.rebuild import rebuild_run_info
 from agentfsm.journal.redact import files_with_text
+from agentfsm.journal.sqlite.sqlite_damage import copy_file
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 
@@ -142,6 +144,23 @@ def check(ctx: click.Context, as_json: bool, location: StoreLocation) -> None:
         for problem in problems:
             click.echo(single_line(f"problem      {problem}"))
     ctx.exit(1 if problems else 0)
+
+
+@store.command(epilog="\b\nExamples:\n  agentfsm store backup /backups/runs-2026-11-23.db\n")
+@click.argument("target", type=click.Path(path_type=Path))
+@store_option
+def backup(target: Path, location: StoreLocation) -> None:
+    """Copy a SQLite store to the file TARGET as it is now, also while a service writes it.
+
+    Keep the secret and the log of the checkpoints elsewhere: they are not in it. PostgreSQL has pg_dump for this.
+    """
+    if location.file is None:
+        raise click.UsageError(
+            "a store on a server is backed up with the server's own tools: pg_dump --format=custom --schema=agentfsm"
+        )
+    open_existing_store(location)  # says if there is none
+    copy_file(location.file, target)
+    click.echo(target, err=True)
 
 
 # -- holds ---------------------------------------------------------------------------------------------

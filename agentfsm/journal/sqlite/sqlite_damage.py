@@ -7,15 +7,18 @@ a checkpoint detects that.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
+from agentfsm.errors import StoreError
 from agentfsm.journal.maintenance import Damage
 
-__all__ = ["find_row_damage", "find_schema_damage", "truncate_wal"]
+__all__ = ["copy_file", "find_row_damage", "find_schema_damage", "truncate_wal"]
 
 _SELECT_RUN_IDS = "SELECT id FROM run"
 _SELECT_PURGED = "SELECT number FROM tombstone"
@@ -85,6 +88,31 @@ def find_row_damage(path: Path) -> list[Damage]:
             which = str(before + 1) if after - before == 2 else f"{before + 1} to {after - 1}"
             reports.append(Damage(f"(run {which})", "it was deleted with its records"))
     return reports
+
+
+def copy_file(path: Path, target: Path) -> None:
+    """Copy a store as it is at one moment, also while another process writes it; only the owner can read the copy.
+
+    Args:
+        path: The SQLite file.
+        target: The copy, which must not exist.
+
+    Raises:
+        StoreError: The file cannot be read, there is no store in it, or the copy exists or cannot be written.
+    """
+    db = sqlite_schema.open_reader(path)
+    if db is None:
+        raise StoreError(f"there is no store in {path}")
+    try:
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        with contextlib.closing(sqlite_schema.connect(f"{target.absolute().as_uri()}?mode=rw")) as copy:
+            db.backup(copy)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written: {error.strerror}") from error
+    except sqlite_schema.READ_ERRORS as error:
+        raise sqlite_schema.as_store_error(error, target) from error
+    finally:
+        db.close()
 
 
 def truncate_wal(path: Path) -> bool:

