@@ -294,10 +294,15 @@ class Machine:
     Args:
         graph: The checked graph.
         built_in: The guards that get the run itself; all others get an immutable view of it (``Steppable.view``).
+
+    Attributes:
+        graph: The graph.
+        specs: Its states by name.
     """
 
     def __init__(self, graph: Graph, built_in: Collection[Guard] = ()) -> None:
         self.graph = graph
+        self.specs = dict(graph.specs)
         trusted = frozenset(guard for guard in built_in if any(row.guard is guard for row in graph.transitions))
         try:
             step = _cached_step_event(graph, trusted)

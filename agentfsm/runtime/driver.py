@@ -58,12 +58,13 @@ from agentfsm.runtime.context import AgentConfig, Context, Effect, Monitor
 from agentfsm.runtime.preparation import add_instructions, make_deps
 from agentfsm.runtime.recorder import JournalSink, ResumePoint, RunHeader
 from agentfsm.runtime.result import ending_event, run_final_hooks, shielded, suspend, typed_output
-from agentfsm.runtime.timeout import being_cancelled
+from agentfsm.runtime.timeout import CancelRequests, being_cancelled
 from agentfsm.runtime.watchdog import WATCHDOG
 
 __all__ = [
     "Driver",
     "RunRequest",
+    "current_task",
     "escalation_is_due",
     "identify_actor",
     "require_transition",
@@ -252,6 +253,7 @@ class Driver:
         outcome: The last event; None until the run has ended or is suspended.
         output: The answer, as a value of the agent's output type.
         cancel_reason: Why the run is to be cancelled, or None.
+        cancel_requests: What can cancel the task that advances it.
     """
 
     def __init__(self, config: AgentConfig, run: RunState, request: RunRequest) -> None:
@@ -266,12 +268,13 @@ class Driver:
         self._step = config.machine.step
         self._record_transition = self.context.recorder.record_transition
         self._change_attempts = run.change_attempts
-        self._states = dict(config.machine.graph.specs)
+        self._states = config.machine.specs
         self._move_limit = run.guardrails.max_moves or CHECKED_MOVES
         self._monitor: Monitor | None = None
         self._started = False
         self._escalates = False
         self.cancel_reason: str | None = None
+        self.cancel_requests = CancelRequests()
         self._owner: asyncio.Task[Any]
         self._task: asyncio.Task[Any] | None = None
         self._effect_cancelled = False
@@ -307,6 +310,7 @@ class Driver:
     def _cancel_effect(self, task: asyncio.Task[Any]) -> None:
         if self._task is task and not self._effect_cancelled:  # otherwise the effect has already ended
             self._effect_cancelled = True
+            self.cancel_requests.own += 1
             task.cancel()
 
     def exclude_idle(self, since: float) -> None:
@@ -318,26 +322,23 @@ class Driver:
         now, charged_at = self._now(), self.context.charged_at
         self.context.charged_at += max(0.0, now - max(since, charged_at))
 
-    async def run_to_end(self) -> None:
-        """Advance until the run has ended or is suspended, all in the current task.
+    async def advance(self, *, to_end: bool = False) -> None:
+        """Await one effect, apply its outcome and take one transition, in a task that does nothing else.
+
+        Args:
+            to_end: Whether to go on until the run has ended or is suspended.
 
         Raises:
             agentfsm.errors.StoreError: The journal cannot be written; the run must not continue.
         """
-        self._owner = self.context.timeout.owner = _current_task()
+        requests, task = self.cancel_requests, current_task()
+        self._owner = self.context.timeout.owner = task
         end_watch = WATCHDOG.watch(self.context, self._config.host.watchdog_s)
+        requests.apply_to(task)
         try:
-            await self._advance(to_end=True)
+            await self._advance(to_end)
         finally:
-            end_watch()
-
-    async def advance(self) -> None:
-        """Await one effect, apply its outcome and take one transition."""
-        self._owner = self.context.timeout.owner = _current_task()
-        end_watch = WATCHDOG.watch(self.context, self._config.host.watchdog_s)
-        try:
-            await self._advance(to_end=False)
-        finally:
+            requests.forget(task)
             end_watch()
 
     async def _advance(self, to_end: bool) -> None:
@@ -378,7 +379,7 @@ class Driver:
                 type(outcome) is Escalated and self._request.reply is not None  # which is applied next
             ):
                 await self._finish()
-            elif not to_end:
+            elif not to_end and not self.cancel_requests.from_outside:  # a run that is being cancelled comes to its end
                 return
 
     async def _open_run(self) -> None:
@@ -477,19 +478,18 @@ class Driver:
             StoreError: The journal cannot be written.
             JournalError: The journal cannot be read.
         """
-        task = self._owner
-        before = task.cancelling()
-        self._task = task
+        task = self._task = self._owner
         if self.cancel_reason is not None:  # another thread cancelled the run before there was a task to cancel
             task.get_loop().call_soon(self._cancel_effect, task)
         try:
             outcome = await coroutine
-            if task.cancelling() > before + self._effect_cancelled:  # the effect suppressed it; it stands all the same
+            if self.cancel_requests.from_outside:  # the effect suppressed it; it stands all the same
                 raise asyncio.CancelledError
             return outcome
         except asyncio.CancelledError as error:
-            by_us, self._effect_cancelled = self._effect_cancelled, False
-            if by_us and task.uncancel() <= before:
+            if self.cancel_requests.from_outside:
+                raise
+            if self._effect_cancelled:
                 return self._cancelled_outcome()
             if being_cancelled():
                 raise
@@ -502,8 +502,9 @@ class Driver:
             return self._exception_outcome(state, error)
         finally:
             self._task = None
-            if self._effect_cancelled:  # the effect suppressed the cancellation, or ended at the same time
+            if self._effect_cancelled:
                 self._effect_cancelled = False
+                self.cancel_requests.own -= 1
                 task.uncancel()
 
     def _external_outcome(self) -> Outcome:
@@ -665,7 +666,8 @@ def _check_move(monitor: Monitor, context: Context, decision: Decision, outcome:
     context.warn(str(mismatch))
 
 
-def _current_task() -> asyncio.Task[Any]:
+def current_task() -> asyncio.Task[Any]:
+    """The task that this code runs in."""
     return cast("asyncio.Task[Any]", asyncio.current_task())
 
 

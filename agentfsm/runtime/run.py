@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
@@ -18,10 +18,10 @@ from agentfsm.loop.prompts import prompt_message, prompt_text, without_memory
 from agentfsm.loop.state import NO_DETAILS, RunDetails, RunState
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.context import AgentConfig
-from agentfsm.runtime.driver import Driver, RunRequest
+from agentfsm.runtime.driver import Driver, RunRequest, current_task
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run_context import Deps, Output, check_deps
-from agentfsm.runtime.timeout import being_cancelled
+from agentfsm.runtime.timeout import CancelRequests, being_cancelled
 
 if TYPE_CHECKING:
     from agentfsm.journal.records import Record
@@ -69,7 +69,7 @@ class Run(Generic[Deps, Output]):
         self._driver = Driver(config, run_state, request)
         self._load = load
         self._load_failed = False
-        self._events = _EventQueue()
+        self._events: _EventQueue | None = None  # of a run that is iterated
         self._step: asyncio.Task[None] | None = None
         self._consumer = _Consumer()
         self._exclusive = _ExclusiveUse(run_state.run_id)
@@ -219,7 +219,7 @@ class Run(Generic[Deps, Output]):
     # -- await ----------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, None, RunResult[Output]]:
-        yield from _advance(self, Driver.run_to_end).__await__()
+        yield from _advance(self, _run_to_end).__await__()
         return self.result
 
     # -- step -----------------------------------------------------------------------------------------
@@ -255,16 +255,22 @@ class Run(Generic[Deps, Output]):
         if self._load is not None:
             with self._exclusive:
                 await self.load()
-        self._driver.context.set_listener(self._events.put)
+        if self._events is None:
+            self._events = _EventQueue()
+        events = self._events
+        self._driver.context.set_listener(events.put)
         self._consumer.exclude_time(self._driver, self._step)
-        while not self._events:
+        while not events:
             if self.finished:
                 raise StopAsyncIteration
             with self._exclusive:  # a step runs as a task, so that its events arrive while it still awaits
                 if self._step is None:
+                    self._driver.cancel_requests = CancelRequests(current_task())
                     self._step = asyncio.create_task(self._driver.advance())
+                else:
+                    self._driver.cancel_requests.come_from(current_task())
                 try:
-                    await self._events.wait(self._step)
+                    await events.wait(self._step)
                 finally:
                     step = self._step
                     if step.done():
@@ -272,7 +278,7 @@ class Run(Generic[Deps, Output]):
                 if step.done():
                     await _await_step(step)
         self._consumer.since = self._config.host.clock.monotonic()
-        return self._events.popleft()
+        return events.popleft()
 
     # -- close ----------------------------------------------------------------------------------------
 
@@ -354,7 +360,7 @@ class _EventQueue(deque[Event]):
         try:
             await asyncio.wait({step, self._ready}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            step.cancel()
+            asyncio.get_running_loop().call_soon(step.cancel)  # once it has begun, so that the run ends
             await asyncio.wait({step})
             raise
 
@@ -397,17 +403,42 @@ class _ExclusiveUse:
         self._busy = False
 
 
-async def _advance(run: Run[Any, Any], advance: Callable[[Driver], Awaitable[_T]]) -> _T:
+async def _advance(run: Run[Any, Any], advance: Callable[[Driver], Coroutine[Any, Any, _T]]) -> _T:
+    """Advance a run in a task of its own: what user code does to the count of its cancellations stays there.
+
+    A cancellation of this task is passed on, and the run ends before it takes effect here.
+    """
+    with run._exclusive:  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
+        task = asyncio.create_task(_load_and_advance(run, advance, CancelRequests(current_task())))
+        try:
+            try:
+                await asyncio.sleep(0)  # it begins: one that is cancelled before that does not end the run
+            except asyncio.CancelledError:
+                task.cancel()
+                await asyncio.wait({task})
+                raise
+            return await task  # a cancellation of this task goes to that one
+        except GeneratorExit:  # this task was abandoned
+            task.cancel()
+            raise
+
+
+async def _load_and_advance(
+    run: Run[Any, Any], advance: Callable[[Driver], Coroutine[Any, Any, _T]], requests: CancelRequests
+) -> _T:
     """Advance a run in this task, after loading it and waiting for what iterating it has begun."""
-    exclusive, consumer = run._exclusive, run._consumer  # pyright: ignore[reportPrivateUsage]
-    with exclusive:
-        await run.load()
-        driver, step = run._driver, run._step  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
-        consumer.exclude_time(driver, step)
-        if step is not None:
-            run._step = None  # pyright: ignore[reportPrivateUsage]
-            await _await_step(step)
-        return await advance(driver)
+    await run.load()
+    driver, step = run._driver, run._step  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
+    run._consumer.exclude_time(driver, step)  # pyright: ignore[reportPrivateUsage]
+    if step is not None:
+        run._step = None  # pyright: ignore[reportPrivateUsage]
+        await _await_step(step)
+    driver.cancel_requests = requests
+    return await advance(driver)
+
+
+def _run_to_end(driver: Driver) -> Coroutine[Any, Any, None]:
+    return driver.advance(to_end=True)
 
 
 async def _run_step(driver: Driver) -> tuple[Decision, ...]:

@@ -15,7 +15,7 @@ from functools import partial
 from types import CoroutineType, coroutine
 from typing import Any, TypeVar, cast
 
-__all__ = ["CutOffError", "TimeLimitError", "Timeout", "being_cancelled", "reraise_cancellation"]
+__all__ = ["CancelRequests", "CutOffError", "TimeLimitError", "Timeout", "being_cancelled", "reraise_cancellation"]
 
 DEFAULT_GRACE_S = 2.0
 
@@ -33,9 +33,61 @@ _unclosable: list[object] = []
 """Abandoned coroutines that cannot be closed. They never run again, but dropping one would try to close it again."""
 
 
+class CancelRequests:
+    """The requests to cancel a task of a run that count: those of whoever waits for the task, and the run's own.
+
+    The task's own count says less, since user code changes it. A ``TaskGroup`` whose tasks fail cancels the task that
+    it is in, and before Python 3.13 it does not always take that back; nor does one that was abandoned.
+
+    Args:
+        waiting: The task that waits for it, or None.
+
+    Attributes:
+        own: How many the run itself has made.
+    """
+
+    __slots__ = ("_before", "_waiting", "own")
+
+    def __init__(self, waiting: asyncio.Task[Any] | None = None) -> None:
+        self._waiting = waiting
+        self._before = 0 if waiting is None else waiting.cancelling()
+        self.own = 0
+
+    def come_from(self, waiting: asyncio.Task[Any]) -> None:
+        """From now on, another task may be the one that waits.
+
+        Args:
+            waiting: That task.
+        """
+        if waiting is not self._waiting:
+            self._waiting, self._before = waiting, waiting.cancelling()
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether the task that waits is being cancelled."""
+        return self._waiting is not None and self._waiting.cancelling() > self._before
+
+    def apply_to(self, task: asyncio.Task[Any] | None) -> None:
+        """Let a task be cancelled by these requests alone, until it is forgotten."""
+        _requests[task] = self
+
+    @staticmethod
+    def forget(task: asyncio.Task[Any] | None) -> None:
+        """End ``apply_to`` for a task."""
+        del _requests[task]
+
+
+_requests: dict[asyncio.Task[Any] | None, CancelRequests] = {}
+"""What cancels the tasks in which runs advance now, even if user code suppresses it. Any other is cancelled by whatever
+increases its count."""
+
+
 def being_cancelled() -> bool:
     """Whether the current task is being cancelled; if not, a ``CancelledError`` is an ordinary error of user code."""
     task = asyncio.current_task()
+    requests = _requests.get(task)
+    if requests is not None and (requests.own > 0 or requests.from_outside):
+        return True
     return task is not None and task.cancelling() > 0
 
 
@@ -137,7 +189,7 @@ class Timeout:
         limit = loop.time() + seconds
         self._expired = self._abandoned = False
         self._cut_off_because = None
-        self._task, self._cancelling = task, task.cancelling()
+        self._task, self._cancelling, interrupted = task, task.cancelling(), False
         steps: Any = self._keep_value(inner)
         value: T
         try:
@@ -157,7 +209,7 @@ class Timeout:
                     _close(steps, inner)
                     raise
                 except asyncio.CancelledError as cancellation:
-                    error = cancellation
+                    error, interrupted = cancellation, True
                     self._start_grace()
                 except BaseException as refused:  # by the task: something that cannot be awaited
                     error = refused
@@ -165,20 +217,21 @@ class Timeout:
                     _close(steps, inner)
                     raise cast("BaseException", error)
                 waiting = next(steps, _ENDED) if error is None else _throw(steps, error)
-                if self._in_grace and task.cancelling() <= self._cancelling:  # a timeout inside the coroutine: handled
-                    self._end_grace()
+                if self._in_grace and not self._requested and not self._is_cancelled_by_others(task):
+                    self._end_grace()  # a timeout or a task group inside the coroutine, which has handled it
             value = self._take_value()
             return value
         except asyncio.CancelledError as error:
-            if self._requested and task.cancelling() - self._requested <= self._cancelling:  # nobody else cancels it
+            if self._requested and not self._is_cancelled_by_others(task):
                 if self._cut_off_because is not None:
                     raise CutOffError(self._cut_off_because) from error
                 raise TimeLimitError(seconds, self._describe_abandonment()) from error
+            interrupted = False  # it lets a cancellation through, whoever requested it
             raise
         finally:
             self._task = None
-            if self._requested:
-                self._withdraw(task)
+            if self._requested or interrupted:
+                self._withdraw(task, interrupted)
 
     def cut_off(self, reason: str) -> None:
         """End the current await now, as if its time were up; one that is ending already is left alone.
@@ -280,14 +333,29 @@ class Timeout:
             self._expired = True
             self._request(task)
 
+    def _is_cancelled_by_others(self, task: asyncio.Task[Any]) -> bool:
+        requests = _requests.get(task)
+        if requests is None:
+            return task.cancelling() - self._requested > self._cancelling
+        return requests.own > self._requested or requests.from_outside
+
     def _request(self, task: asyncio.Task[Any]) -> None:
         self._requested += 1
+        if (requests := _requests.get(task)) is not None:
+            requests.own += 1
         task.cancel()
 
-    def _withdraw(self, task: asyncio.Task[Any]) -> None:
+    def _withdraw(self, task: asyncio.Task[Any], handled: bool) -> None:
+        """Take back what was requested, and what is left in the count by a coroutine that has handled its end."""
+        requests = _requests.get(task)
+        if requests is not None:
+            requests.own -= self._requested
         while self._requested:
             self._requested -= 1
             task.uncancel()
+        if handled and requests is not None and not self._is_cancelled_by_others(task):
+            while task.cancelling() > self._cancelling:
+                task.uncancel()
 
 
 def _wake(future: asyncio.Future[None], _: object) -> None:

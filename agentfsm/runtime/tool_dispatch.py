@@ -26,7 +26,7 @@ from agentfsm.runtime.approval import check_approval, request_about
 from agentfsm.runtime.context import AgentConfig, Context
 from agentfsm.runtime.output_validators import AnswerRefusedError, validate_answer
 from agentfsm.runtime.permissions import policies_of
-from agentfsm.runtime.timeout import Timeout
+from agentfsm.runtime.timeout import CancelRequests, Timeout
 from agentfsm.runtime.tool_channel import CallChannel, ToolWaits
 from agentfsm.runtime.tool_execution import failed_result, run_call, run_delegation, validate_call
 from agentfsm.runtime.tools import (
@@ -326,22 +326,26 @@ async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: lis
         BaseException: The first exception that is not a result (cancellation, a store that fails); it cancels the
             other calls.
     """
-    share = _budget_share(context, ready)
+    share, run_task = _budget_share(context, ready), asyncio.current_task()
     try:
         async with asyncio.TaskGroup() as group:
             for number, (call, attempt) in enumerate(zip(ready, attempts, strict=True), 1):
-                group.create_task(_run_beside_others(context, call, attempt, share))
+                group.create_task(_run_beside_others(context, call, attempt, share, run_task))
                 if number % CALLS_STARTED_TOGETHER == 0:
                     await asyncio.sleep(0)
     except BaseExceptionGroup as errors:  # as a single call would raise it
         raise errors.exceptions[0] from None
 
 
-async def _run_beside_others(context: Context, call: _ReadyCall, attempt: int, share: BudgetShare) -> None:
-    timer = Timeout(context.timeout.grace_s)
+async def _run_beside_others(
+    context: Context, call: _ReadyCall, attempt: int, share: BudgetShare, run_task: asyncio.Task[Any] | None
+) -> None:
+    timer, requests, task = Timeout(context.timeout.grace_s), CancelRequests(run_task), asyncio.current_task()
+    requests.apply_to(task)
     try:
         await _run_one(context, *call, attempt, share, timer)
     finally:
+        requests.forget(task)
         timer.close()
 
 

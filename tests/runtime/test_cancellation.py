@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from agentfsm import (
     Agent,
+    AgentGuardrails,
     Allow,
     Event,
     Message,
@@ -488,5 +490,227 @@ def test_a_second_cancellation_during_the_first_leaves_a_run_that_can_be_awaited
             await task
         free.set()
         assert_cancelled(await run, "the task was cancelled")
+
+    run_async(scene)
+
+
+# -- what user code does to the count of its task -------------------------------------------------------
+
+
+async def fail_soon(error: Exception) -> None:
+    await asyncio.sleep(0)
+    raise error
+
+
+async def failing_group() -> None:
+    """A group that fails after its block has ended: before Python 3.13 its task remains as if it were cancelled."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fail_soon(ValueError("of the group")))
+
+
+async def use_by(run: Run, how: str) -> None:
+    if how != "step":
+        await use(run, how)
+    while not run.finished:
+        await run.step()
+
+
+def count_cancellations() -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling()
+
+
+USES = pytest.mark.parametrize("how", ["await", "iterate", "step"])
+
+
+@USES
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_task_group_that_fails_in_a_tool_is_a_failure_of_the_tool(how, parallel):
+    @tool(parallel=parallel)
+    async def group() -> str:
+        await failing_group()
+        return ""
+
+    async def play(run: Run) -> None:
+        await use_by(run, how)
+        assert count_cancellations() == 0
+        assert run.result.ok
+        results = [m for m in run.result.messages if m.role == "tool"]
+        assert [("ExceptionGroup" in m.content, m.is_error) for m in results] == [(True, True)] * 3
+
+    with_scripted_run(play, [call("group"), call("group")], call("group"), "done", tools=[group])
+
+
+@USES
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_tool_that_handles_the_failure_of_its_group_goes_on(how, parallel):
+    # longer than a cancelled tool would have to end
+    @tool(parallel=parallel)
+    async def group(n: int) -> str:
+        with pytest.raises(ExceptionGroup):
+            await failing_group()
+        await asyncio.sleep(0.05)
+        return f"went on {n}"
+
+    async def play(run: Run) -> None:
+        await use_by(run, how)
+        assert [m.content for m in run.result.messages if m.role == "tool"] == ["went on 1", "went on 2"]
+
+    limits = AgentGuardrails(cancel_grace_s=0.01)
+    script = [call("group", n=1), call("group", n=2)], "done"
+    with_scripted_run(play, *script, tools=[group], guardrails=limits)
+
+
+@USES
+@pytest.mark.parametrize("parallel", [False, True])
+def test_the_time_limit_of_a_tool_holds_after_its_group_has_failed(how, parallel):
+    @tool(timeout=0.05, parallel=parallel)
+    async def group(n: int) -> str:
+        with pytest.raises(ExceptionGroup):
+            await failing_group()
+        await asyncio.Event().wait()
+        return ""
+
+    async def play(run: Run) -> None:
+        await use_by(run, how)
+        assert run.result.ok
+        assert count_cancellations() == 0
+        results = [m.content for m in run.result.messages if m.role == "tool"]
+        assert len(results) == 2
+        assert all("timed out after 0.05 s" in text for text in results)
+
+    with_scripted_run(play, [call("group", n=1), call("group", n=2)], "done", tools=[group])
+
+
+@USES
+def test_a_group_that_is_abandoned_at_the_time_limit_does_not_cancel_the_run(how):
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                if closing:
+                    raise
+
+    closing: list[bool] = []
+
+    @tool(timeout=0.01)
+    async def group() -> str:
+        async with asyncio.TaskGroup() as tasks:
+            left.append(tasks.create_task(stubborn()))
+            tasks.create_task(fail_soon(ValueError("of the group")))
+        return ""
+
+    left: list[asyncio.Task[None]] = []
+
+    async def play(run: Run) -> None:
+        await use_by(run, how)
+        closing.append(True)
+        left[0].cancel()
+        await asyncio.wait(left)
+        assert run.result.ok
+        assert count_cancellations() == 0
+        assert "was abandoned" in run.result.messages[-2].content
+
+    limits = AgentGuardrails(cancel_grace_s=0.01)
+    with_scripted_run(play, call("group"), "done", tools=[group], guardrails=limits)
+
+
+def test_a_hook_whose_group_fails_does_not_disturb_the_group_of_a_tool():
+    @hook("call_llm", fail_open=True)
+    async def group_of_hook(context: Any) -> None:
+        await failing_group()
+
+    @tool
+    async def group() -> str:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail_soon(ValueError("of the tool")))
+            await asyncio.Event().wait()
+        return ""
+
+    async def play(run: Run) -> None:
+        result = await run
+        assert "ExceptionGroup" in result.messages[-2].content
+        assert count_cancellations() == 0
+
+    with_scripted_run(play, call("group"), "done", tools=[group], hooks=[group_of_hook])
+
+
+@USES
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_cancellation_from_outside_counts_at_the_same_time_as_one_of_a_group(how, parallel):
+    tasks: list[asyncio.Task[None]] = []
+
+    async def cancel_the_run_and_fail() -> None:
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        raise ValueError("of the group")
+
+    @tool(parallel=parallel)
+    async def group(n: int) -> str:
+        with suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(cancel_the_run_and_fail())
+        return "suppressed"
+
+    async def play(run: Run) -> None:
+        tasks.append(asyncio.create_task(use_by(run, how)))
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]
+        assert_cancelled(run.result, "the task was cancelled")
+
+    with_scripted_run(play, [call("group", n=1), call("group", n=2)], "done", tools=[group])
+
+
+@USES
+def test_a_cancellation_from_outside_that_a_tool_suppresses_stands(how):
+    started = asyncio.Event()
+
+    @tool
+    async def suppressing() -> str:
+        started.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return "as if nothing had happened"
+
+    async def play(run: Run) -> None:
+        task = asyncio.create_task(use_by(run, how))
+        await started.wait()
+        task.cancel("from outside")
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert_cancelled(run.result, "the task was cancelled")
+
+    with_scripted_run(play, call("suppressing"), "done", tools=[suppressing])
+
+
+@USES
+def test_a_run_that_is_cancelled_before_its_first_effect_has_ended(how):
+    async def play(run: Run) -> None:
+        task = asyncio.create_task(use_by(run, how))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert run.finished
+
+    run_async(lambda: play(Agent(Stalling()).run("go")))
+
+
+def test_a_run_whose_coroutine_is_closed_leaves_no_task():
+    model = Stalling()
+
+    async def scene() -> None:
+        run = Agent(model).run("go")
+        steps = run.__await__()
+        next(steps)
+        await model.asked.wait()
+        next(steps)
+        steps.close()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert run.finished
 
     run_async(scene)
