@@ -12,6 +12,7 @@ import pytest
 
 from agentfsm import (
     Agent,
+    Allow,
     ConfigurationError,
     Failure,
     FailureKind,
@@ -34,6 +35,7 @@ from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import StateSpec, Transition
 from agentfsm.testing import (
     GuardExamples,
+    ModelTurn,
     NoExampleError,
     PathDivergence,
     PathDivergenceError,
@@ -50,6 +52,7 @@ from agentfsm.testing import (
     paths,
 )
 from agentfsm.testing.path_generation import Path, small_guardrails
+from agentfsm.testing.simulation import RUN_TOOL
 from tests.helpers.graphs import reference_loop
 
 
@@ -492,7 +495,7 @@ def test_paths_take_the_rows_of_the_control_tools_that_an_agent_is_given(tools: 
     assert {row for each in driver.undriven_rows() for row in each.rows} & control == missing
 
 
-def test_rules_hooks_and_tools_get_the_dependencies_on_paths() -> None:
+def test_rules_hooks_and_tools_get_the_dependencies_of_simulated_runs() -> None:
     seen: list[str] = []
 
     def expensive(arguments: dict[str, Any], context: HookContext[str]) -> bool:
@@ -510,8 +513,15 @@ def test_rules_hooks_and_tools_get_the_dependencies_on_paths() -> None:
         seen.append(f"hook {context.deps}")
 
     agent = Agent(ScriptedModel(), tools=[pay], hooks=[look], deps_type=str)
-    driver = WitnessDriver(agent, tools="real", deps="Ann")
-    approved = [p for p in paths(agent, "transitions") if any(r.id == "suspended.approval_decided" for r in p.rows)]
-    for path in approved:
-        driver.run(path).check()
-    assert set(seen) == {"rule Ann", "tool Ann", "hook Ann"}
+    scenario = Scenario(
+        model_turns=[ModelTurn(call("pay", usd=7))], tool_results=[RUN_TOOL], human_replies=[{"approval": Allow()}]
+    )
+    for from_records in (False, True):
+        seen.clear()
+        result = Simulator(agent, deps="Ann", from_records=from_records).run_sync(scenario)
+        assert "suspended.approval_decided" in result.ids
+        assert set(seen) == {"rule Ann", "tool Ann", "hook Ann"}
+    seen.clear()
+    plain = Agent(ScriptedModel(), tools=[tool(requires_approval=True)(pay.function)], hooks=[look], deps_type=str)
+    assert WitnessDriver(plain, tools="real", deps="Bob").check_tools()
+    assert {"tool Bob", "hook Bob"} == set(seen)
