@@ -250,17 +250,45 @@ def _shape(body: dict[str, Any]) -> str:
     return repr((kinds, bool(body.get("tools"))))
 
 
+def _has_tool_turn(body: dict[str, Any]) -> bool:
+    return any(m["role"] == "tool" for m in body["messages"])
+
+
+def _has_two_calls(body: dict[str, Any]) -> bool:
+    return any(len(m.get("tool_calls") or ()) > 1 for m in body["messages"])
+
+
+def _has_parameter_without_type(body: dict[str, Any]) -> bool:
+    schemas = [each["function"]["parameters"]["properties"] for each in body.get("tools") or ()]
+    return any("type" not in value for schema in schemas for value in schema.values())
+
+
+KNOWN: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
+    "google-gemma-2-2b-it": ("Conversation roles must alternate", _has_tool_turn),
+    **{
+        f"meta-llama-Llama-{each}-Instruct": ("only supports single tool-calls at once", _has_two_calls)
+        for each in ("3.1-8B", "3.2-3B", "3.3-70B")
+    },
+    "ByteDance-Seed-OSS": ("Cannot perform operation in on undefined values", _has_parameter_without_type),
+}
+"""What a template refuses whether or not something was recovered: turns with tools; two calls in one reply; and, by an
+error of llama.cpp that jinja2 does not have, a parameter of several types."""
+
+
 @pytest.mark.servers
 @pytest.mark.timeout(7200)  # the first time, the server is built
 def test_llama_server_renders_it_with_every_template_that_it_ships(tmp_path: Path) -> None:
-    bodies = {_shape(body): json.dumps(body) for body in _bodies()}  # one of each order of messages
-    refused: dict[str, str] = {}
+    bodies = {_shape(body): body for body in _bodies()}  # one of each order of messages
+    refused: list[str] = []
     with httpx.Client(trust_env=False, timeout=60) as client:
         for template in shipped_templates():
+            text, expected = KNOWN.get(template.stem, ("", lambda body: False))
             with run_llama_server(tmp_path, template) as server:
-                for body in bodies.values():
-                    answer = client.post(f"{server.url}/apply-template", content=body)
-                    if not answer.is_success or "Look around." not in answer.json()["prompt"]:
-                        refused[template.stem] = f"{answer.text[:300]} for {body[:600]}"
+                for shape, body in bodies.items():
+                    answer = client.post(f"{server.url}/apply-template", json=body)
+                    if answer.is_success and "Look around." in answer.json()["prompt"]:
+                        continue
+                    if not (expected(body) and text in answer.text):
+                        refused.append(f"{template.stem}: {answer.text[-300:]} for {shape[:600]}")
                         break
-    assert refused == {}
+    assert refused == []
