@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from agentfsm.errors import RunError
 from agentfsm.loop.event_json import EVENT_TEXTS
@@ -59,8 +59,8 @@ class EventFilter:
         """The same for what a tool says about its progress: a ``message`` that is a text, not a reply's object."""
         if isinstance(message := event.get("message"), str):
             return {**event, "message": self._withholder.clean_text(message)}
-        inner: Any = event.get("event")
-        return {**event, "event": self._clean_message(inner)} if isinstance(inner, dict) else event
+        inner = event.get("event")
+        return {**event, "event": self._clean_message(cast("Any", inner))} if isinstance(inner, dict) else event
 
     def filter_pieces(self, receive: Callable[[str], None]) -> PieceFilter:
         """What withholds the secrets that are known now from a text that comes in pieces.

@@ -229,6 +229,13 @@ def test_the_model_is_written_for_spin(cli: Cli, tmp_path: Path) -> None:
     assert "c_iterations >= 2" in text
 
 
+def test_the_properties_that_are_asked_for_are_written_for_spin(cli: Cli, tmp_path: Path) -> None:
+    cli("check", "--needs-approvals", "pay=1", "--never-after", "call_llm:runaway", "--promela", "loop.pml")
+    text = (tmp_path / "loop.pml").read_text()
+    assert "ltl property_1 { [](p_1 != 2) } /* never call_llm after runaway */" in text
+    assert "ltl property_2 { [](p_2 != 2) } /* no effect of pay before 1 approval */" in text
+
+
 def test_declared_properties_can_hold(cli: Cli) -> None:
     result = cli("check", "--never-after", "dispatch_tool:output_truncated:pre_step", "--output", "nothing.svg")
     assert result.exit_code == 0
