@@ -198,8 +198,8 @@ MUTANTS = (
     Mutant(
         "a run has two owners",
         "agentfsm/journal/sqlite/sqlite_store.py",
-        "        if current is not None:\n            raise StaleLease",
-        "        if False:\n            raise StaleLease",
+        "            if current is not None:\n                raise StaleLease",
+        "            if False:\n                raise StaleLease",
         STORES,
     ),
     Mutant(
