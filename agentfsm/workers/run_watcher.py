@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
+from dataclasses import replace
 
 from agentfsm.errors import AgentfsmError, StoreError
+from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.store import Store
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
 from agentfsm.workers.sweep import is_cut_off, stale_action
@@ -24,6 +26,9 @@ WAKE_AGAIN_S = 10.0
 
 LOOK_EVERY_S = 30.0
 """Seconds between two looks at what nobody has acted on, what is set aside for a while, and what can be forgotten."""
+
+OVERLOOKED_EVERY_S = 300.0
+"""Seconds between two searches for requests that expired and have no timer."""
 
 LISTEN_AGAIN_S = 1.0
 """Seconds to wait before answers are listened for again after an error."""
@@ -88,6 +93,7 @@ class RunWatcher:
         """Look for what workers and programs that died have left, until cancelled."""
         loop = asyncio.get_running_loop()
         settled = looked = loop.time()
+        searched = float("-inf")
         while True:
             try:
                 await self._wake_cut_off_runs()
@@ -101,9 +107,27 @@ class RunWatcher:
                     for signal in await self._store.signals.pending():
                         await self._wake_signalled_run(signal.run_id)
                     looked = loop.time()
+                if loop.time() - searched >= OVERLOOKED_EVERY_S:
+                    await self._wake_expired_runs()
+                    searched = loop.time()
             except StoreError as error:  # the next sweep tries again
                 logger.warning("the store or the queues cannot be searched: %s", error)
             await asyncio.sleep(self._settings.sweep_s)
+
+    async def _wake_expired_runs(self) -> None:
+        """Wake the runs whose request has expired and has no timer: they began to wait in a program of yours."""
+        query = RunQuery(status="suspended", parent="", limit=500)
+        while True:
+            page = await self._store.find_runs(query)
+            for info in page.runs:
+                if info.expires is None or info.expires > time.time():
+                    continue
+                head, served = await self._store.head(info.run_id), await self._agent_of(info.run_id)
+                if head is not None and served is not None:
+                    await self._waker.wake(Activation(info.run_id, head.epoch, served.queue, is_timer=True))
+            if not page.next:
+                return
+            query = replace(query, after=page.next)
 
     async def _wake_cut_off_runs(self) -> None:
         """Wake the runs that were left by their owner, if this worker can go on with them."""

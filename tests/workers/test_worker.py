@@ -11,8 +11,20 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, ConfigurationError, MemoryStore, RunContext, Runs, open_store
-from agentfsm.testing import ScriptedModel
+from agentfsm import (
+    Agent,
+    Approval,
+    ConfigurationError,
+    Host,
+    MemoryStore,
+    RunContext,
+    Runs,
+    UserInputRequested,
+    open_store,
+    tool,
+)
+from agentfsm.agent.config import with_host
+from agentfsm.testing import ScriptedModel, call
 from agentfsm.workers import Worker, WorkerMetrics, WorkerSettings, open_waker
 from agentfsm.workers.health import serve_health
 from agentfsm.workers.spend_limits import SpendLimits
@@ -180,6 +192,30 @@ def test_a_run_over_a_spend_limit_is_not_started_until_the_limit_is_free_again(
                 await until(is_finished)
                 reached.clear()
             assert await waker.list_set_aside() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_request_of_another_program_that_expired_is_found(tmp_path: Path) -> None:
+    @tool(requires_approval=Approval(validity_s=0.01))
+    def refund(order: int) -> str:
+        """Refund an order."""
+        return "refunded"
+
+    agent = Agent(ScriptedModel([call("refund", order=7)]), tools=[refund])
+
+    async def scenario() -> None:
+        async with open_store(tmp_path / "runs.db") as store:
+            mine = agent.with_config(with_host(agent.config, Host(store=store, secret=SECRET)))
+            waiting = await mine.run("Refund order 7.")
+            assert isinstance(waiting.outcome, UserInputRequested)
+        async with working(tmp_path, support=agent) as (runs, _, _):
+
+            async def is_finished() -> bool:
+                return (await runs.get(waiting.run_id)).info.status == "finished"
+
+            await until(is_finished)
+            assert (await runs.get(waiting.run_id)).info.ending == "cancelled"
 
     asyncio.run(scenario())
 
