@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -257,6 +259,40 @@ def test_a_limit_is_extended_by_the_amount_that_is_given(browser: Any, store: An
         has_text(page.locator(".about"), "completed")
         assert events == []
     assert decisions(store, "limit") == [("mia", "text", True)]
+
+
+def test_a_run_in_progress_is_cancelled_from_its_page(browser: Any, store: Any) -> None:
+    started, released = threading.Event(), threading.Event()
+
+    @tool
+    def work() -> str:
+        """Work."""
+        started.set()
+        released.wait(60)
+        return "worked"
+
+    def play() -> Any:
+        agent = Agent(ScriptedModel([call("work"), "done"]), tools=[work], host=Host(store=store, secret=SECRET))
+        return agent.run_sync("Work.", run_id="works")
+
+    with (
+        served(agentfsm.viewer.app(store, secret=SECRET, authenticate=by_header)) as site,
+        site_page(browser, site, headers={"who": "mia"}) as (page, events),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        done = pool.submit(play)
+        try:
+            assert started.wait(30)
+            page.goto("/run?id=works")
+            page.get_by_role("button", name="Cancel the run…").click()
+            page.get_by_label("Why").fill("no longer needed")
+            page.get_by_role("button", name="Cancel the run", exact=True).click()
+            has_text(page.locator(".about"), "cancelled")
+            has_count(page.get_by_role("button", name="Cancel the run…"), 0)
+        finally:
+            released.set()
+        assert not done.result(30).ok
+        assert events == []
 
 
 def test_without_an_agent_an_answer_waits_for_the_process_that_has_it(browser: Any, store: Any) -> None:

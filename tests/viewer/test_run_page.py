@@ -129,6 +129,17 @@ def test_sub_agents_are_nested_and_link_to_their_runs(browser: Any, site: str) -
         assert events == []
 
 
+def test_how_a_run_would_have_gone_under_another_preset_is_a_click_away(browser: Any, site: str) -> None:
+    with site_page(browser, site) as (page, events):
+        opened(page, "/run?id=whole")
+        page.get_by_role("link", name="How it would have gone under another preset").click()
+        page.get_by_text("Under strict").first.wait_for()
+        page.goto("/run?id=waits")
+        page.get_by_role("link", name="Answer it in the inbox").click()
+        has_count(page.locator("article[data-run=waits]"), 1)
+        assert events == []
+
+
 def test_the_parts_of_a_report_are_there_when_they_are_opened(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         opened(page, "/run?id=whole")

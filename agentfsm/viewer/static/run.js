@@ -1,6 +1,6 @@
 /** One run: its picture, its ledger, and everything about each step; followed live. */
 
-import {duration, el, facts, follow, get, getText, markup, money, notice, runAddress, said, start, statusBadge, time, words} from './common.js';
+import {address, duration, el, facts, follow, get, getText, markup, money, notice, post, runAddress, said, session, start, statusBadge, time, words} from './common.js';
 import {Picture} from './picture.js';
 import {stepDetail} from './step_detail.js';
 import {VirtualList} from './virtual_list.js';
@@ -89,6 +89,25 @@ const tree = (runs) => el('ul', {className: 'tree'}, runs.map((run) => el('li', 
   el('small', {className: 'note'}, duration(Math.max(0, run.updated - run.started)), run.cost ? `, ${money(run.cost)}` : ''),
   run.runs.length ? tree(run.runs) : '')));
 
+/** What can be done about a run: it is compared and answered on other pages, and cancelled here. */
+function actions(run, {actor, only_run: only}, cancelled) {
+  const reason = el('textarea', {rows: 2});
+  const form = el('form', {hidden: true, 'aria-label': 'Cancel the run', onsubmit: async (event) => {
+    event.preventDefault();
+    try {
+      await post('inbox/cancel', {run: run.id, reason: reason.value});
+      form.hidden = true;
+      cancelled();
+    } catch (error) {
+      notice(error.message, 'error');
+    }
+  }}, el('label', {className: 'field'}, el('span', {className: 'name'}, 'Why'), reason), el('button', {type: 'submit', className: 'danger'}, 'Cancel the run'));
+  return [el('p', {className: 'bar'},
+    run.status === 'suspended' ? el('a', {href: address('inbox', {run: run.id})}, 'Answer it in the inbox') : '',
+    only ? '' : el('a', {href: address('compare', {a: run.id, preset: 'strict'})}, 'How it would have gone under another preset'),
+    actor && run.status !== 'finished' ? el('button', {type: 'button', onclick: () => { form.hidden = !form.hidden; reason.focus(); }}, 'Cancel the run\u2026') : ''), form];
+}
+
 await start(async (main) => {
   if (!id) throw new Error('the address names no run: open one from the list of runs');
   document.title = `Run ${id} - agentfsm`;
@@ -99,6 +118,15 @@ await start(async (main) => {
 
   let current = found, run = found.run, place = -1, only = '', places = null, pending = 0, shownStep = 0;
   const about = el('div', {className: 'about'}, summary(run, found)), live = el('p', {className: 'note live', role: 'status'});
+  const visitor = await session(), doable = el('div', {});
+  let doableFor = '';
+  const showActions = () => {
+    const status = `${run.status} ${run.parent}`;
+    if (status === doableFor) return;
+    doableFor = status;
+    doable.replaceChildren(...(run.parent ? [] : actions(run, visitor, () => notice('Cancelled: the run ends as soon as the process that runs it, or one that has its agent, acts on it.'))));
+  };
+  showActions();
   const ledger = new Ledger(() => list.renew());
   const at = (which) => (places ? places[which] : which);
   const list = new VirtualList('Moves of the run', (which) => row(at(which)), (which) => go(which),
@@ -192,6 +220,7 @@ await start(async (main) => {
     run = told.run ?? run;
     const added = told.moves ? ledger.add(told) : 0;
     about.replaceChildren(summary(run, current));
+    showActions();
     if (!added) return;
     if (places) places.push(...ledger.moves.slice(-added).flatMap((move, place) => (ledger.kinds[move.kind].id === only ? [ledger.moves.length - added + place] : [])));
     list.count = places ? places.length : ledger.moves.length;
@@ -227,7 +256,7 @@ await start(async (main) => {
   }
 
   ledger.add(found);
-  main.append(about, live,
+  main.append(about, doable, live,
     el('div', {className: 'panes'},
       el('section', {className: 'pane', 'aria-label': 'Picture'}, el('h2', {}, 'The path of the run'), picture.element),
       el('section', {className: 'pane', 'aria-label': 'Ledger'}, el('h2', {}, 'Ledger of moves'),
