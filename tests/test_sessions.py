@@ -287,7 +287,7 @@ def test_a_secret_of_an_earlier_run_is_withheld_in_later_ones():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("bad", ["", " ", " a", "a\nb", "a  b", "x" * 201, 7])
+@pytest.mark.parametrize("bad", ["", " ", " a", "a\nb", "a  b", "x" * 201, "a\0b", "\ud800", 7])
 def test_an_id_by_which_no_run_would_be_found_is_refused(bad: Any):
     agent, _ = agent_of()
     with pytest.raises(RunError, match="session_id"):

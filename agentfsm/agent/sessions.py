@@ -329,9 +329,10 @@ def _valid_id(session_id: object) -> str:
     """
     if not isinstance(session_id, str):
         raise RunError(f"session_id is a string, not {type(session_id).__name__}")
-    if not session_id or len(session_id) > MAX_ID_LETTERS or session_id != " ".join(session_id.split()):
+    plain = session_id.isprintable() and session_id == " ".join(session_id.split())
+    if not session_id or len(session_id) > MAX_ID_LETTERS or not plain:
         raise RunError(
-            f"session_id {session_id[:MAX_ID_LETTERS]!r} must have 1 to {MAX_ID_LETTERS} letters on one line, without "
+            f"session_id {session_id[:MAX_ID_LETTERS]!r} must have 1 to {MAX_ID_LETTERS} printable letters, without "
             "spaces at its ends or two in a row"
         )
     return session_id
