@@ -148,7 +148,7 @@ class SqliteMaintenance:
         return "another program has the store open: until it closes it, the file may have what was deleted"
 
 
-_BATCH = 20
+_BATCH = 5
 """How many runs are purged in one transaction: the event loop waits while the statements run."""
 
 
