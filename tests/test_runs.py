@@ -183,5 +183,9 @@ def test_without_its_packages_the_store_on_postgresql_names_the_extra(monkeypatc
     monkeypatch.setitem(sys.modules, "psycopg", None)
     from agentfsm.journal.postgres import PostgresStore
 
-    with pytest.raises(MissingExtraError, match=r"agentfsm\[postgres\]"):
-        PostgresStore("postgresql://localhost/shop")
+    try:
+        with pytest.raises(MissingExtraError, match=r"agentfsm\[postgres\]"):
+            PostgresStore("postgresql://localhost/shop")
+    finally:  # the tests after this one get the store itself
+        for name in [name for name in sys.modules if name.startswith("agentfsm.journal.postgres")]:
+            del sys.modules[name]
