@@ -115,7 +115,7 @@ async def needs_rebuild(store: Store, head: Head) -> bool:
 
 def _differences(listed: RunInfo, records: Sequence[SealedRecord]) -> list[str]:
     """What a run is listed by that does not follow from its records."""
-    names, expected = list(_FROM_THE_START), first_info(listed.run_id, records[0])
+    names, expected = list[str](_FROM_THE_START), first_info(listed.run_id, records[0])
     if listed.status != "running" and not any(is_kind(record, "redaction") for record in records):
         try:
             expected = compute_run_info(listed.run_id, records, listed.status)

@@ -77,7 +77,7 @@ class SqliteMaintenance:
             Fact("size", f"{sum(map(_size, (self._path, _beside(self._path, '-wal')))):,} bytes"),
         ]
         if self._writer.owned_by_other_process():
-            facts.append(Fact("writer", "another process writes it; this one can only read"))
+            facts.append(Fact("writer", "another process writes it; commands write by way of that one"))
         if sqlite_schema.has_wal_bug():
             facts.append(
                 Fact(
