@@ -198,7 +198,7 @@ def small_disk() -> dict[str, Any]:
     if not _mount_small_disk(here, 1 << 20):
         return {"skipped": "no file system can be mounted here"}
     whole, told = run_all_lives("linear", [], None), Counter[str]()
-    for left in range(24, 240, 4):
+    for left in range(24, 400, 4):
         inside, ballast = temporary_folder(), here / "ballast"
         (inside / "runs.db").symlink_to(here / "runs.db")  # the other files of the world are outside
         ballast.write_bytes(bytes((1 << 20) - (left << 10)))

@@ -53,7 +53,28 @@ def link(page: Any) -> None:
     page.get_by_role("alert").wait_for()
 
 
-@pytest.mark.parametrize("show", [runs, run, inbox, link])
+def statistics(page: Any) -> None:
+    page.goto("/statistics")
+    page.wait_for_selector("figure.picture svg")
+    page.locator("summary").last.click()
+
+
+def compare(page: Any) -> None:
+    page.goto("/compare?a=whole&b=waits")
+    page.wait_for_selector(".pane:nth-child(2) figure svg")
+
+
+def what_if(page: Any) -> None:
+    page.goto("/what-if?limits=max_iterations%3D1")
+    page.wait_for_selector("table")
+
+
+def verification(page: Any) -> None:
+    page.goto("/verification")
+    page.wait_for_selector("table .badge")
+
+
+@pytest.mark.parametrize("show", [runs, run, inbox, link, statistics, compare, what_if, verification])
 def test_axe_finds_no_fault(browser: Any, site: str, show: Callable[[Any], None]) -> None:
     axe = install_package("axe-core", "4.14.1", "axe.min.js").read_text("utf-8")
     with site_page(browser, site, bypass_csp=True) as (page, _):

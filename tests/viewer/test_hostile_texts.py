@@ -105,6 +105,24 @@ def test_the_inbox_stands_hostile_texts(browser: Any, site: str) -> None:
         assert events == []
 
 
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/statistics", "figure.picture svg"),
+        ("/compare?a=every&b=waits", ".pane:nth-child(2) figure svg"),
+        ("/compare?a=every&preset=strict", ".pane figure svg"),
+        ("/what-if?preset=strict", "dl"),
+        ("/verification", "table .badge"),
+    ],
+)
+def test_what_is_added_up_and_compared_stands_hostile_texts(browser: Any, site: str, path: str, shown: str) -> None:
+    with site_page(browser, site) as (page, events):
+        page.goto(path)
+        page.wait_for_selector(shown)
+        is_unharmed(page)
+        assert events == []
+
+
 def test_what_the_server_says_is_data_and_no_page(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, _):
         for path in ("/api/runs", "/api/run?run=every", "/api/run/step?run=every&number=4", "/api/inbox"):

@@ -14,7 +14,7 @@ function rows(found) {
       : [el('a', {href: runAddress(run.id, run.seq)}, `record ${run.seq}`), ': ', el('code', {}, said(run.instead)), ' instead of ', el('code', {}, said(run.recorded))],
     run.error ? '' : run.new_ending ? [run.ends_differently ? el('strong', {}, ENDING(run.new_ending)) : ENDING(run.new_ending), ` (was ${ENDING(run.recorded_ending)})`]
       : said(run.unknown || 'not known'),
-    run.error ? '' : el('a', {href: address('compare', {a: run.id, preset: run.preset})}, 'compare'),
+    run.error ? '' : run.preset ? el('a', {href: address('compare', {a: run.id, preset: run.preset})}, 'compare') : '',
   ]);
 }
 
@@ -53,7 +53,7 @@ await start(async (main) => {
         list.replaceChildren(
           facts([['The same in every move', String(totals.same)], ['Other moves, the same ending', String(totals.alike)],
             ['Other moves, ending not known', String(totals.unknown)], ['Cannot be replayed', String(totals.failed)]]),
-          changed.length ? table('Runs that would go elsewhere', ['status', 'what was asked', 'started', 'first difference', 'would end', ''], rows(changed)) : '');
+          changed.length ? table('Runs that would go elsewhere', ['status', 'what was asked', 'started', 'first difference', 'would end', 'compare'], rows(changed)) : '');
       }
     } catch (error) {
       notice(error.message, 'error');
