@@ -18,7 +18,7 @@ from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.history import HistoryPolicy, KeepAll, KeepLast, Summarize, policy_to_json
 from agentfsm.loop.json_envelope import envelope_instructions
 from agentfsm.loop.model import Model, secrets_of
-from agentfsm.loop.outcomes import JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
+from agentfsm.loop.outcomes import RUN_CALLS
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.prompts import tool_notes
 from agentfsm.loop.recovery_policy import RecoveryPolicy
@@ -488,9 +488,10 @@ def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
             and (counter.limit not in AgentGuardrails.model_fields)
         ):
             raise GraphError(f"its limit {counter.limit!r} is no field of AgentGuardrails", counter.name)
-    for effect, outcome, tool in _requested_outcomes(tools):
+    for outcome, tool in _requested_outcomes(tools):
         for spec in graph.states:
-            if spec.effect is effect and not graph.takes(spec.name, outcome):
+            declared = spec.effect.on_request if isinstance(spec.effect, EffectSpec) else ()
+            if outcome in declared and not graph.takes(spec.name, outcome):
                 raise GraphError(
                     f"the tool {tool!r} may lead to {outcome!r} there, and no row of the state takes that",
                     spec.name,
@@ -509,18 +510,18 @@ def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
 _CONTROL_OUTCOMES = {"ask": "question_asked", "done": "declared_done", "unable": "declared_unable"}
 
 
-def _requested_outcomes(tools: Mapping[str, Tool]) -> Iterator[tuple[EffectSpec, str, str]]:
-    """What an agent's tools may lead to that a graph may lack rows for: the effect, the outcome and the tool."""
+def _requested_outcomes(tools: Mapping[str, Tool]) -> Iterator[tuple[str, str]]:
+    """What an agent's tools may lead to that a graph may lack rows for (``EffectSpec.on_request``), and the tool."""
     for tool in tools.values():
-        yield PARSE_REPLY, "tool_calls", tool.name
+        yield "tool_calls", tool.name
         if tool.control is not None:
-            yield JUDGE_RESULTS, _CONTROL_OUTCOMES[tool.control], tool.name
+            yield _CONTROL_OUTCOMES[tool.control], tool.name
         elif tool.ends_run:
-            yield JUDGE_RESULTS, "declared_done", tool.name
+            yield "declared_done", tool.name
         if tool.requires_approval or tool.secret or tool.delegate is not None or tool.asks:
-            yield RUN_CALLS, "approval_required", tool.name
+            yield "approval_required", tool.name
         if tool.delegate is not None or tool.asks:
-            yield JUDGE_RESULTS, "question_asked", tool.name
+            yield "question_asked", tool.name
 
 
 def _check_migrations(migrations: Sequence[Migration], graph: Graph) -> tuple[Migration, ...]:
