@@ -54,7 +54,8 @@ class SignalInbox:
             acted_on: The id of the signal that the run is resumed with, or an empty string.
         """
         self._hash_of, self._cancel, self._acted_on = hash_of, cancel, acted_on
-        loop, inbox = asyncio.get_running_loop(), weakref.ref(self)  # a lease that nobody holds must end at once
+        loop = asyncio.get_running_loop()
+        inbox: weakref.ref[SignalInbox] = weakref.ref(self)  # a lease that nobody holds must end at once
 
         def on_signal() -> None:
             if inbox() is not None:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import platform
 import secrets
 import socket
 import struct
@@ -80,7 +81,7 @@ def listen() -> tuple[socket.socket, str]:
         OSError: There can be none.
     """
     name = f"agentfsm-{secrets.token_hex(16)}"
-    address = f"{ABSTRACT}{name}" if sys.platform == "linux" else str(_private_folder() / name)
+    address = f"{ABSTRACT}{name}" if platform.system() == "Linux" else str(_private_folder() / name)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listening.bind(_as_bound(address))
@@ -195,7 +196,7 @@ def load_info(data: Message | None) -> RunInfo | None:
     if data is None:
         return None
     waiting = data["waiting_for"]
-    listed = {**data, "tags": tuple(data["tags"])}
+    listed: dict[str, Any] = {**data, "tags": tuple(data["tags"])}
     if waiting is not None:
         listed["waiting_for"] = WaitingFor(waiting["kind"], waiting["tool"], tuple(waiting["roles"]))
     return RunInfo(**listed)

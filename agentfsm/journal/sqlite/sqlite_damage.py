@@ -63,9 +63,9 @@ def find_row_damage(path: Path) -> list[Damage]:
     try:
         db.execute("BEGIN")  # a consistent snapshot, even while a run is being written
         runs = {int(number) for (number,) in db.execute(_SELECT_RUN_IDS)}
-        purged = (
-            {int(number) for (number,) in db.execute(_SELECT_PURGED)} if sqlite_schema.has_tombstones(db) else set()
-        )
+        purged: set[int] = set()
+        if sqlite_schema.has_tombstones(db):
+            purged = {int(number) for (number,) in db.execute(_SELECT_PURGED)}
         counts = db.execute(_COUNT_RECORDS_BY_RUN).fetchall()
         for number, count, first in counts:
             if number not in runs:

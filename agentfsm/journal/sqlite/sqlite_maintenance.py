@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -63,7 +63,7 @@ class SqliteMaintenance:
         self._writer.start()
 
     @asynccontextmanager
-    async def writable(self, store: Any) -> AsyncIterator[Any]:
+    async def writable(self, store: Any) -> AsyncGenerator[Any]:
         """The store itself, or what writes by way of the process that owns the file; see ``StoreMaintenance``."""
         async with self._turn.write() as owner:
             yield store if owner is None else OwnedStore(store, owner, self._select_row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 from agentfsm.errors import StoreLockedError
@@ -34,7 +34,7 @@ class SqliteTurn:
         self._users = 0
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[OwnerConnection | None]:
+    async def write(self) -> AsyncGenerator[OwnerConnection | None]:
         """Become the writer for a moment, unless this process is it, or connect to the process that is.
 
         Yields:
