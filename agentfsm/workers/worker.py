@@ -17,7 +17,7 @@ from typing import Any
 from agentfsm.agent.agent import Agent
 from agentfsm.errors import AgentfsmError, RunExistsError, StaleLease, StoreError
 from agentfsm.journal.load import StoredRequest, pending_request
-from agentfsm.journal.signals import read_signals
+from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import Run, advance, hand_over
@@ -41,6 +41,9 @@ SUBMIT_ATTEMPTS = 50
 
 LONGEST_SKEW_S = 60.0
 """Seconds for which a timer that came too early is waited for in the worker."""
+
+A_MOMENT_S = 0.001
+"""Seconds to wait longer than until a request expires: at that very time it can still be answered."""
 
 SPENT_AGAIN_S = 60.0
 """Seconds for which a run is set aside because of a spend limit, before that is checked again."""
@@ -183,8 +186,14 @@ class Worker:
             return await self._act_when_due(served, head)
         if head.status == "running" and (reason := await self._reason_to_set_aside(activation, head)):
             return await self._set_aside(activation, reason)
-        run = served.agent.resume(head.run_id) if head.status == "running" else None
-        return await self._drive(served, head.run_id, run or await served.agent.next_run(head.run_id))
+        if head.status == "running" and await self._cancellation(head.run_id) is None:
+            return await self._drive(served, head.run_id, served.agent.resume(head.run_id))
+        return await self._drive(served, head.run_id, await served.agent.next_run(head.run_id))
+
+    async def _cancellation(self, run_id: str) -> Signal | None:
+        """The cancellation that waits for a run, if one does."""
+        signals = await read_signals(self._store.signals, self._keyring, run_id)
+        return next((each for each in signals if each.kind == "cancel"), None)
 
     async def _reason_to_set_aside(self, activation: Activation, head: Head) -> str:
         attempts = attempts_without_progress(await self._store.records(head.run_id), head)
@@ -212,9 +221,8 @@ class Worker:
             tags=given.all_tags,
             metadata=given.metadata,
         )
-        for signal in await read_signals(self._store.signals, self._keyring, run_id):
-            if signal.kind == "cancel":  # while it was queued
-                run.cancel(signal.cancel_reason)
+        if (signal := await self._cancellation(run_id)) is not None:  # while it was queued
+            run.cancel(signal.cancel_reason)
         return await self._drive(served, run_id, run)
 
     async def _act_when_due(self, served: ServedAgent, head: Head) -> str:
@@ -223,13 +231,27 @@ class Worker:
         if request is None:
             return "outdated"
         clock = served.agent.config.host.clock
-        if (wait_s := _due_at(request) - clock.time()) > LONGEST_SKEW_S:
-            return "not due"
-        await clock.sleep(max(0.0, wait_s))  # the engine's clock may be a little ahead
-        now = clock.time()
-        if request.quorum is not None and request.quorum.is_due(now) and not request.has_expired(now):
-            return await self._drive(served, head.run_id, served.agent.resume(head.run_id))
-        return await self._drive(served, head.run_id, served.agent.dismiss(head.run_id, "nobody answered in time"))
+        while (wait_s := _due_at(request) - clock.time()) >= 0.0:  # the engine's clock may be a little ahead
+            if wait_s > LONGEST_SKEW_S:
+                return "not due"
+            await clock.sleep(wait_s + A_MOMENT_S)
+        if await self._has_moved(head):
+            return "outdated"
+        if (run := await served.agent.next_run(head.run_id)) is not None:  # it was answered in time
+            return await self._drive(served, head.run_id, run)
+        if request.has_expired(clock.time()):
+            run = served.agent.dismiss(head.run_id, "nobody answered in time")
+        else:
+            run = served.agent.resume(head.run_id)  # escalates it
+        await run.load()
+        if await self._has_moved(head):  # what was loaded may be another request
+            return "outdated"
+        return await self._drive(served, head.run_id, run)
+
+    async def _has_moved(self, head: Head) -> bool:
+        """Whether somebody has gone on with a run since its head was read."""
+        now = await self._store.head(head.run_id)
+        return now is None or (now.epoch, now.seq, now.owner) != (head.epoch, head.seq, head.owner)
 
     async def _drive(self, served: ServedAgent, run_id: str, run: Run[Any, Any] | None) -> str:
         """Advance a run until it has ended, waits for somebody, or the worker is to stop."""

@@ -1,0 +1,173 @@
+"""What a worker does about answers and cancellations that wait for a run when it is told to look at the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from agentfsm import Agent, Allow, Approval, Host, MemoryStore, Runs, tool
+from agentfsm.journal.signals import SealedSignal
+from agentfsm.journal.store import Store
+from agentfsm.runtime.run import advance, hand_over
+from agentfsm.testing import ScriptedModel, call
+from agentfsm.workers import Worker
+from agentfsm.workers.waker import Activation, Deliver, Waker
+from tests.helpers.stepped_clock import SteppedClock
+
+SECRET = b"the secret of this process, long enough"
+
+
+class HandWaker:
+    """As much of a ``Waker`` as is used here: activations are delivered by the test, whenever it likes."""
+
+    deliver: Deliver
+
+    def __init__(self) -> None:
+        self.served = asyncio.Event()
+
+    async def serve(self, queues: Any, deliver: Deliver) -> None:
+        self.queue, self.deliver = queues[-1], deliver
+        self.served.set()
+
+    async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
+        return not delay_s
+
+    async def was_put_back(self, activation: Activation) -> bool:
+        return False
+
+    async def unfinished(self, older_than_s: float) -> list[Any]:
+        return []
+
+    async def stop(self, grace_s: float) -> None:
+        pass
+
+
+class Scene:
+    """A store, its clock, and an agent whose tools ask before they act."""
+
+    def __init__(self) -> None:
+        self.store: Store = MemoryStore()
+        self.clock = SteppedClock()
+        self.runs = Runs(self.store, secret=SECRET)
+        self.acted: list[str] = []
+
+        @tool(requires_approval=Approval(validity_s=30))
+        def pay() -> str:
+            """Pay."""
+            self.acted.append("pay")
+            return "paid"
+
+        @tool(requires_approval=Approval(validity_s=86400))
+        def refund() -> str:
+            """Refund."""
+            self.acted.append("refund")
+            return "refunded"
+
+        @tool
+        def send() -> str:
+            """Send."""
+            self.acted.append("send")
+            return "sent"
+
+        self.tools = [pay, refund, send]
+
+    def agent(self, *replies: Any) -> Agent[Any, Any]:
+        """The agent, with what its model says."""
+        host = Host(store=self.store, secret=SECRET, clock=self.clock)
+        return Agent(ScriptedModel([*replies]), tools=self.tools, host=host)
+
+    async def activate(
+        self,
+        run_id: str,
+        *,
+        is_timer: bool,
+        meanwhile: Callable[[], Awaitable[Any]] | None = None,
+    ) -> str:
+        """What a worker does with an activation of a run, and ``meanwhile`` while it sleeps."""
+        waker = HandWaker()
+        worker = Worker({"clerk": self.agent("Done.")}, self.store, cast("Waker", waker), secret=SECRET)
+        serving = asyncio.create_task(worker.run())
+        await waker.served.wait()
+        if meanwhile is not None:
+            sleep = self.clock.sleep
+
+            async def slept(seconds: float) -> None:
+                self.clock.sleep = sleep  # type: ignore[method-assign]  # once
+                await meanwhile()
+                await sleep(seconds)
+
+            self.clock.sleep = slept  # type: ignore[method-assign]  # only this sleep is disturbed
+        head = await self.store.head(run_id)
+        assert head is not None
+        try:
+            return await waker.deliver(Activation(run_id, head.epoch, waker.queue, is_timer=is_timer))
+        finally:
+            worker.stop()
+            await serving
+
+    async def ending(self, run_id: str) -> str | None:
+        return (await self.runs.get(run_id)).info.ending
+
+
+def test_a_run_that_was_cancelled_while_nobody_ran_it_does_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        run = scene.agent(call("send")).run("Send it.")
+        while run.run_state.state != "dispatch_tool":
+            await advance(run)
+        await hand_over(run)
+        await scene.runs.cancel(run.run_id, "sent by mistake")
+        pending = scene.store.signals.pending
+
+        async def from_afar(run_id: str | None = None) -> list[SealedSignal]:
+            for _ in range(100):  # the round trip to a server
+                await asyncio.sleep(0)
+            return await pending(run_id)
+
+        monkeypatch.setattr(scene.store.signals, "pending", from_afar)
+        assert await scene.activate(run.run_id, is_timer=False) == "finished"
+        assert (scene.acted, await scene.ending(run.run_id)) == ([], "cancelled")
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_sent_in_time_counts_although_the_timer_is_delivered_first() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        waiting = await scene.agent(call("pay")).run("Pay it.")
+        await scene.runs.answer(waiting.run_id, Allow())
+        scene.clock.advance(3600)  # no worker was up
+        assert await scene.activate(waiting.run_id, is_timer=True) == "finished"
+        assert (scene.acted, await scene.ending(waiting.run_id)) == (["pay"], "completed")
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_nobody_answered_in_time_is_dismissed_by_a_timer_that_comes_early_or_late() -> None:
+    async def scenario(advance_s: float) -> None:
+        scene = Scene()
+        waiting = await scene.agent(call("pay")).run("Pay it.")
+        scene.clock.advance(advance_s)
+        assert await scene.activate(waiting.run_id, is_timer=True) == "finished"
+        assert (scene.acted, await scene.ending(waiting.run_id)) == ([], "cancelled")
+
+    for advance_s in (0, 3600):
+        asyncio.run(scenario(advance_s))
+
+
+def test_a_timer_that_comes_early_leaves_a_newer_request_alone() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        waiting = await scene.agent(call("pay")).run("Pay it.")
+
+        async def answer() -> None:
+            await scene.agent(call("refund")).resume(waiting.run_id, Allow())
+
+        assert await scene.activate(waiting.run_id, is_timer=True, meanwhile=answer) == "outdated"
+        details = await scene.runs.get(waiting.run_id)
+        assert (details.info.status, scene.acted) == ("suspended", ["pay"])
+
+    asyncio.run(scenario())
