@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -184,3 +185,18 @@ def test_links_are_refused_where_nothing_remembers_them(store: Any) -> None:
     ):
         token = one_time_link(site, "waits", Actor("ann"), secret=SECRET).partition("#")[2]
         assert client.post("/api/link", json={"token": token}).status_code == 503
+
+
+@pytest.mark.parametrize("path", ["answer", "cancel"])
+def test_a_link_for_a_run_that_was_deleted_is_not_for_one_whose_id_begins_like_it(
+    store: Any, tmp_path: Path, path: str
+) -> None:
+    with served(viewer(store, tmp_path)) as site, httpx.Client(base_url=site, trust_env=False) as client:
+        token = one_time_link(site, "wait", Actor("ann", ("manager",)), secret=SECRET).partition("#")[2]
+        assert client.post("/api/link", json={"token": token}).status_code == 200
+        header = {"x-agentfsm-token": client.get("/api/session").json()["token"]}
+        body = {"run": "wait", "reason": "", "to": "0" * 64, "reply": {"kind": "deny", "text": "no"}}
+        refused = client.post(f"/api/inbox/{path}", json=body, headers=header)
+        assert refused.status_code == 404
+        assert "deleted" in refused.json()["error"]
+    assert elsewhere(lambda: asyncio.run(store.signals.pending())) == []

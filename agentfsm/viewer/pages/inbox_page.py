@@ -192,6 +192,8 @@ async def _writer(request: Request) -> tuple[ViewerContext, Actor, Data, str]:
     if not (isinstance(run_id, str) and run_id):
         raise PageError(422, "the page named no run")
     visitor.check_sees(run_id)
+    if await context.store.head(run_id) is None:  # Runs takes the beginning of an id, too: that would be another run
+        raise PageError(404, f"there is no run {run_id!r}: it may have been deleted")
     return context, visitor.actor, data, run_id
 
 
