@@ -20,10 +20,46 @@ from agentfsm.runtime.hooks import logger
 from agentfsm.runtime.run import Run
 
 if TYPE_CHECKING:
+    from agentfsm.journal.records import SealedRecord
     from agentfsm.journal.signals import Signal
     from agentfsm.journal.store import Head
 
-__all__ = ["next_run", "unfinished_runs"]
+__all__ = ["accepts_graph", "began_with", "next_run", "unfinished_runs"]
+
+
+def accepts_graph(config: AgentConfig, graph: str) -> bool:
+    """Whether runs with a graph can go on with an agent.
+
+    Args:
+        config: The agent's configuration.
+        graph: The fingerprint of the graph.
+    """
+    return (
+        graph == config.machine.graph.fingerprint
+        or graph in config.former_graphs
+        or any(each.matches(graph) for each in config.migrations)
+    )
+
+
+def began_with(config: AgentConfig, first: SealedRecord) -> bool:
+    """Whether a run began with what an agent has: a graph that it accepts, and the same tools or some of them.
+
+    Tools are compared by digest: one that only has the same name is another, which may need no approval. The digest
+    does not say whether a tool needs approval, so several agents can fit; a run is then nothing for any of them.
+
+    Args:
+        config: The agent's configuration.
+        first: The first record of the run.
+
+    Raises:
+        JournalError: The record cannot be read.
+    """
+    from agentfsm.journal.records import open_record  # only needed for runs in a store
+
+    body = open_record(first)
+    had: dict[str, str] = body.get("tools", {})
+    has = {tool.name: tool.digest for tool in config.tools.values()}
+    return accepts_graph(config, str(body["graph"]["fingerprint"])) and had.items() <= has.items()
 
 
 async def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from agentfsm.agent import Agent
+from agentfsm.agent.recover import began_with
 from agentfsm.errors import AgentfsmError, StaleLease
 from agentfsm.journal.store import Store
 
@@ -19,7 +20,7 @@ logger = logging.getLogger("agentfsm.viewer")
 
 
 class AgentRunner:
-    """Goes on with runs that were answered or cancelled.
+    """Goes on with runs that were answered or cancelled, if exactly one of its agents fits them.
 
     Args:
         store: The store that tells which.
@@ -70,7 +71,15 @@ class AgentRunner:
             logger.warning("run %s: %s", run_id, error)
 
     async def _next(self, run_id: str) -> Any:
-        for agent in self.agents:
-            if (run := await agent.next_run(run_id)) is not None:
-                return run
-        return None
+        records = await self._store.records(run_id)
+        if not records:  # it is queued for a worker
+            return None
+        fitting = [agent for agent in self.agents if began_with(agent.config, records[0])]
+        if len(fitting) != 1:
+            logger.warning(
+                "run %s is left to another process: %d of the viewer's agents have its graph and its tools, not one",
+                run_id,
+                len(fitting),
+            )
+            return None
+        return await fitting[0].next_run(run_id)

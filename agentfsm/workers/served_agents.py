@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentfsm.agent.agent import Agent
+from agentfsm.agent.recover import accepts_graph, began_with
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.journal.run_info import first_info
@@ -43,19 +44,14 @@ class ServedAgent:
         return f"{self.name}@{self.version}"
 
     def knows(self, graph: str, tools: Mapping[str, str]) -> bool:
-        """Whether a run with a graph and tools can go on with it.
+        """Whether a run that was submitted to it can go on with it: its tools may have changed since.
 
         Args:
             graph: The fingerprint of the graph that the run's journal pins.
             tools: The digests of the tools that it began with, by name.
         """
         config = self.agent.config
-        accepted = (
-            graph == config.machine.graph.fingerprint
-            or graph in config.former_graphs
-            or any(each.matches(graph) for each in config.migrations)
-        )
-        return accepted and tools.keys() <= config.tools.keys()
+        return accepts_graph(config, graph) and tools.keys() <= config.tools.keys()
 
 
 class ServedAgents:
@@ -89,8 +85,9 @@ class ServedAgents:
     def for_run(self, run_id: str, records: Sequence[SealedRecord]) -> ServedAgent | None:
         """The agent that can go on with a stored run, or None if this worker has none.
 
-        A run that was submitted belongs to the agent with its name. Another one belongs to the one agent that knows
-        its graph and its tools; a run that fits several of them is left to the program that started it.
+        A run that was submitted belongs to the agent with its name. Another one belongs to the one agent that
+        accepts its graph and has the very tools that it began with; a run that fits several of them is left to the
+        program that started it, and so is one with the tags of several agents.
 
         Args:
             run_id: The run.
@@ -102,8 +99,9 @@ class ServedAgents:
         first, tags = open_record(records[0]), first_info(run_id, records[0]).tags
         if not is_kind(records[0], "run.created") or "call" in first.get("parent", {}):
             return None  # a fork is resumed by whoever made it, and a sub-agent's run by the run that called it
-        graph, tools = str(first["graph"]["fingerprint"]), dict[str, str](first.get("tools", {}))
-        knowing = [each for each in self._served if each.knows(graph, tools)]
-        if any(tag.startswith(agent_tag("")) for tag in tags):
-            return next((each for each in knowing if agent_tag(each.name) in tags), None)
-        return knowing[0] if len(knowing) == 1 else None
+        if named := {tag for tag in tags if tag.startswith(agent_tag(""))}:
+            graph, tools = str(first["graph"]["fingerprint"]), dict[str, str](first.get("tools", {}))
+            own = (each for each in self._served if {agent_tag(each.name)} == named)
+            return next((each for each in own if each.knows(graph, tools)), None)
+        fitting = [each for each in self._served if began_with(each.agent.config, records[0])]
+        return fitting[0] if len(fitting) == 1 else None

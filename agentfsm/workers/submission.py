@@ -69,7 +69,8 @@ class Submission:
         prompt: The user's message.
         session_id: The conversation's id.
         actor: Who requests it, as ``agent.run`` takes it: an ``Actor``, a name or a token.
-        tags: Its tags. One such as ``tenant:acme`` says whose run it is, for limits by tenant.
+        tags: Its tags. One such as ``tenant:acme`` says whose run it is, for limits by tenant. None begins with
+            ``agent:``: that tag is added by agentfsm.
         metadata: A JSON object, from which the agent's ``deps_factory`` may make its dependencies.
 
     Raises:
@@ -90,6 +91,11 @@ class Submission:
         if len(self.agent) > _LONGEST_NAME or ":" in self.agent or "@" in self.agent:
             raise RunError(f"agent {self.agent!r}: a name has at most {_LONGEST_NAME} letters, and no ':' and no '@'")
         details = run_details(self.tags, self.metadata, None)
+        if reserved := [tag for tag in details.tags if tag.startswith(agent_tag(""))]:
+            raise RunError(
+                f"tag {reserved[0]!r}: tags that begin with {agent_tag('')!r} say which agent a run belongs to, and "
+                f"are set by agentfsm; name the agent instead (agent={self.agent!r})"
+            )
         object.__setattr__(self, "tags", details.tags)
         object.__setattr__(self, "metadata", dict(details.metadata))
 

@@ -68,6 +68,7 @@ def test_a_submission_is_refused_under_another_secret_for_another_run_or_changed
         {"agent": "a" * 101},
         {"prompt": ""},
         {"tags": ("",)},
+        {"tags": ("agent:billing",)},
         {"metadata": {"when": object()}},
     ],
 )

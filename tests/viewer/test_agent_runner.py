@@ -1,0 +1,59 @@
+"""The viewer's agents go on with a run only if exactly one of them fits it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentfsm import Agent, Allow, Host, MemoryStore, Runs, tool
+from agentfsm.runtime.tools import Tool
+from agentfsm.testing import ScriptedModel, call
+from agentfsm.viewer.agent_runner import AgentRunner
+
+SECRET = b"the secret of these tests, long enough"
+PAID: list[int] = []
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay an amount."""
+    PAID.append(amount)
+    return f"paid {amount}"
+
+
+@tool(name="pay")
+def note(amount: int) -> str:
+    """Note an amount that somebody else pays."""
+    return f"noted {amount}"
+
+
+def agent(store: Any, tool: Tool, *script: Any) -> Agent[Any, Any]:
+    return Agent(ScriptedModel(script), tools=[tool], host=Host(store=store, secret=SECRET))
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([], ("finished", [1])),
+        ([note], ("finished", [1])),
+        ([replace(pay, requires_approval=False)], ("suspended", [])),
+    ],
+)
+def test_an_approved_run_goes_on_with_the_one_agent_that_has_its_tools(
+    others: list[Tool], expected: tuple[str, list[int]]
+) -> None:
+    async def scenario() -> str:
+        store = MemoryStore()
+        await agent(store, pay, call("pay", amount=1)).run("Pay 1.", run_id="r")
+        agents = [*(agent(store, each, call("pay", amount=666), "done") for each in others), agent(store, pay, "done")]
+        await Runs(store, secret=SECRET).answer("r", Allow(), by="ann")
+        await AgentRunner(store, agents)._go_on("r")
+        head = await store.head("r")
+        assert head is not None
+        return head.status
+
+    PAID.clear()
+    assert (asyncio.run(scenario()), PAID) == expected

@@ -1,0 +1,63 @@
+"""Which stored runs an agent of a worker goes on with: never one that would spare a call its approval."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentfsm import Agent, Host, MemoryStore, tool
+from agentfsm.runtime.tools import Tool
+from agentfsm.testing import ScriptedModel, call
+from agentfsm.workers.served_agents import ServedAgents
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay an amount."""
+    return f"paid {amount}"
+
+
+@tool(name="pay")
+def note(amount: int) -> str:
+    """Note an amount that somebody else pays."""
+    return f"noted {amount}"
+
+
+def agent(store: Any, *tools: Tool) -> Agent[Any, Any]:
+    host = Host(store=store, secret=b"the secret of these tests, long enough")
+    return Agent(ScriptedModel([call("pay", amount=1)]), tools=list(tools), host=host)
+
+
+def taken_by(tags: Sequence[str], **served: Tool) -> str:
+    """The name of the agent that goes on with a run that began with ``pay``; empty if none does."""
+
+    async def scenario() -> str:
+        store = MemoryStore()
+        await agent(store, pay).run("Pay 1.", run_id="r", tags=tags)
+        agents = ServedAgents({name: agent(store, each) for name, each in served.items()})
+        found = agents.for_run("r", await store.records("r"))
+        return "" if found is None else found.name
+
+    return asyncio.run(scenario())
+
+
+def test_a_run_of_a_program_is_for_the_agent_with_the_very_tools_that_it_began_with() -> None:
+    assert taken_by([], same=pay) == "same"
+    assert taken_by([], other=note) == ""
+    assert taken_by([], other=note, same=pay) == "same"
+
+
+def test_a_run_that_fits_agents_which_differ_in_approval_is_for_none() -> None:
+    assert taken_by([], asks=pay, free=replace(pay, requires_approval=False)) == ""
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [(["agent:chat"], "chat"), (["agent:absent"], ""), (["agent:batch", "agent:chat"], "")],
+)
+def test_a_run_with_the_tag_of_an_agent_is_for_that_agent_only(tags: list[str], expected: str) -> None:
+    assert taken_by(tags, batch=replace(pay, requires_approval=False), chat=pay) == expected
