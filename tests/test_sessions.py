@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +247,33 @@ def test_a_run_that_was_tampered_with_is_not_continued(tmp_path: Path):
     agent = Agent(ScriptedModel(["a"]), host=Host(store=store, secret=b"another secret, which did not seal it"))
     with pytest.raises(JournalError):
         agent.session("ann").run_sync("Who am I?")
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "waiting"])
+def test_a_run_that_is_only_listed_in_a_session_is_not_read_or_continued(tmp_path: Path, ended: bool):
+    path = tmp_path / "runs.db"
+    script = ["Noted."] if ended else [call("pay", usd=4711)]
+
+    async def main() -> None:
+        async with SqliteStore(path) as store:
+            agent, _ = agent_of(*script, store=store, tools=[pay])
+            await agent.session("ann").run("My account is 4711.")
+        with closing(sqlite3.connect(path)) as db, db:
+            assert db.execute("UPDATE run_info SET session = 'eve' WHERE session = 'ann'").rowcount == 1
+        async with SqliteStore(path) as store:
+            agent, model = agent_of("x", "x", store=store, tools=[pay])
+            session, head = agent.session("eve"), await store.heads()
+            tries: list[Any] = [lambda: session.run("What do you know?"), session.run, session.messages]
+            if not ended:
+                tries += [session.waiting, lambda: session.resume(Allow()), session.dismiss]
+            for attempt in tries:
+                with pytest.raises(JournalError, match=r"session 'eve'.*agentfsm verify") as caught:
+                    await attempt()
+                assert "4711" not in str(caught.value)
+                assert "ann" not in str(caught.value)
+            assert (model.requests, await store.heads()) == ([], head)
+
+    asyncio.run(main())
 
 
 # -- what a run is given --------------------------------------------------------------------------

@@ -190,11 +190,14 @@ class Session(Generic[AgentDeps, Output]):
         """What the last run waits for: tool, exact arguments, who may answer, until when; None if it waits for nobody.
 
         Raises:
-            agentfsm.errors.JournalError: The request cannot be read.
+            agentfsm.errors.JournalError: The journal of the last run cannot be read or trusted.
             agentfsm.errors.StoreError: The store cannot be read.
         """
         last = await self.last_run()
-        return None if last is None else await self._request_of(last.run_id)
+        if last is None or last.status != "suspended":
+            return None
+        await self._conversation(last.run_id)
+        return await self._request_of(last.run_id)
 
     async def messages(self) -> list[Message]:
         """The transcript of the session as its next run begins with it, without a system prompt.
@@ -217,6 +220,7 @@ class Session(Generic[AgentDeps, Output]):
                 text = f"the last run of session {self.session_id!r}, {last.run_id!r}, has ended"
                 raise RunError(f"{text}: go on with session.run(prompt)")
             self._require_idle(last)
+            await self._conversation(last.run_id)
             return await load(last.run_id)
 
         return stored_run(self._config, "", load_last, deps)
@@ -227,8 +231,10 @@ class Session(Generic[AgentDeps, Output]):
         Raises:
             SessionBusyError: It is being run.
             SessionOpenError: It waits for a person, or there is a new message.
+            JournalError: Its journal cannot be trusted, or is that of another session.
         """
         self._require_idle(last)
+        await self._conversation(last.run_id)
         run, session = f"run {last.run_id!r}", f"session {self.session_id!r}"
         if last.status == "suspended":
             request = await self._request_of(last.run_id)
@@ -267,11 +273,19 @@ class Session(Generic[AgentDeps, Output]):
             config,
             history if message is None else [*history, message],
             self.session_id,
-            _next_id(self.session_id, last_id),
+            await self._free_id(last_id),
             details if request.deps is None else replace(details, has_deps=True),
         )
         state.withheld = () if found is None else found.secrets
         return replace(config, open_journal_sink=self._claiming(config)), state, request
+
+    async def _free_id(self, last_id: str) -> str:
+        """The id of the run that follows another one: the ids of those that were purged are not used again."""
+        buried = {each.run_id for each in await self._store.maintenance.tombstones() if each.seq}
+        run_id = _next_id(self.session_id, last_id)
+        while run_id in buried:
+            run_id = _next_id(self.session_id, run_id)
+        return run_id
 
     def _claiming(self, config: AgentConfig) -> Callable[[RunState, ResumePoint | None], Awaitable[JournalSink]] | None:
         """Opens the journal of the next run, unless another one was faster."""
@@ -318,7 +332,7 @@ class Session(Generic[AgentDeps, Output]):
     async def _conversation(self, run_id: str) -> StoredConversation:
         from agentfsm.journal.load import load_conversation
 
-        return await load_conversation(self._store, run_id, self._config.host.keyring)
+        return await load_conversation(self._store, run_id, self._config.host.keyring, self.session_id)
 
 
 def _valid_id(session_id: object) -> str:

@@ -239,17 +239,22 @@ class StoredConversation:
     secrets: tuple[Any, ...] = field(default=(), repr=False)
 
 
-async def load_conversation(store: Store, run_id: str, keyring: Keyring) -> StoredConversation:
+async def load_conversation(store: Store, run_id: str, keyring: Keyring, session_id: str) -> StoredConversation:
     """What a stored run knows, verified and rehydrated, to continue its conversation in another run.
+
+    The session that it belongs to is that of its first record: whoever can change the columns by which runs are
+    listed must not be able to have one person's transcript read by another.
 
     Args:
         store: The store that has the run.
         run_id: The run.
         keyring: The keys of the host, one of which must have sealed its journal.
+        session_id: The session in which it is listed.
 
     Raises:
         UnknownRunError: There is no such run.
-        JournalError: Its journal cannot be read, was tampered with, or was not sealed under a secret of the host.
+        JournalError: Its journal cannot be read, was tampered with, or was not sealed under a secret of the host; or
+            it belongs to another session.
         StoreError: The store cannot be read.
         MissingExtraError: It has sealed values, and the package that opens them is not installed.
     """
@@ -257,6 +262,11 @@ async def load_conversation(store: Store, run_id: str, keyring: Keyring) -> Stor
 
     def load(rows: Sequence[SealedRecord]) -> StoredConversation:
         require_authentic(verify(run_id, rows, head, keyring=keyring), "continued")
+        if not rows or open_record(rows[0]).get("session", "") != session_id:
+            raise JournalError(
+                f"run {run_id!r} is listed in session {session_id!r}, but its first record does not say so: agentfsm "
+                "verify says what was changed, and agentfsm store rebuild lists the run as its records say"
+            )
         opener = SecretOpener(keyring)
         run = rehydrate(rows, opener).run
         return StoredConversation(run, (*run.withheld, *opener.opened.values()))

@@ -24,6 +24,7 @@ __all__ = ["KeptRun", "PurgeReport", "RetentionRule", "apply_retention", "purge_
 
 _BATCH = 100
 _DAY_S = 86_400
+_LISTED_OTHERWISE = "it is listed otherwise than its records say: agentfsm store rebuild mends that"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +197,17 @@ async def _family(
     store: Store, run_id: str, holds: dict[str, Hold], keyring: Keyring, allows: Callable[[RunInfo], bool] | None
 ) -> tuple[list[Head], str]:
     """A run and those that it called, those first; and why they must remain, or an empty string."""
+    head, why = await _inspect(store, run_id, holds, keyring, allows)
+    if head is None:
+        return [], why
     below: list[Head] = []
     async for child in _find(store, RunQuery(parent=run_id, limit=500)):
-        heads, why = await _family(store, child.run_id, holds, keyring, None)
+        heads, why = await _family(store, child.run_id, holds, keyring, lambda info: info.parent == run_id)
         if why:
-            return [], f"{child.run_id}, which it called, remains: {why}"
+            called = "which is listed as called by it" if why == _LISTED_OTHERWISE else "which it called"
+            return [], f"{child.run_id}, {called}, remains: {why}"
         below += heads
-    head, why = await _inspect(store, run_id, holds, keyring, allows)
-    return ([] if head is None else [*below, head]), why
+    return [*below, head], ""
 
 
 async def _inspect(
@@ -223,7 +227,7 @@ async def _inspect(
     if head.owner is not None:
         return None, f"{head.owner} owns it"
     if not records:
-        return head, ""
+        return (head, "") if allows is None else (None, _LISTED_OTHERWISE)
     if head.status != "finished":
         return None, "it waits for somebody" if head.status == "suspended" else "it was interrupted, and has not ended"
     report = await off_loop(lambda rows: verify(run_id, rows, head, keyring=keyring), records)
@@ -231,7 +235,7 @@ async def _inspect(
         return None, f"it does not verify, so it is evidence: record {report.seq}: {report.reason}"
     try:
         if allows is not None and not allows(replace(first_info(run_id, records[0]), updated=ended_at(records))):
-            return None, "it is listed otherwise than its records say: agentfsm store rebuild mends that"
+            return None, _LISTED_OTHERWISE
     except JournalError as error:
         return None, str(error)
     return head, ""

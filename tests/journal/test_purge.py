@@ -211,6 +211,63 @@ def test_a_run_that_was_tampered_with_stays_and_a_changed_listing_has_none_purge
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("forged", ["top", "other", "empty"])
+def test_a_run_that_is_only_listed_as_called_is_not_purged_with_its_caller(tmp_path: Path, forged: str) -> None:
+    path = tmp_path / "runs.db"
+
+    async def main() -> None:
+        async with SqliteStore(path) as store:
+            await agent(store, "ok").run("Go.", run_id="top")
+            await agent(store, "ok").run("Keep this.", run_id="other")
+            await store.release(await store.acquire("empty", "me", new=True, keyring=KEYRING))
+        with closing(sqlite3.connect(path)) as db, db:
+            changed = "UPDATE run_info SET parent = 'top' WHERE id = (SELECT id FROM run WHERE run_id = ?)"
+            assert db.execute(changed, (forged,)).rowcount == 1
+        async with SqliteStore(path) as store:
+            report = await Runs(store, secret=SECRET).purge(["top"])
+            (kept,) = report.kept
+            assert (report.purged, kept.run_id) == ((), "top")
+            assert kept.reason.startswith(f"{forged}, which is listed as called by it, remains: it is listed otherwise")
+            assert {head.run_id for head in await store.heads()} == {"top", "other", "empty"}
+            assert await store.maintenance.tombstones() == []
+
+    asyncio.run(main())
+
+
+def test_a_fork_is_not_purged_with_its_source_whatever_it_is_listed_by(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+
+    async def main() -> None:
+        async with SqliteStore(path) as store:
+            await agent(store, "ok").run("Go.", run_id="top")
+            fork_id = await Runs(store, secret=SECRET).fork("top", 2)
+            await agent(store, "again").resume(fork_id)
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute("UPDATE run_info SET parent = 'top' WHERE id = 2")
+        async with SqliteStore(path) as store:
+            report = await Runs(store, secret=SECRET).purge(["top"])
+            assert (report.purged, [each.run_id for each in report.kept]) == ((), ["top"])
+
+    asyncio.run(main())
+
+
+def test_a_session_goes_on_after_its_newest_run_or_all_of_it_was_purged(make: Any) -> None:
+    async def main() -> None:
+        async with make() as store:
+            runs, session = Runs(store, secret=SECRET), agent(store, "a", "b", "c", "d").session("ann")
+            first, second = await session.run("1"), await session.run("2")
+            assert (await runs.purge([second.run_id])).purged == (second.run_id,)
+            third = await session.run("3")
+            assert [each.content for each in third.run_state.messages] == ["1", "a", "3", "c"]
+            await runs.purge([first.run_id, third.run_id])
+            fourth = await session.run("4")
+            assert [each.content for each in fourth.run_state.messages] == ["4", "d"]
+            assert len({each.run_id for each in (first, second, third, fourth)}) == 4
+            assert (await runs.verify(fourth.run_id)).code == GOOD
+
+    asyncio.run(main())
+
+
 def test_a_tombstone_is_told_from_a_theft(tmp_path: Path) -> None:
     async def main() -> None:
         store = MemoryStore()
