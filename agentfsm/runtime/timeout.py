@@ -54,13 +54,15 @@ class CancelRequests:
         self.own = 0
 
     def come_from(self, waiting: asyncio.Task[Any]) -> None:
-        """From now on, another task may be the one that waits.
+        """From now on this task waits, and what has cancelled it so far does not count.
+
+        A consumer of events may have handled a cancellation of its own in the meantime: before Python 3.13, a
+        ``TaskGroup`` that fails leaves its task's count increased.
 
         Args:
-            waiting: That task.
+            waiting: The task.
         """
-        if waiting is not self._waiting:
-            self._waiting, self._before = waiting, waiting.cancelling()
+        self._waiting, self._before = waiting, waiting.cancelling()
 
     @property
     def from_outside(self) -> bool:

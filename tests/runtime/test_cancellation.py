@@ -714,3 +714,30 @@ def test_a_run_whose_coroutine_is_closed_leaves_no_task():
         assert run.finished
 
     run_async(scene)
+
+
+def test_a_consumer_of_events_may_handle_the_failure_of_a_task_group_of_its_own():
+    go_on = asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        await go_on.wait()
+        return "done"
+
+    async def fail() -> None:
+        raise ValueError("handled by the consumer")
+
+    async def look_up() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            group.create_task(asyncio.sleep(0))
+
+    async def play(run: Run) -> None:
+        async for event in run:
+            if isinstance(event, ToolStarted):
+                with pytest.raises(ExceptionGroup):
+                    await look_up()
+                go_on.set()
+        assert run.result.output == "fine"
+
+    with_scripted_run(play, call("slow"), "fine", tools=[slow])
