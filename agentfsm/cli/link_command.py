@@ -24,7 +24,7 @@ HOUR_S = 3600
 _EXAMPLES = """\b
 Examples:
   agentfsm link 3f9c0a1b2c3d4e5f --as ann
-  agentfsm link 3f9c0a1b2c3d4e5f --as bob --role manager --hours 2 --url https://agents.example.org/
+  agentfsm link 3f9c0a1b2c3d4e5f --as bob --hours 2 --url https://agents.example.org/
 """
 
 

@@ -214,7 +214,7 @@ def test_both_find_states_from_which_the_end_cannot_be_reached(tmp_path: Path) -
 def test_pairs_that_no_path_covers_are_those_that_spin_never_takes(name: str, tmp_path: Path) -> None:
     """Of all pairs of consecutive rows, the generated paths cover exactly those that SPIN takes."""
     graph, rules = (LOOP, None) if name == "loop" else (PRESETS[name].graph, PRESETS[name].behavior)
-    assumptions = state_space_for(graph, small_guardrails(rules), rules).assumptions
+    assumptions = state_space_for(graph, small_guardrails(rules), AgentTraits(rules)).assumptions
     (found,) = run_spin([SpinCase(graph, assumptions)], tmp_path)
     ids = [t.id for t in graph]
     listed = paths(graph, behavior=rules)

@@ -83,7 +83,7 @@ def test_a_command_that_reads(words: tuple[str, ...], cli: Cli, url: str) -> Non
 
 def test_every_command_with_a_store_is_tried_here() -> None:
     tried = {words[0] for words in READING} | {"fork", "adopt", "redact", "checkpoint", "run", "resume"}
-    elsewhere = {"submit", "worker", "view", "answer", "cancel", "store"}  # each in a file of its own
+    elsewhere = {"submit", "worker", "view", "link", "answer", "cancel", "store"}  # each in a file of its own
     without_store = {"demo", "check", "paths", "mutate", "eval", "completion"}
     assert set(COMMANDS) - without_store - elsewhere == tried
 

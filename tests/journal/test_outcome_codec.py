@@ -18,7 +18,7 @@ from agentfsm.journal.records import restore_hidden
 from agentfsm.loop import outcomes as o
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.failures import Failure
-from agentfsm.loop.messages import MEDIA_TYPES, Image, Message, Reply, Role, ToolCall, ToolResult
+from agentfsm.loop.messages import MEDIA_TYPES, File, Image, Message, Reply, Role, ToolCall, ToolResult
 from agentfsm.loop.quorum import Actor, Approval
 
 KINDS = (*typing.get_args(o.Outcome), types.NoneType)
@@ -63,6 +63,13 @@ def any_of(shape: Any, name: str = "") -> st.SearchStrategy[Any]:
         return st.sampled_from([Approval(), Approval(2, ("a", "b"), True, 9.5, ("c",), 2.5)])
     if shape is Image:
         return st.builds(Image.from_bytes, st.binary(min_size=1, max_size=9), st.sampled_from(list(MEDIA_TYPES)))
+    if shape is File:
+        return st.builds(
+            File.from_bytes,
+            st.sampled_from([b"a,b", "ü".encode()]),
+            st.sampled_from(["", "a.csv"]),
+            st.just("text/csv"),
+        )
     assert dataclasses.is_dataclass(shape), shape
     hints = typing.get_type_hints(shape)
     return st.builds(shape, **{f.name: any_of(hints[f.name], f.name) for f in dataclasses.fields(shape)})

@@ -204,14 +204,14 @@ def restore(database: str) -> str:
     return f"restored {database}"
 
 
-INNER = {"login": {"user": "ann", "passwords": {"a": ["x7"], "b": ['q"\\é\n9']}}, "raw": "bb-9"}
+INNER = {"login": {"user": "ann", "passwords": {"a": ["x~7"], "b": ['q"\\é\n9']}}, "raw": "bb-9"}
 ACCOUNT = {"name": "svc", "pin": 47110815, "deep": [{"token": "t-99"}, None, True, ""]}
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "seen", "hidden"),
     [
-        ("enter", INNER, ("x7", b"bb-9"), ["x7", 'q"\\', "bb-9"]),
+        ("enter", INNER, ("x~7", b"bb-9"), ["x~7", 'q"\\', "bb-9"]),
         ("connect", {"account": ACCOUNT}, ACCOUNT, ["47110815", "t-99", '"svc"']),
         ("restore", {"database": "pw-8d7f6a5b"}, "pw-8d7f6a5b", ["pw-8d7f6a5b"]),
     ],

@@ -155,7 +155,7 @@ def test_aborted_names_the_hook_and_its_reason() -> None:
     assert not model.requests
 
 
-@pytest.mark.parametrize("prompt", [None, 7, b"bytes", ["a", "list"]])
+@pytest.mark.parametrize("prompt", [None, 7, b"bytes", ["a", 7]])
 def test_input_validation_happens_before_anything_starts(prompt: Any) -> None:
     model = scripted_model(ANSWER)
     with pytest.raises(RunError, match="prompt"):
