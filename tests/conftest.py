@@ -111,3 +111,9 @@ def longest_first(items: list[Any], seconds: list[float], workers: int) -> list[
         own = by_length[worker::workers]
         order += own + [next(others) for _ in range(length - len(own))]
     return [items[n] for n in order]
+
+
+def pytest_unconfigure() -> None:
+    """Stop what all test modules share."""
+    if "tests.helpers.postgres" in sys.modules:
+        sys.modules["tests.helpers.postgres"].stop_shared_server()

@@ -29,15 +29,25 @@ def start_server(folder: Path) -> Any:
     return server
 
 
+_servers: list[Any] = []
+
+
 @contextlib.contextmanager
 def shared_server() -> Generator[str]:
-    """The URL of a server that all workers of this test run share."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")[:8]
-    server = start_server(Path(tempfile.gettempdir()) / f"agentfsm-postgres-{run}")
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
+    """The URL of a server that all workers of this test run share.
+
+    It is kept until the worker ends (``stop_shared_server``): another one may begin to use it while it is stopped.
+    """
+    if not _servers:
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")[:8]
+        _servers.append(start_server(Path(tempfile.gettempdir()) / f"agentfsm-postgres-{run}"))
+    yield _servers[0].get_uri()
+
+
+def stop_shared_server() -> None:
+    """Stop the shared server, if this process has used it and no other one does."""
+    while _servers:
+        _servers.pop().cleanup()
 
 
 def new_database(url: str) -> str:
