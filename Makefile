@@ -12,7 +12,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests coverage lint style mypy pyright bench bench-scale soak servers diagrams docs build clean
+.PHONY: help demo test quick slow tests coverage lint style mypy pyright bench bench-scale soak servers diagrams docs build clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,9 +20,15 @@ help:  ## List the targets
 demo: .venv/.cli  ## Watch a complete run; needs no API key
 	$(BIN)/agentfsm demo
 
-test: lint tests  ## Check style and types, and run all tests
+test: lint quick  ## Check style and types, and run the quick tests
 
-tests: .venv/.dev  ## Run all tests, or some: make tests ARGS="-k approval"
+quick: .venv/.dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not soak and not servers" $(ARGS)
+
+slow: .venv/.dev  ## Run the tests that take longer than a second each
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow $(ARGS)
+
+tests: .venv/.dev  ## Run quick and slow tests, or some: make tests ARGS="-k approval"
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 coverage: .venv/.dev  ## Run all tests and report coverage (slower)

@@ -119,6 +119,7 @@ def test_the_search_finds_what_is_hidden_in_any_form(tmp_path: Path) -> None:
         assert found_in([tmp_path / name], {"x": [value]}), name
 
 
+@pytest.mark.slow
 def test_no_secret_appears_in_anything_that_is_written_or_shown(folder: Path, counted: Callable[[str], None]) -> None:
     files = [file for file in (folder / "out").rglob("*") if file.is_file()]
     assert found_in(files, {place: needles(place) for place in PLACES}) == []

@@ -72,6 +72,7 @@ def run(program: str, root: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_works_as_it_is_written(name: str, tmp_path: Path):
     followed = recipe(name)

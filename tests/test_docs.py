@@ -166,6 +166,7 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run_and_print_what_it_says(page: Path, tmp_path: Path) -> None:
     """All but the repeated ones, for which see ``tests/cli/test_mutate_command.py``."""
@@ -274,6 +275,7 @@ def test_the_table_holds_every_row_in_its_order() -> None:
 # -- crash recovery -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_run_that_is_killed_is_in_the_store_once_and_complete(tmp_path: Path) -> None:
     (block,) = [block for block in blocks(README) if "SIGKILL" in block.text]
     run_python(block, tmp_path)

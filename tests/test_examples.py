@@ -114,6 +114,7 @@ def test_an_example_prints_what_is_expected(example: str, tmp_path: Path) -> Non
     assert (done.stdout, done.stderr, done.returncode) == (PRINTED[example], "", 0)
 
 
+@pytest.mark.slow
 def test_approval_resumes_in_another_process_once(tmp_path: Path) -> None:
     first = run("approval", tmp_path)
     assert first.stdout == (
@@ -126,6 +127,7 @@ def test_approval_resumes_in_another_process_once(tmp_path: Path) -> None:
     assert "was already resumed" in again.stderr
 
 
+@pytest.mark.slow
 def test_approval_may_be_denied_and_needs_the_same_secret(tmp_path: Path) -> None:
     run("approval", tmp_path)
     wrong = run("approval", tmp_path, "allow", AGENTFSM_SECRET="another")
@@ -156,6 +158,7 @@ def test_a_local_model_that_refuses_is_handed_off(tmp_path: Path) -> None:
     assert done.stdout.startswith("handed off: ollama:llama3.2: ")
 
 
+@pytest.mark.slow
 def test_the_guard_of_an_own_state_agrees_with_its_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     graph = importlib.import_module("own_state").GRAPH

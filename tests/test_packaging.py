@@ -27,6 +27,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
 def test_a_build_can_be_installed_and_run(built: Path, pattern: str, tmp_path: Path):
     (archive,) = built.glob(pattern)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -401,6 +402,7 @@ async def _result_of(run: Any) -> RunResult:
     return result
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     replies=st.lists(replies, min_size=1, max_size=4),

@@ -164,6 +164,7 @@ def test_an_unreviewed_change_is_refused_and_shown(change: str, run: Run) -> Non
     assert any(shown in each.stdout for each in done.values())
 
 
+@pytest.mark.slow
 def test_a_reviewed_change_passes_and_the_summary_of_its_pull_request_shows_it(run: Run, tmp_path: Path) -> None:
     assert hooks(run)[0] == 0
     edit(run, ', before="tool_calls")', ")")
@@ -176,6 +177,7 @@ def test_a_reviewed_change_passes_and_the_summary_of_its_pull_request_shows_it(r
     assert (tmp_path / "difference.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.slow
 def test_the_first_pull_request_has_nothing_to_compare_with(run: Run, tmp_path: Path) -> None:
     run("git checkout --quiet --orphan before && git rm --quiet -r --cached reviewed diagrams")
     run("git commit --quiet --no-verify --message before && git update-ref refs/remotes/origin/main HEAD")

@@ -69,12 +69,14 @@ def test_the_app_has_about_150_lines():
     assert 120 <= len(APP.read_text(encoding="utf-8").splitlines()) <= 200
 
 
+@pytest.mark.slow
 def test_mypy_accepts_the_app_and_finds_ten_misspellings(folder: Path, planted: Places):
     output = run_checker(folder, "mypy", "--strict", "--cache-dir", str(folder / "cache"))
     found = re.findall(r"^(\w+)\.py:(\d+): error:", output, re.MULTILINE)
     assert_found({(name, int(line)) for name, line in found}, planted, output)
 
 
+@pytest.mark.slow
 def test_pyright_accepts_the_app_and_finds_ten_misspellings(folder: Path, planted: Places):
     (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict", "pythonVersion": "3.11"}')
     output = run_checker(folder, "pyright", "--outputjson", "--pythonpath", sys.executable)

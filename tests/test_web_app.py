@@ -61,6 +61,7 @@ def waiting(client: httpx.Client, count: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_approvals_that_are_open_when_the_server_is_killed_are_answered_afterwards(tmp_path: Path) -> None:
     with server(tmp_path, kill=True) as client:
         for order in "ABCD":
@@ -98,6 +99,7 @@ def agentfsm(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_commands_reach_the_app_while_it_runs(tmp_path: Path) -> None:
     with server(tmp_path) as client:
         for order in "ABC":

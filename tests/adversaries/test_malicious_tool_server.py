@@ -305,6 +305,7 @@ def attacked(server: Server, attack: Attack, folder: Path) -> tuple[list[int], l
     return paid, model.requests, asyncio.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_no_attack_of_the_server_succeeds(name: str, server: Server, tmp_path: Path) -> None:
     paid, requests, result = attacked(server, ATTACKS[name], tmp_path)

@@ -279,6 +279,7 @@ READS: dict[str, Callable[[Loot], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READS)
 def test_no_secret_can_be_read(name: str, loot: Loot) -> None:
     assert not has_secret(READS[name](loot))

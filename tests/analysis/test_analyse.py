@@ -47,6 +47,7 @@ def broken(analysis: Analysis) -> dict[str, tuple[str, ...]]:
     return {v.text: v.path for v in analysis.verdicts if not v.holds}
 
 
+@pytest.mark.slow
 def test_every_preset_passes_whatever_its_policy() -> None:
     for preset in PRESETS.values():
         found = analyse(preset.graph, guardrails=preset.guardrails, behavior=preset.behavior)
@@ -69,6 +70,7 @@ def test_the_bounds_of_the_default_limits_match_a_count_by_hand() -> None:
     assert found.exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("iterations", "calls", "retries"), [(1, 1, 0), (1, 1, 1), (2, 3, 0), (3, 2, 2), (2, 40, 19)])
 def test_bounds_follow_the_guardrails(iterations: int, calls: int, retries: int) -> None:
     limits = AgentGuardrails(
@@ -90,6 +92,7 @@ def test_bounds_under_limits_that_are_too_large_for_an_analysis_are_left_open() 
     assert [v.holds for v in found.verdicts] == [True] * 4
 
 
+@pytest.mark.slow
 def test_rows_disabled_by_the_limits_are_listed_with_the_reason() -> None:
     assert {d.row: d.why for d in analyse(LOOP).dead} == {
         "pre_step.token_limit": "max_tokens is not set",
@@ -147,6 +150,7 @@ def test_a_retry_that_goes_straight_to_the_model_bypasses_the_budget() -> None:
     assert "every run ends, or waits for a person" in found
 
 
+@pytest.mark.slow
 def test_approval_that_is_requested_too_late_is_found() -> None:
     """A faulty table: the flag is read, but the calls run anyway."""
     needs = unasked_guard("needs_approval")
@@ -240,12 +244,14 @@ def test_a_guard_made_from_a_counter_is_exact_and_its_row_needs_nothing_else() -
     assert found.verdicts[2].assumptions == ()
 
 
+@pytest.mark.slow
 def test_a_user_guard_with_a_known_name_is_free() -> None:
     mine = LOOP.without("post_tool.tool_error").with_detector("post_tool", unasked_guard("tool_error"))
     assert analyse(mine, guardrails=FEW).ok
     assert mine.transition("post_tool.tool_error").guard is not tool_error
 
 
+@pytest.mark.slow
 def test_an_analysis_is_the_same_under_any_hash_seed_and_converts_to_json() -> None:
     code = (
         "import json; from agentfsm.analysis import analyse, must_pass;"
@@ -357,6 +363,7 @@ def test_one_kind_of_call_can_be_bounded_when_the_other_is_not() -> None:
     assert (most.model_calls_in_all, most.tool_calls_in_all) == (None, 0)
 
 
+@pytest.mark.slow
 def test_the_rows_that_count_votes_change_neither_verdicts_nor_bounds_nor_the_size_of_the_proof() -> None:
     plain, counting = (analyse(graph, guardrails=FEW) for graph in (LOOP, with_votes(LOOP)))
     assert counting.ok, str(counting)

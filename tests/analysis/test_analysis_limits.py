@@ -81,6 +81,7 @@ def test_passes_over_what_was_visited_end_with_the_time_and_have_no_other_limit(
     assert meter.visited == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [0, 1_000])
 def test_longest_paths_end_with_the_time_after_their_graph_was_found_in_time(layers: int) -> None:
     """By hand: 1,001 nodes, each with two edges to later ones, all in one layer, or in a layer each."""

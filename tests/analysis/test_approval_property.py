@@ -52,6 +52,7 @@ def test_the_verdict_says_what_it_depends_on() -> None:
     )
 
 
+@pytest.mark.slow
 def test_names_of_states_do_not_matter() -> None:
     assert verdict(renamed(VOTING)).holds
     assert verdict(renamed(LOOP)).holds is False

@@ -138,6 +138,7 @@ def test_the_reached_nodes_are_those_of_a_search_through_every_layer() -> None:
             assert here == (layer, node), seed
 
 
+@pytest.mark.slow
 def test_maxima_are_those_of_computing_every_layer() -> None:
     bounded = 0
     for seed in range(600):

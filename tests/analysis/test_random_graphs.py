@@ -114,6 +114,7 @@ def analyse_agent(agent: Agent, properties: Sequence[Property]) -> Analysis:
     return analyse(agent.graph, *properties, guardrails=agent.guardrails, traits=traits, limits=LIMITS)
 
 
+@pytest.mark.slow
 def test_a_sample_of_random_graphs_in_random_worlds(counted: Callable[[str], None]) -> None:
     counts = Counts()
     for seed in range(20):

@@ -215,6 +215,7 @@ def open_all(run: RunState, calls: Any) -> None:
     run.first_pending = 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
@@ -250,6 +251,7 @@ def test_each_bound_that_is_printed_is_compared_with_a_real_run(
         agent.run_sync("go")
 
 
+@pytest.mark.slow
 def test_a_run_whose_limits_allow_very_long_paths_is_compared_with_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply may lead to 100 calls, each run ten times: more moves than Python may recurse."""
     found: list[Bounds] = []

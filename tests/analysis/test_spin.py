@@ -167,6 +167,7 @@ def of_the_loop(graph: Graph, rules: Behavior | None) -> SpinCase:
 THE_LOOP_AND_PRESETS = [(), pytest.param(tuple(PRESETS), marks=pytest.mark.soak)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("presets", THE_LOOP_AND_PRESETS)
 def test_the_loop_and_every_preset(presets: tuple[str, ...], tmp_path: Path) -> None:
     cases = [of_the_loop(LOOP, None), *(of_the_loop(PRESETS[n].graph, PRESETS[n].behavior) for n in presets)]
@@ -176,6 +177,7 @@ def test_the_loop_and_every_preset(presets: tuple[str, ...], tmp_path: Path) -> 
     print(f"spin agrees on LOOP and {len(presets)} presets: {compared} verdicts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("presets", THE_LOOP_AND_PRESETS)
 def test_the_loop_and_every_preset_explored(presets: tuple[str, ...], tmp_path: Path) -> None:
     """The end can be reached from every configuration, and no run makes more calls than the bounds say."""
@@ -186,6 +188,7 @@ def test_the_loop_and_every_preset_explored(presets: tuple[str, ...], tmp_path: 
     print(f"spin walked {sum(each.configurations for each in found):,} configurations: {compared} verdicts")
 
 
+@pytest.mark.slow
 def test_both_find_states_from_which_the_end_cannot_be_reached(tmp_path: Path) -> None:
     """By hand: the end opens after the third use of a row that closes for good after the second."""
     door, ring = unasked_guard("door"), unasked_guard("ring")
@@ -297,6 +300,7 @@ def test_the_public_export_of_every_preset_ends_or_waits(name: str, tmp_path: Pa
     assert errors_by_spin(promela_model(graph, exported_model(graph, TWO, AgentTraits(rules))), tmp_path) == 0
 
 
+@pytest.mark.slow
 def test_the_public_export_of_an_endless_graph_does_not_end(tmp_path: Path) -> None:
     """A retry that goes past the budget check, and one whose budget each success resets."""
     dodging, _ = retry_bypassing_budget()
@@ -312,6 +316,7 @@ def past_the_votes(name: str, target: str = "dispatch_tool") -> Graph:
     return with_votes(LOOP).with_transition(Transition("suspended", unasked_guard(name), target))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("graph", "approvals", "holds"),
     [
@@ -334,6 +339,7 @@ def test_no_effect_before_the_approvals_is_what_spin_finds(
     assert analyse(graph, wanted, guardrails=small).verdicts[-1].holds is holds
 
 
+@pytest.mark.slow
 def test_other_properties_are_exported_too(tmp_path: Path) -> None:
     dodging, _ = retry_bypassing_budget()
     wanted = [must_pass("call_llm", through="pre_step"), never_after("call_llm", "runaway")]

@@ -168,6 +168,7 @@ def test_the_completion_script_is_valid_for_its_shell(cli: Cli, shell: str, tmp_
     assert subprocess.run([program, "-n", str(tmp_path / "script")], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_completion_offers_the_runs_of_the_store(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "runs.db")
     for run_id in ("abc1", "abd2"):
@@ -191,6 +192,7 @@ async def _done(agent: Agent, run_id: str) -> None:
     assert (await agent.run("Hi.", run_id=run_id)).ok
 
 
+@pytest.mark.slow
 def test_completion_offers_commands_and_options(tmp_path: Path) -> None:
     def offered(words: str) -> str:
         place = str(len(words.split(" ")) - 1)

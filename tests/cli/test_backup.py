@@ -71,6 +71,7 @@ def make_keys(shell: Shell) -> None:
     shell.must("openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out public.pem")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the keys")
 def test_a_file_is_backed_up_while_it_is_written_and_a_copy_that_lacks_a_run_is_found(tmp_path: Path) -> None:
     shell = Shell(tmp_path)
@@ -99,6 +100,7 @@ def server() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the keys")
 def test_a_database_is_backed_up_and_restored_and_one_that_lacks_a_run_is_found(server: str, tmp_path: Path) -> None:
     database, restored = new_database(server), new_database(server)

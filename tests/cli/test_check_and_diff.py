@@ -60,6 +60,7 @@ def test_every_property_of_the_default_loop_holds(cli: Cli) -> None:
     assert "BROKEN" not in result.stdout
 
 
+@pytest.mark.slow
 def test_a_violated_property_comes_with_a_counterexample_and_a_diagram(cli: Cli, mine: str, tmp_path: Path) -> None:
     result = cli("check", f"{mine}:DODGES", "--must-pass", "call_llm:pre_step", "--output", "broken.svg")
     assert result.exit_code == 1
@@ -102,6 +103,7 @@ AGENT = Agent(
 """
 
 
+@pytest.mark.slow
 def test_which_calls_of_an_agent_can_run_without_a_person_is_listed(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "desk.py").write_text(AGENT)
     result = cli("check", "desk.py:AGENT")
@@ -141,6 +143,7 @@ PARENT = Agent(ScriptedModel([]), tools=[AGENT.as_tool("helper", "Helps.")])
 """
 
 
+@pytest.mark.slow
 def test_a_loosened_rule_or_a_removed_approval_differs_from_what_was_reviewed(cli: Cli, tmp_path: Path) -> None:
     desk, reviewed = tmp_path / "desk.py", tmp_path / "bounds.json"
     few = ("-g", "max_iterations=2", "-g", "max_calls_per_reply=2")
@@ -160,6 +163,7 @@ def test_a_loosened_rule_or_a_removed_approval_differs_from_what_was_reviewed(cl
     assert "bounds.json does not say which calls run without a person: add them with --update" in unlisted.stderr
 
 
+@pytest.mark.slow
 def test_a_removed_approval_is_reported_by_the_reviewed_file(cli: Cli, tmp_path: Path) -> None:
     few = ("-g", "max_iterations=2", "-g", "max_calls_per_reply=2")
     (tmp_path / "careful.py").write_text(VOTING)
@@ -212,6 +216,7 @@ def test_a_graph_that_an_agent_refuses_is_refused(cli: Cli, mine: str) -> None:
     assert "the state has no effect" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_first_counterexample_is_written_as_a_test(cli: Cli, mine: str, tmp_path: Path) -> None:
     words = ("--must-pass", "call_llm:pre_step", "--counterexample", "test_it.py")
     result = cli("check", f"{mine}:DODGES", *words)
@@ -222,6 +227,7 @@ def test_the_first_counterexample_is_written_as_a_test(cli: Cli, mine: str, tmp_
     assert not (tmp_path / "other.py").exists()
 
 
+@pytest.mark.slow
 def test_the_model_is_written_for_spin(cli: Cli, tmp_path: Path) -> None:
     cli("check", "-g", "max_iterations=2", "--promela", "loop.pml")
     text = (tmp_path / "loop.pml").read_text()
@@ -370,6 +376,7 @@ def test_a_table_without_code_says_that_the_code_was_not_compared(cli: Cli, mine
     assert "not compared: the code of" in result.stdout
 
 
+@pytest.mark.slow
 def test_reviewed_bounds_are_compared_with_a_file_and_the_change_is_shown(cli: Cli, mine: str, tmp_path: Path) -> None:
     reviewed = ("check", f"{mine}:ASKS", "--reviewed", "reviewed/bounds.json", "-g", "max_calls_per_reply=2")
     missing = cli(*reviewed, "-g", "max_iterations=2")

@@ -113,6 +113,7 @@ def test_the_demo_runs_with_a_real_model(cli: Cli, source: Path) -> None:
 # -- as a process ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_process_without_a_terminal_prints_plain_lines(tmp_path: Path) -> None:
     done = run_without_terminal(["demo"], tmp_path)
     assert done.returncode == 0
@@ -122,6 +123,7 @@ def test_a_process_without_a_terminal_prints_plain_lines(tmp_path: Path) -> None
     assert "recover        backing off for 2 s ..." in done.stdout
 
 
+@pytest.mark.slow
 def test_at_a_terminal_the_user_answers(tmp_path: Path, source: Path) -> None:
     with TerminalProcess(["demo", str(source)], tmp_path) as terminal:
         terminal.expect("How many lines may a module have?")
@@ -144,6 +146,7 @@ def test_at_a_terminal_the_user_answers(tmp_path: Path, source: Path) -> None:
     assert (tmp_path / "demo-out" / "report.md").exists()
 
 
+@pytest.mark.slow
 def test_at_a_terminal_a_call_can_be_denied_with_a_reason(tmp_path: Path, source: Path) -> None:
     with TerminalProcess(["demo", str(source)], tmp_path, columns=80) as terminal:
         terminal.expect("Your answer:")
@@ -161,6 +164,7 @@ def test_at_a_terminal_a_call_can_be_denied_with_a_reason(tmp_path: Path, source
     assert [line for line in rows if len(line) > 80] == []
 
 
+@pytest.mark.slow
 def test_at_a_terminal_arguments_can_be_edited(tmp_path: Path, source: Path) -> None:
     with TerminalProcess(["demo", str(source)], tmp_path) as terminal:
         terminal.expect("Your answer:")
@@ -178,6 +182,7 @@ def test_at_a_terminal_arguments_can_be_edited(tmp_path: Path, source: Path) -> 
     assert (tmp_path / "demo-out" / "mine.md").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_a_question_cancels_the_run(tmp_path: Path, source: Path) -> None:
     with TerminalProcess(["demo", str(source)], tmp_path) as terminal:
         terminal.expect("Your answer:")
@@ -187,6 +192,7 @@ def test_ctrl_c_at_a_question_cancels_the_run(tmp_path: Path, source: Path) -> N
     assert "Traceback" not in terminal.text
 
 
+@pytest.mark.slow
 def test_no_color_disables_colors(tmp_path: Path, source: Path) -> None:
     with TerminalProcess(["demo", str(source), "--yes"], tmp_path, {"NO_COLOR": "1"}) as terminal:
         assert terminal.wait() == 0

@@ -35,6 +35,7 @@ def shop(cli: Cli, tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_the_table_says_how_many_runs_are_good_and_what_is_wrong_with_the_others(cli: Cli, shop: Path) -> None:
     result = cli("eval", "shop.py", "--agent", "shop.py:AGENT", "--concurrency", "1")
     assert result.exit_code == 1
@@ -51,6 +52,7 @@ def test_the_table_says_how_many_runs_are_good_and_what_is_wrong_with_the_others
     assert result.stderr.splitlines() == ["1/2  tea  good", "2/2  cup  bad: price was not called"]
 
 
+@pytest.mark.slow
 def test_json_has_every_run_and_the_exit_code_follows_the_wanted_rate(cli: Cli, shop: Path) -> None:
     words = ("eval", "shop.py:CASES", "--agent", "shop.py:AGENT", "--concurrency", "1", "--json", "--quiet")
     result = cli(*words, "--min-pass-rate", "0.5")

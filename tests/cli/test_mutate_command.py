@@ -94,6 +94,7 @@ def fresh_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [way for way in TESTS if way != "by name"])
 def test_the_tests_have_the_mutant_however_they_import_the_table(cli: Cli, tmp_path: Path, way: str) -> None:
     project(tmp_path, TESTS[way])
@@ -101,6 +102,7 @@ def test_the_tests_have_the_mutant_however_they_import_the_table(cli: Cli, tmp_p
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 def test_faults_that_no_test_notices_are_listed_with_their_line(cli: Cli, tmp_path: Path) -> None:
     project(tmp_path)
     result = cli("mutate", "money:AGENT", *ONLY, "--jobs", "2", "--json", "-q")
@@ -123,6 +125,7 @@ def test_faults_that_no_test_notices_are_listed_with_their_line(cli: Cli, tmp_pa
     assert {line.partition(": ")[2] for line in progress} == {f"{row['result']} {name}" for name, row in found.items()}
 
 
+@pytest.mark.slow
 def test_equivalent_mutants_are_left_out_with_their_reason(cli: Cli, tmp_path: Path) -> None:
     project(tmp_path)
     (tmp_path / "equivalent.txt").write_text("# reviewed\n\nnegate:post_llm.greedy = tested elsewhere\n")
@@ -140,6 +143,7 @@ def test_what_the_library_refuses_needs_no_test(cli: Cli, tmp_path: Path) -> Non
     assert "1 mutant: 0 caught by tests, 1 refused by the library" in result.stdout
 
 
+@pytest.mark.slow
 def test_some_may_survive(cli: Cli, tmp_path: Path) -> None:
     project(tmp_path)
     words = ("mutate", "money:AGENT", "--only", "negate:*greedy", "--only", "drop:*greedy", "--fail-under")
@@ -150,6 +154,7 @@ def test_some_may_survive(cli: Cli, tmp_path: Path) -> None:
     assert cli(*words, "51", "-q").exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_sample_is_drawn_by_its_seed(cli: Cli, tmp_path: Path) -> None:
     project(tmp_path)
     words = ("mutate", "money:GRAPH", "--sample", "2", "--kind", "drop", "--only", "drop:*.otherwise", "--json", "-q")
@@ -182,6 +187,7 @@ def test_tests_that_do_not_import_the_table_are_wrong_usage(cli: Cli, tmp_path: 
     assert "the tests do not import" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_mutant_that_makes_tests_hang_is_caught(monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path) -> None:
     from agentfsm.cli import mutate_command
 
@@ -201,6 +207,7 @@ def test_an_interrupted_command_leaves_no_file(monkeypatch: pytest.MonkeyPatch, 
     assert interrupt.called
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_have_the_mutant(cli: Cli, tmp_path: Path) -> None:
     project(tmp_path)
     result = cli("mutate", "money:AGENT", "--only", "drop:*greedy", "-q", "-p", "xdist", "-n", "1")

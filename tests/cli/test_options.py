@@ -48,6 +48,7 @@ def test_limits_are_pairs_or_json_objects_in_check_and_in_replay(
     assert "pre_step.iteration_limit -> recover instead of pre_step.otherwise -> call_llm" in replayed.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "replay"])
 def test_a_limit_may_be_lifted(cli: Cli, stored: None, command: str) -> None:
     store = ("--store", "runs.db") if command == "replay" else ()

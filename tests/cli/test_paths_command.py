@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from agentfsm import LOOP
 from agentfsm.testing import paths
 from tests.cli.conftest import Cli
@@ -24,12 +26,14 @@ AGENT = Agent(ScriptedModel(), tools=[pay])
 """
 
 
+@pytest.mark.slow
 def test_paths_are_listed_one_a_line(cli: Cli) -> None:
     result = cli("paths", "agentfsm.loop.transition_table:LOOP", "--cover", "transitions")
     expected = [" > ".join((*each.ids, "terminal")) for each in paths(LOOP, "transitions")]
     assert result.stdout.splitlines() == expected
 
 
+@pytest.mark.slow
 def test_a_file_is_written_checked_and_updated(cli: Cli, tmp_path: Path) -> None:
     app = tmp_path / "money.py"
     app.write_text(APP)
@@ -51,6 +55,7 @@ def test_a_file_is_written_checked_and_updated(cli: Cli, tmp_path: Path) -> None
     assert cli(*command, "--check").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_file_with_an_agents_approvals_is_not_compared_with_a_graph(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "money.py").write_text(APP)
     cli("paths", "money.py:AGENT", "--output", "paths.json", "--cover", "transitions")

@@ -91,6 +91,7 @@ def test_a_report_for_a_pull_request_is_markdown(store: Path) -> None:
     assert result.stdout.startswith("### Run `whole`: `completed`")
 
 
+@pytest.mark.slow
 def test_a_report_can_be_a_pdf(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if any(map(shutil.which, BROWSERS)):
         assert command("report", "whole", "--pdf", "--store", store, "-o", tmp_path / "report.pdf").exit_code == 0
@@ -164,6 +165,7 @@ def test_a_report_says_tampered_after_each_edit_that_verify_finds(number: int, m
     check_edit(number, made, tmp_path)
 
 
+@pytest.mark.slow
 def test_with_a_checkpoint_a_report_finds_what_only_a_checkpoint_can(made: Path, tmp_path: Path) -> None:
     key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -62,6 +62,7 @@ def test_a_record_can_be_used_once(cli: Cli, agent: list[str]) -> None:
     assert server.requests == []
 
 
+@pytest.mark.slow
 def test_another_process_resumes_the_record_and_a_third_cannot(agent: list[str], tmp_path: Path) -> None:
     with fake_model_server(text_output("Done.")) as server:
         options = [server.url if word.startswith("http") else word for word in agent]
@@ -141,6 +142,7 @@ def test_an_unknown_run_is_reported(cli: Cli, words: list[str], message: str) ->
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_stored_run_asks_the_user_at_the_terminal(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
     with fake_model_server(tool_call_output(("remove", {"path": "old.txt"})), text_output("Done.")) as server:

@@ -80,6 +80,7 @@ def effects(folder: Path) -> list[str]:
     return (folder / "effects").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_an_idempotent_tool_runs_again_with_the_same_key(tmp_path: Path) -> None:
     with fake_model_server(tool_call_output(("pay_once_per_key", {})), text_output("Paid.")) as server:
         run_id = killed_in("pay_once_per_key", server.url, tmp_path)
@@ -92,6 +93,7 @@ def test_an_idempotent_tool_runs_again_with_the_same_key(tmp_path: Path) -> None
     assert run_without_terminal(["verify", run_id, "--store", "runs.db"], tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "times", "result"), [("ran paid by hand", 1, "paid by hand"), ("did-not-run", 2, "paid")]
 )
@@ -114,6 +116,7 @@ def test_any_other_tool_is_in_doubt_until_a_person_replies(tmp_path: Path, reply
     assert run_without_terminal(["verify", run_id, "--store", "runs.db"], tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["pay", "pay_once_per_key"])
 def test_a_missing_tools_option_does_not_use_up_the_call(tmp_path: Path, tool: str) -> None:
     with fake_model_server(tool_call_output((tool, {})), text_output("Paid.")) as server:
@@ -135,6 +138,7 @@ def test_a_missing_tools_option_does_not_use_up_the_call(tmp_path: Path, tool: s
         assert run_without_terminal(["resume", run_id, *reply, *words], tmp_path).stdout == "Paid.\n"
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_refuses_a_reply_and_is_unchanged(tmp_path: Path) -> None:
     with fake_model_server(tool_call_output(("pay_once_per_key", {})), text_output("Paid.")) as server:
         run_id = killed_in("pay_once_per_key", server.url, tmp_path)

@@ -324,6 +324,7 @@ def test_at_a_terminal_the_user_is_asked_and_the_run_continues(tmp_path: Path) -
     assert server.requests[-1]["messages"][-1]["content"].startswith("removed older.txt")
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_an_approval_leaves_the_run_waiting_and_says_how_to_answer(tmp_path: Path) -> None:
     with fake_model_server(tool_call_output(("remove", {"path": "old.txt"})), text_output("Done.")) as server:
         options = ("-m", "some-model", "--base-url", server.url, "-t", "tools.py")
@@ -363,6 +364,7 @@ def test_sigterm_cancels_the_run(tmp_path: Path) -> None:
     assert '"outcome": "RunCancelled"' in terminal.text
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_from_its_store(tmp_path: Path) -> None:
     with (
         fake_model_server(tool_call_output(("add", {"a": 2, "b": 3})), text_output("Five.")) as good,
@@ -382,6 +384,7 @@ def test_a_killed_run_resumes_from_its_store(tmp_path: Path) -> None:
     assert good.requests[0]["messages"] == [{"role": "user", "content": "2 + 3?"}]
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_a_tool_that_hangs(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import threading\n"
@@ -399,6 +402,7 @@ def test_ctrl_c_cancels_a_tool_that_hangs(tmp_path: Path) -> None:
             assert terminal.wait() == 130
 
 
+@pytest.mark.slow
 def test_the_answer_goes_through_a_pipe_unchanged(tmp_path: Path) -> None:
     with fake_model_server(text_output("tab\there \x1b[1m grüße")) as server:
         done = run_without_terminal(["run", "hi", "-m", "some-model", "--base-url", server.url], tmp_path)
@@ -406,6 +410,7 @@ def test_the_answer_goes_through_a_pipe_unchanged(tmp_path: Path) -> None:
     assert "\x1b" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_locale_without_arrows_gets_question_marks(tmp_path: Path) -> None:
     with fake_model_server(text_output("→ grüße")) as server:
         words = ["run", "hi", "-m", "some-model", "--base-url", server.url]

@@ -66,6 +66,7 @@ def fill(url: str, *, ends: bool = False) -> None:
     asyncio.run(run_all())
 
 
+@pytest.mark.slow
 def test_a_store_is_created_and_checked(url: str, cli: Cli) -> None:
     missing = cli("store", "check")
     assert missing.exit_code == (2 if url == "runs.db" else 1)
@@ -175,6 +176,7 @@ def test_a_role_needs_only_what_the_printed_sql_grants(server: str, cli: Cli) ->
     assert "only the role that owns the tables" in compacted.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

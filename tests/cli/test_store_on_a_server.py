@@ -74,6 +74,7 @@ READING: dict[tuple[str, ...], str] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", READING, ids=" ".join)
 def test_a_command_that_reads(words: tuple[str, ...], cli: Cli, url: str) -> None:
     result = cli(*words)
@@ -210,6 +211,7 @@ def test_the_command_that_resumes_a_run_names_the_store_without_its_password(
     assert "hunter2" not in result.output
 
 
+@pytest.mark.slow
 def test_completion_offers_the_runs_of_a_server(cli: Cli, url: str) -> None:
     result = cli(_AGENTFSM_COMPLETE="bash_complete", COMP_WORDS="agentfsm show w", COMP_CWORD="2")
     assert result.stdout.splitlines() == ["plain,whole", "plain,waits"]

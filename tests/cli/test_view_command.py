@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
@@ -27,6 +28,7 @@ def environment() -> dict[str, str]:
     return child_environment() | {"PYTHONPATH": str(Path.cwd())}
 
 
+@pytest.mark.slow
 def test_a_store_is_served_while_it_is_written_and_ctrl_c_stops_it(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "runs.db") as store:
         finished_run(store, "sample")
@@ -62,6 +64,7 @@ def test_a_store_that_is_not_there_is_wrong_usage_and_is_not_created(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_person_who_says_who_they_are_gets_a_link_and_can_answer_as_claimed(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "runs.db") as store:
         waiting_run(store, "waits")
@@ -96,6 +99,7 @@ def test_a_person_who_says_who_they_are_gets_a_link_and_can_answer_as_claimed(tm
     viewer.stderr.close()
 
 
+@pytest.mark.slow
 def test_roles_need_a_name_and_answering_needs_the_secret(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "runs.db") as store:
         waiting_run(store, "waits")
@@ -108,6 +112,7 @@ def test_roles_need_a_name_and_answering_needs_the_secret(tmp_path: Path) -> Non
         assert text in done.stderr
 
 
+@pytest.mark.slow
 def test_a_checkpoint_and_a_graph_of_the_users_are_taken(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "runs.db") as store:
         finished_run(store, "sample")

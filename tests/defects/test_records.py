@@ -56,6 +56,7 @@ WAYS_TO_WAIT: dict[str, tuple[list[Any], str, Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WAYS_TO_WAIT)
 def test_a_record_that_went_through_json_resumes(case: str) -> None:
     entries, kind, reply, limits = WAYS_TO_WAIT[case]
@@ -108,6 +109,7 @@ def suspended_for_others(folder: Path, **host: Any) -> tuple[Agent, SuspensionRe
     return agent, record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False], ids=["with a guard that all share", "with a secret alone"])
 def test_of_many_processes_that_resume_one_record_at_the_same_time_exactly_one_does(
     tmp_path: Path, guarded: bool
@@ -207,6 +209,7 @@ def changed(value: Any) -> Any:
             return {"x": 1}
 
 
+@pytest.mark.slow
 def test_a_record_with_any_one_field_changed_is_refused_and_the_right_one_still_resumes() -> None:
     model = scripted_model(
         "just talking", [call("echo", text="a"), call("dangerous", what="it")], call("return_done", output="x")

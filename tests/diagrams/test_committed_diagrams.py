@@ -19,6 +19,7 @@ def test_the_committed_diagrams_of_the_loop_are_up_to_date(form: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_committed_diagrams_of_the_readme_are_up_to_date(name: str) -> None:
     drawn = PICTURES[name]()

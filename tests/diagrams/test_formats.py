@@ -279,6 +279,7 @@ def test_graphviz_accepts_the_dot(graph: Graph) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_text_formats_are_the_same_bytes_under_any_hash_seed() -> None:
     program = (
         "import hashlib\n"

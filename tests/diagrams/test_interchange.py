@@ -94,6 +94,7 @@ def selected_combinations(guards: int) -> Iterator[int]:
         yield (1 << guards) - (1 << place)
 
 
+@pytest.mark.slow
 def test_xstate_agrees_on_every_row_of_the_truth_tables() -> None:
     """All combinations; ``post_tool`` of the default loop alone has 32,768."""
     program, folder = require_node(), install_package("xstate", XSTATE)
@@ -122,6 +123,7 @@ def test_xstate_agrees_on_every_row_of_the_truth_tables() -> None:
     print(f"xstate {XSTATE} agrees on {compared:,} of {compared:,} rows of {len(graphs)} graphs")
 
 
+@pytest.mark.slow
 def test_python_statemachine_agrees_on_the_rows_taken() -> None:
     """It loads the SCXML unchanged; guards are looked up in the model."""
     load: Any = pytest.importorskip("statemachine.io", reason="python-statemachine is not installed").load

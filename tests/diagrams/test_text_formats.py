@@ -97,6 +97,7 @@ def apart(one: list[Any], other: list[Any]) -> bool:
     return right <= left2 + 1 or right2 <= left + 1 or bottom <= top2 + 1 or bottom2 <= top + 1
 
 
+@pytest.mark.slow
 def test_mermaid_draws_every_graph_without_overlapping_text(tmp_path: Path) -> None:
     texts = {name: diagram(graph, "mermaid") for name, graph in GRAPHS.items()}
     counts = {t.id: n for n, t in enumerate(LOOP) if n % 3}

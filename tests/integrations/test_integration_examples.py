@@ -34,6 +34,7 @@ agentfsm.transition post_llm.tool_calls
 NEEDS = {"mcp_server.py": ("mcp", "mcp_server_time"), "otel.py": ("opentelemetry.sdk",)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", PRINTED)
 def test_an_example_prints_what_it_should(example: str, tmp_path: Path) -> None:
     for module in NEEDS[example]:

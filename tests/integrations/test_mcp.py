@@ -498,6 +498,7 @@ def test_a_server_that_ends_at_its_start_is_quoted() -> None:
     assert "\x1b" not in text
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_respond_in_time_is_given_up() -> None:
     tools = MCPTools.stdio(
         sys.executable, ["-c", "import time; time.sleep(60)"], settings=MCPSettings(start_timeout=0.2)

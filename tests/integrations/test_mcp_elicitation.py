@@ -253,6 +253,7 @@ def test_a_question_of_the_new_protocol_is_answered_in_another_process(
     assert sdk_server.done == ["reserve Rome"]
 
 
+@pytest.mark.slow
 def test_a_server_that_forgot_its_question_gets_the_answer_when_it_asks_again(
     tmp_path: Path, store: SqliteStore
 ) -> None:
@@ -269,6 +270,7 @@ def test_a_server_that_forgot_its_question_gets_the_answer_when_it_asks_again(
     assert server.done == ["reserve Rome"]
 
 
+@pytest.mark.slow
 def test_in_the_old_protocol_an_idempotent_call_is_repeated_with_the_recorded_answers(
     legacy_server: SdkServer, store: SqliteStore
 ) -> None:
@@ -281,6 +283,7 @@ def test_in_the_old_protocol_an_idempotent_call_is_repeated_with_the_recorded_an
     assert legacy_server.done == ["quote Rome: begun"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "text", "done"),
     [
@@ -323,6 +326,7 @@ def kill_while_asked(database: Path, *arguments: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_server_that_died_too_gets_the_answer_and_acts_once(
     store: SqliteStore, tmp_path: Path
 ) -> None:
@@ -337,6 +341,7 @@ def test_after_a_kill_the_server_that_died_too_gets_the_answer_and_acts_once(
     assert (tmp_path / "done.txt").read_text() == "reserve Rome\n"
 
 
+@pytest.mark.slow
 def test_after_a_kill_a_call_of_the_old_protocol_is_in_doubt_and_runs_with_the_answer_that_was_given(
     legacy_server: SdkServer, store: SqliteStore, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def use(server: SdkServer, oauth: OAuth, host: Host | None = None, **settings: A
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_the_user_is_asked_once_and_the_tokens_stay_in_the_storage_of_the_app(vault: SdkServer) -> None:
     keyring = Keyring()
     assert use(vault, OAuth(keyring, agree, CALLBACK)) == "gold"

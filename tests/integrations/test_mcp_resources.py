@@ -51,6 +51,7 @@ def call_results(url: str, *script: Any, **settings: Any) -> list[str]:
 # -- as values --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_list_of_resources(sdk_server: SdkServer) -> None:
     assert read(sdk_server.url, MCPTools.resources) == [
         Resource("note://today", "today", "Today", "The note of today.", "text/plain"),
@@ -110,6 +111,7 @@ def test_a_server_without_resources_and_prompts_has_none(tmp_path: Path) -> None
     assert asyncio.run(main()) == []
 
 
+@pytest.mark.slow
 def test_a_server_that_died_is_restarted_to_be_read(everything_http: EverythingServer) -> None:
     server = everything_http
 

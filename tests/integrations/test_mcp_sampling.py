@@ -105,6 +105,7 @@ def summarizing(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Callabl
 # -- in every protocol and transport ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_of_the_app_replies_to_the_server_and_the_run_is_charged(
     summarizing: tuple[Callable[..., MCPTools], str],
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_model_of_the_app_replies_to_the_server_and_the_run_is_charged(
     assert sum(isinstance(event.event, ModelReplied) for event in inner) == 1
 
 
+@pytest.mark.slow
 def test_without_the_setting_the_server_is_told_that_it_may_not_ask(
     summarizing: tuple[Callable[..., MCPTools], str],
 ) -> None:
@@ -279,6 +281,7 @@ def resume(server: SdkServer, store: SqliteStore, asked: Any, *replies: Any) -> 
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_after_a_kill_a_repeated_call_pays_no_reply_twice(
     legacy_server: SdkServer, store: SqliteStore, tmp_path: Path
 ) -> None:
@@ -291,6 +294,7 @@ def test_after_a_kill_a_repeated_call_pays_no_reply_twice(
     assert result.run_state.model_calls == 4
 
 
+@pytest.mark.slow
 def test_after_a_kill_any_other_call_is_in_doubt(legacy_server: SdkServer, store: SqliteStore, tmp_path: Path) -> None:
     kill(tmp_path / "runs.db", legacy_server, "summarize", replies=0)
     asked = model(SHORT)

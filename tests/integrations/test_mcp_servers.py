@@ -63,6 +63,7 @@ def test_the_time_server() -> None:
 # -- mcp-server-git -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_git_server(tmp_path: Path) -> None:
     needs("mcp_server_git", "mcp-server-git")
     git = shutil.which("git")
@@ -143,6 +144,7 @@ def test_schemas_are_passed_unchanged_to_the_model(everything: list[str]) -> Non
     assert all(specs[t["name"]].description == t["description"] for t in listed)
 
 
+@pytest.mark.slow
 def test_a_long_call_is_stopped_by_its_timeout_and_by_cancellation(tools: MCPTools) -> None:
     long = call("trigger-long-running-operation", duration=60, steps=5)
 
@@ -170,6 +172,7 @@ def _with_limit(tools: MCPTools, seconds: float) -> list[Any]:
     return [replace(t, timeout=seconds) for t in tools]
 
 
+@pytest.mark.slow
 def test_over_http_a_server_that_dies_is_an_environment_error_and_is_reconnected(
     everything_http: EverythingServer,
 ) -> None:
@@ -190,6 +193,7 @@ def test_over_http_a_server_that_dies_is_an_environment_error_and_is_reconnected
     assert "three" in results(result)[2]
 
 
+@pytest.mark.slow
 def test_over_http_a_lost_session_is_reopened(everything_http: EverythingServer) -> None:
     server = everything_http
 

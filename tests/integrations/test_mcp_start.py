@@ -83,6 +83,7 @@ def system_prompt(settings: MCPSettings, server: SdkServer) -> tuple[str, str]:
     return said, model.requests[0].messages[0].content
 
 
+@pytest.mark.slow
 def test_the_servers_instructions_can_be_read_and_are_not_told_to_the_model(sdk_server: SdkServer) -> None:
     said, prompt = system_prompt(MCPSettings(), sdk_server)
     assert said == "Ask for <dates> before you book."

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIG
 EVERY_POINT = pytest.param(1, marks=pytest.mark.soak)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("step", [6, EVERY_POINT])
 def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end(step, counted):
@@ -41,6 +42,7 @@ def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end(step, counted):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("step", [3, EVERY_POINT])
 def test_starting_interpreters_shows_nothing_that_forking_hides(step, counted):
@@ -75,6 +77,7 @@ def test_one_of_four_processes_that_resume_a_run_gets_it(rounds, counted):
     counted(f"four processes raced for one run {rounds} times: one won each time, the others were told {others}")
 
 
+@pytest.mark.slow
 def test_the_run_of_a_frozen_owner_is_not_acquired_and_continues_when_it_thaws():
     told = run_helper("store_contention", "frozen")
     assert f"process {told['child']}" in told["owner"]
@@ -82,17 +85,20 @@ def test_the_run_of_a_frozen_owner_is_not_acquired_and_continues_when_it_thaws()
     assert (told["left"], told["code"], told["finished"], told["doubts"]) == (0, 0, True, 0)
 
 
+@pytest.mark.slow
 def test_a_frozen_owner_whose_lock_was_removed_is_fenced():
     told = run_helper("store_contention", "fenced")
     assert told == {"fenced": ["run 'run' is finished"], "doubts": 1, "finished": True}
 
 
+@pytest.mark.slow
 def test_a_file_size_limit_is_a_clear_error_and_the_run_can_be_resumed(counted):
     told = run_helper("store_contention", "file-limit")["told"]
     assert sum(told.values()) >= 10
     counted(f"no room for a file: {sum(told.values())} times")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_clear_error_and_the_run_can_be_resumed(counted):
     if sys.platform != "linux":
         pytest.skip("small file systems are mounted on Linux only")

@@ -26,6 +26,7 @@ def test_every_simulated_run_ends_like_an_uninterrupted_one(first, counted):
     )
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_history():
     assert run_helper("fault_simulation", "0", "20") == run_helper(
         "fault_simulation", "0", "20"

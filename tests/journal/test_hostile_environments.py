@@ -18,6 +18,7 @@ ALL = [
 """More than 2,000 runs, in each environment."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("first", "count", "environments"), [pytest.param(0, 2, range(len(ENVIRONMENTS)), id="some"), *ALL]

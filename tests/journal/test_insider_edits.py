@@ -454,6 +454,7 @@ def test_an_untouched_store_is_good_in_every_way(made: Path) -> None:
         assert verified(made, secret=secret, checkpoint=checkpoint).exit_code == 4
 
 
+@pytest.mark.slow
 def test_with_the_secret_and_a_checkpoint_every_edit_is_found(
     made: Path, tmp_path: Path, counted: Callable[[str], None]
 ) -> None:
@@ -517,6 +518,7 @@ def payments(path: Path) -> int:
     return sum('"kind":"effect.intent"' in body and f'"name":"{name}"' in body for body in bodies for name in names)
 
 
+@pytest.mark.slow
 def test_no_edit_is_acted_on(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def paid(edit: Callable[[Insider], None]) -> int:
         folder = Path(shutil.copytree(made, tmp_path / "edited"))

@@ -137,6 +137,7 @@ def test_a_run_with_the_same_path_continues_under_the_new_graph():
     assert [len(r["tried"]) for r in asked] == [len(LOOP.rows("post_llm")) + 1]  # the new guard was asked
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_anywhere_continues_as_if_it_had_started_there():
     _, whole = finished_run()
     first, _ = waiting_run()
@@ -372,6 +373,7 @@ def test_a_sub_agents_run_uses_the_migrations_of_the_sub_agent():
     assert changed == {h.run_id for h in asyncio.run(store.heads())} - {"above"}
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_during_or_after_its_migration_continues():
     store, _ = waiting_run()
     before = len(asyncio.run(store.records("sample")))

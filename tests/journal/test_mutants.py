@@ -36,6 +36,7 @@ OLD = "    attempts = _record_intents(context, ready)\n"
 SAME = f"{OLD}    # nothing else\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("new", "tests", "result"),
     [

@@ -95,6 +95,7 @@ def trip(writer: OutcomeWriter, reader: OutcomeReader, outcome: Any) -> Any:
     return reader.read(restore_hidden(decode(body), json.loads(kept)) if kept else decode(body))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.__name__)
 def test_every_outcome_round_trips(kind):
     @settings(max_examples=60, deadline=None, derandomize=True)

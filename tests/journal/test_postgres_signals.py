@@ -73,6 +73,7 @@ def options_for(url: str, way: dict[str, Any]) -> dict[str, Any]:
     return {name: url if name == "listen_url" else value for name, value in way.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_that_another_process_works_on_is_cancelled(
     url: str, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -93,6 +94,7 @@ def test_a_run_that_another_process_works_on_is_cancelled(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_an_answer_wakes_a_worker_that_listens_and_is_given_once(url: str) -> None:
     async def scenario() -> None:
         async with both(url) as (worker, runs):
@@ -116,6 +118,7 @@ def test_an_answer_wakes_a_worker_that_listens_and_is_given_once(url: str) -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_what_was_sent_while_a_connection_was_cut_is_heard_of(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentfsm.journal.postgres.postgres_signals.RECONNECT_S", 0.01)
 

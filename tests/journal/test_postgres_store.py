@@ -75,6 +75,7 @@ async def opened(url: str, **options: Any) -> AsyncIterator[PostgresStore]:
 # -- conformance --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("liveness", LIVENESS)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_it_does_what_every_store_does(check: Any, liveness: Any, url: str) -> None:
@@ -84,6 +85,7 @@ def test_it_does_what_every_store_does(check: Any, liveness: Any, url: str) -> N
 # -- other processes ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("liveness", LIVENESS)
 def test_a_run_whose_process_is_killed_goes_on_in_another_one(liveness: Any, url: str, tmp_path: Path) -> None:
     file = tmp_path / "shipped"
@@ -194,6 +196,7 @@ def test_one_store_serves_one_event_loop_after_another(url: str) -> None:
 # -- lost connections ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_commit_whose_answer_is_lost_is_neither_lost_nor_repeated(url: str) -> None:
     proxy = CuttingProxy(url)
     draw = random.Random(7)
@@ -348,6 +351,7 @@ def test_what_is_no_url_is_refused(given: str) -> None:
             PostgresStore(given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"lease_s": 0}, {"wait_s": -1}, {"liveness": "clock"}])
 def test_settings_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):

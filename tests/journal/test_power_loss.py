@@ -63,6 +63,7 @@ def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path, monkeypatch, 
     counted("power cuts: 400, nothing acknowledged lost")
 
 
+@pytest.mark.slow
 def test_without_full_a_power_cut_may_only_lose_the_last_records(tmp_path, monkeypatch, counted):
     lost = cuts(tmp_path, monkeypatch, "normal", 400)
     assert lost > 0  # or the disk of this test forgets nothing

@@ -294,6 +294,7 @@ def live(preset: Preset, seed: int) -> tuple[MemoryStore, str]:
     return store, asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_known_ending_is_that_of_a_real_run() -> None:
     """For 25 recorded runs of each of three presets, replayed under each other preset that speaks the same wire."""
     known = 0

@@ -24,11 +24,13 @@ def require_each_once(step: int, *url: str) -> None:
     assert (counts["votes"], counts["payments"]) == (2 * counts["killed"], counts["killed"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_no_answer_is_lost_or_acted_on_twice_in_a_file(step: int) -> None:
     require_each_once(step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_no_answer_is_lost_or_acted_on_twice_on_a_server(step: int) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed")

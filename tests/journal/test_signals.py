@@ -342,6 +342,7 @@ def test_a_run_that_waits_is_cancelled_by_whoever_takes_it_up(with_shop: Any) ->
     with_shop(scenario)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_is_cancelled_and_its_effect_is_not_repeated(with_shop: Any) -> None:
     async def scenario(shop: Shop) -> None:
         run = shop.agent(call("look"), call("wait"), "Done.").run("Wait.", run_id="one")

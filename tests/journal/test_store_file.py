@@ -207,6 +207,7 @@ def test_an_error_of_a_job_is_reported_rather_than_the_missing_file(tmp_path):
     store.close()
 
 
+@pytest.mark.slow
 def test_a_store_refuses_to_work_in_a_forked_child_and_the_parent_goes_on(tmp_path):
     store = SqliteStore(tmp_path / "runs.db")
     begin(store)

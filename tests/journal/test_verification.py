@@ -63,6 +63,7 @@ def test_a_waiting_run_is_good_and_open():
     assert (report.code, report.open) == (OPEN, ("waits for a human reply (approval)",))
 
 
+@pytest.mark.slow
 def test_every_edit_of_a_body_is_found_at_its_record(whole):
     for place, row in enumerate(whole):
         for at in range(0, len(row.body), max(1, len(row.body) // 7)):
@@ -80,6 +81,7 @@ def test_an_edit_with_a_recomputed_hash_is_found_at_the_next_record(whole):
     assert found(forged, head_of(whole)) == len(whole)  # the store's own note does not fit
 
 
+@pytest.mark.slow
 def test_every_deletion_swap_and_insertion_is_found(whole):
     for place in range(len(whole) - 1):
         assert found([*whole[:place], *whole[place + 1 :]]) == place + 1

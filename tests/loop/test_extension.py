@@ -129,6 +129,7 @@ def test_the_request_says_how_much_is_used_up_and_what_a_reply_grants(unit: str,
         assert request.limit == REACHED[unit]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extend", "calls"),
     [

@@ -100,6 +100,7 @@ RUNS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(RUNS)
 @settings(max_examples=400)
 def test_a_guard_does_not_hold_while_its_fields_have_the_values_it_declares(run):

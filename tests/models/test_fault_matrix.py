@@ -551,6 +551,7 @@ def test_the_matrix_is_large_enough() -> None:
     assert len({case.label for case in CASES}) == len(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 def test_a_fault_has_its_declared_failure_kind_and_the_run_follows_the_policy(
     case: Case, matrix: dict[str, Seen | BaseException]

@@ -299,6 +299,7 @@ def test_a_response_in_an_unrequested_encoding_is_rejected_and_an_error_keeps_it
     assert isinstance(request_error(build_model("openai", packed(b"??", "zstd", 503))), TransientProviderError)
 
 
+@pytest.mark.slow
 def test_a_decompression_bomb_is_decompressed_only_up_to_the_limit() -> None:
     bomb = zlib.compressobj(9, wbits=31)
     body = b"".join(bomb.compress(b" " * 1_000_000) for _ in range(300)) + bomb.flush()
@@ -504,6 +505,7 @@ def lasting_server() -> Iterator[ThreadingHTTPServer]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_one_model_works_in_consecutive_event_loops_and_leaves_no_socket_open(
     lasting_server: ThreadingHTTPServer,
 ) -> None:
@@ -513,6 +515,7 @@ def test_one_model_works_in_consecutive_event_loops_and_leaves_no_socket_open(
         gc.collect()  # a socket left open raises a ResourceWarning here, and warnings are errors
 
 
+@pytest.mark.slow
 def test_a_model_drops_the_clients_of_closed_event_loops() -> None:
     model = build_model("openai", respond_with(200, GOOD_BODIES["openai"]))
     loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
@@ -527,6 +530,7 @@ def test_a_model_drops_the_clients_of_closed_event_loops() -> None:
     assert [loop() for loop in loops[:-1]] == [None] * 3
 
 
+@pytest.mark.slow
 def test_one_model_works_in_event_loops_of_several_threads(lasting_server: ThreadingHTTPServer) -> None:
     model = build_model("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
     with ThreadPoolExecutor(4) as pool:

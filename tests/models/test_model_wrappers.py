@@ -115,6 +115,7 @@ class Hanging:
         return HELLO
 
 
+@pytest.mark.slow
 def test_a_model_that_hangs_leaves_time_for_the_next_model() -> None:
     assert ask(FallbackModel(Hanging(), ScriptedModel(["Hello"])), SOON).message.content == "Hello"
     pieces = stream(FallbackModel(ScriptedStream([TextChunk("Half a"), hang]), ScriptedModel(["Hello"])), SOON)

@@ -215,6 +215,7 @@ ENCODERS: dict[str, Callable[[ModelRequest], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("wire", ENCODERS)
 def test_openai_and_anthropic_accept_it(wire: str, preset: str) -> None:
@@ -233,6 +234,7 @@ def test_mistral_and_gemini_accept_it(provider: str, preset: str) -> None:
                 assert RULES[provider](encode_chat(request, "m", roles=PROVIDERS[provider].roles)) == [], str(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
 def test_a_chat_template_accepts_it(template: Path) -> None:
     for case in CASES:

@@ -50,6 +50,7 @@ def all_at_once(model: AnyModel, request: ModelRequest, stream: bool) -> bytes:
     return dumps(model._encode(request, stream=stream)).encode(errors="replace")
 
 
+@pytest.mark.slow
 @given(
     wire=st.sampled_from(WIRES),
     steps=st.lists(

@@ -85,6 +85,7 @@ def cut_in_utf16(text: str, sizes: Iterator[int]) -> list[str]:
     return parts
 
 
+@pytest.mark.slow
 @given(wire=st.sampled_from(WIRES), model_output=replies, style=styles, data=st.data())
 @settings(max_examples=600, deadline=None)
 def test_a_streamed_reply_equals_the_unstreamed_one_for_any_chunking(
@@ -160,6 +161,7 @@ def test_a_stream_that_ends_before_the_reply_does_is_transient(wire: str) -> Non
             assert request_stream(model)[1].message.content == "Hello there"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_stream_truncated_anywhere_is_never_taken_for_a_complete_reply(wire: str) -> None:
     model_output = ModelOutput("Hello", "", (("c1", "weather", {"city": "Paris"}),))

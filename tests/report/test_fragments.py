@@ -82,6 +82,7 @@ def test_the_plain_run_has_every_kind_of_field() -> None:
     assert fragments("plain").count("plain") > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=range(len(HOSTILE_TEXTS)))
 def test_hostile_text_adds_no_element_and_no_attribute(text: str) -> None:
     root = parsed(fragments(text))

@@ -54,6 +54,7 @@ def test_a_report_says_what_is_wrong() -> None:
     assert "- **tampered**: `(schema): a trigger is missing`" in run_markdown([], Findings(problems=(schema,)))
 
 
+@pytest.mark.slow
 def test_a_report_of_long_and_of_many_runs_fits_a_comment() -> None:
     text = run_markdown([reported(long_run(200), "long")], FINDINGS)
     assert MAX_COMMENT * 0.9 < len(text) <= MAX_COMMENT

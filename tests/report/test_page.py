@@ -151,6 +151,7 @@ def test_a_report_over_a_period_has_the_decisions_about_a_tool_from_one_time_to_
     assert "cut tampered its hash does not match" in section(root, "Verification")
 
 
+@pytest.mark.slow
 def test_a_report_of_a_thousand_steps_is_under_three_megabytes() -> None:
     page = run_page([reported(long_run(1_000), "long")], FINDINGS, 0)
     assert page.count('<tr id="r1m') == 4_998
@@ -160,6 +161,7 @@ def test_a_report_of_a_thousand_steps_is_under_three_megabytes() -> None:
 # -- in a browser ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hostile_texts_run_nothing_load_nothing_and_break_no_layout(tmp_path: Path) -> None:
     runs = [asyncio.run(run_full_of(text)) for text in HOSTILE_TEXTS[::30]]
     every = asyncio.run(run_full_of("\n".join(HOSTILE_TEXTS)))
@@ -178,6 +180,7 @@ def test_hostile_texts_run_nothing_load_nothing_and_break_no_layout(tmp_path: Pa
         assert events == []
 
 
+@pytest.mark.slow
 def test_the_arrow_keys_step_through_a_run_in_picture_and_ledger(tmp_path: Path, whole: ReportedRun) -> None:
     file = tmp_path / "report.html"
     file.write_text(run_page([whole], FINDINGS, 0), encoding="utf-8")
@@ -196,6 +199,7 @@ def test_the_arrow_keys_step_through_a_run_in_picture_and_ledger(tmp_path: Path,
         assert events == []
 
 
+@pytest.mark.slow
 def test_a_report_needs_no_script_to_be_read(tmp_path: Path, whole: ReportedRun) -> None:
     file = tmp_path / "report.html"
     file.write_text(run_page([whole], FINDINGS, 0), encoding="utf-8")
@@ -207,6 +211,7 @@ def test_a_report_needs_no_script_to_be_read(tmp_path: Path, whole: ReportedRun)
         assert events == []
 
 
+@pytest.mark.slow
 def test_axe_finds_no_fault_in_light_dark_and_on_a_phone(tmp_path: Path, whole: ReportedRun) -> None:
     axe = install_package("axe-core", "4.14.1", "axe.min.js").read_text("utf-8")
     file = tmp_path / "report.html"

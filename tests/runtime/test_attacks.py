@@ -560,6 +560,7 @@ def graph_with(effect: Callable[..., Any]) -> Graph:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 def test_an_effect_that_changes_the_run_ends_it(attack: Any, is_async: bool) -> None:
@@ -618,6 +619,7 @@ def test_an_effect_that_keeps_its_context_can_do_nothing_with_it_later() -> None
     assert len(world.model.requests) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 def test_an_effect_that_returns_at_once_again_and_again_cannot_keep_the_event_loop(is_async: bool) -> None:
     def spin(context: StateContext) -> None: ...
@@ -837,6 +839,7 @@ def test_the_history_that_a_caller_gave_may_be_changed_afterwards() -> None:
     assert [m.content for m in result.messages] == ["earlier", "yes", "go", "done"]
 
 
+@pytest.mark.slow
 def test_attacks_keep_no_run_alive() -> None:
     world = World(hooks=[hook("pre_step")(swallowing(ATTACKS["move the run"]))])
     result = world.run()

@@ -62,6 +62,7 @@ async def iterate_run(agent: Agent) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [await_run, iterate_run])
 @pytest.mark.parametrize(
     ("name", "arguments"), [("look", {"where": "here"}), ("wipe", {"path": "/"}), ("missing", {}), ("look", {"at": 1})]

@@ -162,6 +162,7 @@ def test_a_forked_process_has_a_guard_of_its_own():
     os.close(writer)
 
 
+@pytest.mark.slow
 def test_a_folder_has_one_scope_whoever_names_it_first(tmp_path):
     code = "import sys; from agentfsm import FileReplayGuard; print(FileReplayGuard(sys.argv[1]).scope)"
     racers = [

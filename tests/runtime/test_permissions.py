@@ -326,6 +326,7 @@ def nested_json(depth: int) -> str:
     return '{"thing":' + "[" * (depth - 1) + "1" + "]" * (depth - 1) + "}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", [None, MemoryStore])
 @pytest.mark.parametrize("hooks", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("way", ["model", "wire", "envelope"])

@@ -196,6 +196,7 @@ def run_program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "code", "second"), [("suspend", 0, "allow"), ("crash", 9, "resume")])
 def test_another_process_makes_the_dependencies_again_and_without_a_factory_refuses(
     first: str, code: int, second: str, tmp_path: Path

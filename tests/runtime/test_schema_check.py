@@ -70,6 +70,7 @@ def test_a_schema_that_takes_too_much_work_accepts_nothing(schema: dict[str, Any
 NAMES = [f"k{n}" for n in range(1_000)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "value"),
     [

@@ -797,6 +797,7 @@ def check_store(folder: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "asked", "looked"),
     [("after the first question", 2, 1), ("in look", 2, 2), ("after send", 2, 1), ("second question", 3, 1)],
@@ -811,6 +812,7 @@ def test_after_a_crash_what_was_completed_is_not_repeated(tmp_path: Path, where:
     check_store(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "noted_as", "sent"), [("ran", "it was sent", 1), ("did_not_run", "sent", 2)])
 def test_after_a_crash_in_a_tool_that_is_not_idempotent_the_run_waits_for_a_person(
     tmp_path: Path, answer: str, noted_as: str, sent: int

@@ -293,6 +293,7 @@ def test_with_nothing_left_no_sub_agent_is_begun() -> None:
     check_end(result)
 
 
+@pytest.mark.slow
 @given(
     together=st.integers(1, 6),
     limit=st.integers(1, 120),
@@ -468,6 +469,7 @@ def test_the_model_calls_of_a_sub_agents_sub_agent_count_too() -> None:
     assert result.run_state.model_calls == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [2, 3, 4, 9])
 def test_the_model_calls_of_a_sub_agents_own_state_count_too(limit: int) -> None:
     critic = ScriptedModel(["again"] * 50)
@@ -517,6 +519,7 @@ def tree(draw: Any, made: list[int], depth: int, host: Host | None = None, limit
     return Agent(model, tools=tools, guardrails=limits, host=host)
 
 
+@pytest.mark.slow
 @given(data=st.data(), limit=st.integers(1, 30), stored=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_however_sub_agents_are_nested_they_make_no_more_model_calls_than_are_left(
@@ -1148,6 +1151,7 @@ def step(folder: Path, where: str, number: int, code: int = 0) -> dict[str, Any]
     return json.loads(done.stdout or "{}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "acted", "thought"),
     [
@@ -1171,6 +1175,7 @@ def test_an_interrupted_sub_agent_continues_where_its_own_journal_ends(
     assert [r.code for r in reports] == [GOOD, GOOD], reports
 
 
+@pytest.mark.slow
 def test_interrupted_in_a_tool_of_a_sub_agent_the_call_is_in_doubt_for_the_calling_run(tmp_path: Path) -> None:
     step(tmp_path, "tool", 1, code=9)
     assert step(tmp_path, "tool", 2)["asked"] == ["in_doubt", "h", "act"]
@@ -1179,6 +1184,7 @@ def test_interrupted_in_a_tool_of_a_sub_agent_the_call_is_in_doubt_for_the_calli
     assert told["acted"] == 1
 
 
+@pytest.mark.slow
 def test_interrupted_after_a_reply_a_sub_agent_does_not_get_it_twice(tmp_path: Path) -> None:
     step(tmp_path, "answered", 1, code=9)
     told = step(tmp_path, "answered", 2)

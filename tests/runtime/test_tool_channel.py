@@ -213,6 +213,7 @@ def test_the_journal_of_it_is_verified_and_replayed():
     assert (again.divergences, again.unknown) == ((), "")
 
 
+@pytest.mark.slow
 def test_it_goes_on_in_another_process(tmp_path):
     program = textwrap.dedent("""
         import sys

@@ -109,6 +109,7 @@ rules = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(rules, max_size=3), actions, st.lists(rules, max_size=2), actions, st.sampled_from(["a", "b", "c"]))
 def test_what_never_runs_does_not_run_and_what_always_runs_does(

@@ -359,6 +359,7 @@ def test_an_error_is_never_repeated_after_the_next_request() -> None:
     assert ["contains no tool call" in request_text(r) for r in model.requests] == [False, False, True, False, False]
 
 
+@pytest.mark.slow
 def test_there_is_no_cap_on_iterations_but_the_breaker_and_the_time() -> None:
     script = [call("calculator", a=i, b=1) for i in range(120)]
     model = scripted_model(*script, DONE)

@@ -53,6 +53,7 @@ def broken(graph: Graph) -> Verdict:
     return verdict
 
 
+@pytest.mark.slow
 def test_a_counterexample_that_a_run_takes_is_real() -> None:
     graph = hasty(holds=True)
     replay = replay_counterexample(graph, broken(graph).path)
@@ -61,6 +62,7 @@ def test_a_counterexample_that_a_run_takes_is_real() -> None:
     assert str(replay).startswith("real: a run took pre_step.otherwise, ")
 
 
+@pytest.mark.slow
 def test_a_counterexample_that_no_run_takes_is_spurious() -> None:
     """The model does not know that the guard never holds."""
     graph = hasty(holds=False)
@@ -79,6 +81,7 @@ def test_a_guard_without_an_example_cannot_be_replayed() -> None:
     assert "unknown" in replay.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("condition", "code"), [("run.action is Action.retry", 1), ("False", 0)])
 def test_the_written_file_fails_if_and_only_if_the_counterexample_is_real(
     condition: str, code: int, tmp_path: Path

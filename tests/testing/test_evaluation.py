@@ -62,6 +62,7 @@ def test_a_check_may_assert() -> None:
     assert attempt.problem.startswith("check: it says yes")
 
 
+@pytest.mark.slow
 def test_failures_rows_and_costs_are_summed_over_all_runs() -> None:
     usage = Usage(input_tokens=10, output_tokens=5, cost_usd=0.25)
     script = [TransientProviderError("busy"), Reply(Message.assistant("one"), "stop", usage), "two"]

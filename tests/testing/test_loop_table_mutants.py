@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
+
 from agentfsm.errors import GraphError
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, Transition
@@ -133,10 +135,12 @@ def _catches(driver: WitnessDriver, each: Path | GuardConflict) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_the_table_itself_passes() -> None:
     assert caught_by(LOOP) == ""
 
 
+@pytest.mark.slow
 def test_every_mutant_is_caught() -> None:
     caught = {name: caught_by(graph) for name, graph in MUTANTS.items()}
     by_order = sum("-before-" in path for path in caught.values())
@@ -146,6 +150,7 @@ def test_every_mutant_is_caught() -> None:
     assert len(caught) >= 30
 
 
+@pytest.mark.slow
 def test_of_two_true_guards_the_first_row_wins() -> None:
     driver = WitnessDriver(LOOP)
     held = 0

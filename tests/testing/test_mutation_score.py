@@ -40,6 +40,7 @@ def test_thirty_faults_of_the_table_are_noticed(tmp_path: Path, counted: Callabl
     assert f"catch {found['caught']}, the library\nrefuses {found['refused']}, and none survives" in text
 
 
+@pytest.mark.slow
 def test_the_app_notices_a_removed_rule_a_deleted_row_and_a_tool_that_always_raises(tmp_path: Path) -> None:
     """Each by the tests alone: the mutants are made in the source of the app, by hand."""
     write_app(tmp_path)

@@ -105,6 +105,7 @@ def test_what_a_preset_excludes_is_listed_with_the_reason() -> None:
     assert why[("post_tool.declared_unable",)] == "declared_unable: the control tools are not registered"
 
 
+@pytest.mark.slow
 def test_other_criteria_ask_for_more_or_less() -> None:
     rows_ = paths(LOOP, "transitions")
     assert {r for p in rows_ for r in p.ids} == {f"{a}.{g}" for a, g, _ in loop_rows()}
@@ -150,6 +151,7 @@ def test_custom_assumptions_exclude_paths() -> None:
     assert why == {("post_tool.tool_error",): "tool_error: tools here never fail"}
 
 
+@pytest.mark.slow
 def test_more_generous_budgets_make_no_other_pair_possible() -> None:
     """So the short budgets under which paths are found hide nothing."""
     generous = AgentGuardrails(
@@ -164,6 +166,7 @@ def test_there_are_four_criteria() -> None:
         paths(LOOP, "everything")
 
 
+@pytest.mark.slow
 def test_the_list_is_the_same_under_any_hash_seed() -> None:
     code = (
         "from agentfsm.testing import paths; from agentfsm.loop.transition_table import LOOP;"

@@ -98,6 +98,7 @@ def test_the_criterion_is_an_option(project: pytest.Pytester) -> None:
     run(project, "--fsm-cover=triples").assert_outcomes(passed=3)
 
 
+@pytest.mark.slow
 def test_the_loop_is_the_default_graph(project: pytest.Pytester) -> None:
     project.makepyfile(
         test_loop="from agentfsm.testing import force, default_agent\nfrom agentfsm import LOOP\n"
@@ -116,6 +117,7 @@ def test_the_report_lists_what_was_not_covered(project: pytest.Pytester) -> None
     assert "never: pre_step.sunny (never true)" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_an_option_the_report_is_about_the_graph_that_tests_are_marked_with(
     project: pytest.Pytester, workers: int
@@ -227,6 +229,7 @@ def test_it(moves):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_prime_paths_are_reported_as_such(project: pytest.Pytester, workers: int) -> None:
     """By hand: a > b > a and b > a > b are round trips, b > a > end leaves; all other ways are part of these."""
@@ -244,6 +247,7 @@ def test_prime_paths_are_reported_as_such(project: pytest.Pytester, workers: int
     assert json.loads((project.path / "fsm-coverage.json").read_text())["walks"]["a > b > a"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_counts_are_the_same_in_one_process_and_in_two(project: pytest.Pytester, workers: int) -> None:
     arguments = ["-n", str(workers)] if workers else []
@@ -312,6 +316,7 @@ def test_the_picture_shows_the_counts(project: pytest.Pytester) -> None:
     assert "never" in text
 
 
+@pytest.mark.slow
 def test_reports_are_the_same_under_any_hash_seed(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     project.makepyfile(
         test_loop="from agentfsm import LOOP\nfrom agentfsm.testing import WitnessDriver\n"
@@ -366,6 +371,7 @@ def test_wrong_usage_is_a_one_line_error(project: pytest.Pytester, argument: str
     assert "Traceback" not in result.stderr.str()
 
 
+@pytest.mark.slow
 def test_without_its_options_the_plugin_imports_nothing(project: pytest.Pytester) -> None:
     loaded = "any(m.startswith('agentfsm.machine') for m in sys.modules)"
     project.makepyfile(test_plain=f"import sys\ndef test_it():\n    assert not {loaded}\n")

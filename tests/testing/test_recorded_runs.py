@@ -66,6 +66,7 @@ def test_a_crash_in_a_tool_that_may_not_run_twice_asks_a_person() -> None:
     assert "move: dispatch_tool.in_doubt -> suspended" in lines(allowed.with_crashes())
 
 
+@pytest.mark.slow
 def test_the_file_is_written_on_request_and_compared_otherwise(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_app=TESTS)
     options = ("-p", "no:cacheprovider", "-n0")
@@ -89,6 +90,7 @@ def test_the_file_is_written_on_request_and_compared_otherwise(pytester: pytest.
     assert file.read_text() == written
 
 
+@pytest.mark.slow
 def test_several_workers_may_not_write_the_file(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_app=TESTS)
     found = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n1", "--fsm-record")

@@ -34,6 +34,7 @@ def plain(ids: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(each.replace(PREFIX, "").replace(".logged_", ".") for each in ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize("cover", ["transitions", "pairs", "prime"])
 def test_a_renamed_loop_has_exactly_the_paths_of_the_loop(graph: Graph, cover: str) -> None:
@@ -42,6 +43,7 @@ def test_a_renamed_loop_has_exactly_the_paths_of_the_loop(graph: Graph, cover: s
     assert [plain(each.rows) for each in found.infeasible] == [each.rows for each in expected.infeasible]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_renamed_preset_has_exactly_the_paths_of_the_preset(name: str) -> None:
     preset = PRESETS[name]
@@ -49,6 +51,7 @@ def test_a_renamed_preset_has_exactly_the_paths_of_the_preset(name: str) -> None
     assert [plain(path.ids) for path in found] == [path.ids for path in paths(preset)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", OTHERS.values(), ids=OTHERS)
 def test_every_pair_of_a_renamed_loop_is_witnessed_and_its_examples_hold(graph: Graph) -> None:
     driver = WitnessDriver(graph)
@@ -58,6 +61,7 @@ def test_every_pair_of_a_renamed_loop_is_witnessed_and_its_examples_hold(graph: 
     assert driver.undriven_rows() == []
 
 
+@pytest.mark.slow
 def test_the_first_of_two_true_guards_of_a_renamed_loop_wins_wherever_it_does_in_the_loop() -> None:
     held: dict[str, list[str]] = {}
     for graph in (LOOP, renamed(LOOP, PREFIX)):

@@ -40,6 +40,7 @@ def pytest_there(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_it_passes_and_covers_every_pair_that_can_happen(copy: Path) -> None:
     done = pytest_there(copy, "--fsm-graph=test_policy:AGENT", "--fsm-report=term", "--fsm-fail-under=100")
     assert done.returncode == 0, done.stdout
@@ -47,6 +48,7 @@ def test_it_passes_and_covers_every_pair_that_can_happen(copy: Path) -> None:
     assert re.search(r"^guards both ways +51 of 51 +100.0 %$", done.stdout, re.M)
 
 
+@pytest.mark.slow
 def test_its_pictures_are_those_that_its_commands_write(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pictures = {name: (copy / name).read_text() for name in ("policy.svg", "difference.svg", "coverage.svg")}
     for name in pictures:

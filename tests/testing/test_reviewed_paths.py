@@ -42,12 +42,14 @@ def test_the_file_holds_what_was_generated_one_path_a_line(tmp_path: FilePath) -
     assert f'  "{first}",' in text.splitlines()
 
 
+@pytest.mark.slow
 def test_nothing_differs_from_the_graph_that_was_reviewed() -> None:
     assert REVIEWED.differences(LOOP) == []
     found = REVIEWED.resolve(LOOP, "paths.json")
     assert [each.rows for each in found if isinstance(each, Path)] == [each.rows for each in paths(LOOP)]
 
 
+@pytest.mark.slow
 def test_a_deleted_row_breaks_its_paths() -> None:
     graph = LOOP.without("post_llm.loop_detected")
     changes = REVIEWED.differences(graph)
@@ -73,6 +75,7 @@ def swapped(first: str, second: str) -> Graph:
     return replace(LOOP, transitions=tuple({one: other, other: one}.get(t, t) for t in LOOP))
 
 
+@pytest.mark.slow
 def test_swapped_rows_are_a_difference_though_every_path_can_still_happen() -> None:
     graph = swapped("post_tool.unknown_tool", "post_tool.invalid_arguments")
     change = "post_tool.invalid_arguments is now evaluated before post_tool.unknown_tool"
@@ -92,6 +95,7 @@ def test_a_new_row_is_a_difference_and_what_no_reviewed_path_covers_is_listed() 
     assert "no reviewed path covers call_llm.otherwise > post_llm.seldom" in changes
 
 
+@pytest.mark.slow
 def test_updated_paths_keep_those_that_can_still_happen() -> None:
     graph = LOOP.with_detector("post_llm", seldom)
     updated = ReviewedPaths.generate(graph, "pairs", REVIEWED)
@@ -102,6 +106,7 @@ def test_updated_paths_keep_those_that_can_still_happen() -> None:
     assert back.paths == REVIEWED.paths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cover", ["transitions", "triples", "prime"])
 def test_every_criterion_can_be_reviewed(cover: str) -> None:
     reviewed = ReviewedPaths.generate(LOOP, cover)

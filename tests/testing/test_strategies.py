@@ -60,6 +60,7 @@ def agent(preset: str = "funnel") -> Agent:
     return Agent(ScriptedModel(), tools=[look, pay, fetch], preset=preset, guardrails=LIMITS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_random_scenarios_keep_the_invariants_of_every_preset(name: str) -> None:
     an_agent = agent(name)
@@ -81,6 +82,7 @@ def test_random_scenarios_keep_the_invariants_of_every_preset(name: str) -> None
     assert len(ends) >= 2, ends  # the draws go to several places
 
 
+@pytest.mark.slow
 @FEW
 @given(scenarios(agent()))
 def test_a_run_resumes_identically_from_its_store_and_from_its_records(scenario) -> None:
@@ -113,6 +115,7 @@ def test_drawn_arguments_fit_the_tool(drawn) -> None:
     assert set(chosen.arguments(given_)) >= set(chosen.spec.parameters.get("required", ()))
 
 
+@pytest.mark.slow
 def test_a_fault_shrinks_to_the_shortest_run() -> None:
     """The fault: more than 100 was spent. The shortest run: one reply with one call, of 101."""
 
@@ -143,6 +146,7 @@ def test_a_crash_while_parallel_tools_start() -> None:
     assert len(result.started_tools) > 2  # what was cut off is made again
 
 
+@pytest.mark.slow
 def test_an_open_approval_gate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the approval check, the loop executes calls that were not approved."""
 
@@ -170,6 +174,7 @@ REACH = settings(
 )
 
 
+@pytest.mark.slow
 def test_five_hundred_scenarios_reach_every_row_of_the_loop(counted: Callable[[str], None]) -> None:
     an_agent = default_agent(LOOP)
     reached: Counter[str] = Counter()
@@ -205,6 +210,7 @@ def test_five_hundred_scenarios_reach_every_row_of_a_preset_that_a_run_can_take(
     assert {row for path in paths(an_agent, "transitions") for row in path.ids} - reached == set()
 
 
+@pytest.mark.slow
 def test_an_agent_without_the_default_tools_is_led_along_paths_with_its_own() -> None:
     an_agent = agent("standard")
     reached: Counter[str] = Counter()

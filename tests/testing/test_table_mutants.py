@@ -89,6 +89,7 @@ def test_what_the_library_refuses_is_refused() -> None:
         mutant_graph(LOOP, Mutant("swap", "post_llm.tool_calls", "post_llm.otherwise"))
 
 
+@pytest.mark.slow
 def test_whoever_holds_the_graph_has_the_mutant() -> None:
     """Agents made before and after, a graph imported by its name, and a default argument."""
     graph = own_graph()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from agentfsm import LOOP, Agent, Approval, tool, with_votes
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.testing import ESCALATED, ModelTurn, Scenario, ScriptedModel, Simulator, WitnessDriver, call, paths
@@ -42,6 +44,7 @@ def agent(approval: Approval = BY_TWO) -> Agent:
     return Agent(ScriptedModel(), tools=[pay_needing(approval), refund, look], graph=VOTING)
 
 
+@pytest.mark.slow
 def test_every_pair_of_a_table_that_counts_votes_is_witnessed() -> None:
     driver, found = WitnessDriver(VOTING), paths(VOTING)
     assert driver.undriven_rows() == []
@@ -50,6 +53,7 @@ def test_every_pair_of_a_table_that_counts_votes_is_witnessed() -> None:
     assert {row for path in found for row in path.ids} >= VOTED
 
 
+@pytest.mark.slow
 def test_rules_of_own_tools_are_voted_on_and_verify_counts_the_votes() -> None:
     source = agent()
     driver, paid = WitnessDriver(source, tools="real"), 0

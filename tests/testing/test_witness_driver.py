@@ -56,6 +56,7 @@ from agentfsm.testing.simulation import RUN_TOOL
 from tests.helpers.graphs import reference_loop
 
 
+@pytest.mark.slow
 def test_every_pair_of_the_loop_is_witnessed() -> None:
     """The paths come from the table that was typed in by hand; the runs from the real one."""
     found = paths(reference_loop())
@@ -65,6 +66,7 @@ def test_every_pair_of_the_loop_is_witnessed() -> None:
     print(f"{len(found)} paths witnessed: {found}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("cover", ["pairs", "prime"])
 def test_every_pair_and_prime_path_of_the_presets_is_witnessed(name: str, cover: str) -> None:
@@ -74,12 +76,14 @@ def test_every_pair_and_prime_path_of_the_presets_is_witnessed(name: str, cover:
         driver.run(path).check()
 
 
+@pytest.mark.slow
 def test_every_triple_of_the_loop_is_witnessed() -> None:
     driver = WitnessDriver(LOOP)
     for path in paths(LOOP, "triples"):
         driver.run(path).check()
 
 
+@pytest.mark.slow
 def test_on_every_path_the_journal_verifies_and_every_call_has_one_result() -> None:
     driver = WitnessDriver(LOOP)
     for path in paths(LOOP):
@@ -147,6 +151,7 @@ PAY = Example(call=call("pay", amount=900, to="anybody"))
 PAYING = LOOP.with_detector("post_llm", too_much, before="tool_calls")
 
 
+@pytest.mark.slow
 def test_examples_of_a_custom_detector_drive_its_paths() -> None:
     found = paths(PAYING, behavior=paying().behavior, structured=False)
     assert any("post_llm.too_much" in p.ids for p in found)
@@ -226,6 +231,7 @@ EDITED = LOOP.with_state(
 )
 
 
+@pytest.mark.slow
 def test_examples_of_the_other_rows_are_checked_where_a_guard_raises_without_its_effect() -> None:
     """A run that is aborted in ``edit`` has no result of it, so ``too_long`` cannot be asked there."""
     examples = {"too_long": GuardExamples((Example(state_result="too long"),), (Example(state_result="good"),))}
@@ -249,6 +255,7 @@ def in_an_event_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[
     return run
 
 
+@pytest.mark.slow
 @in_an_event_loop
 async def test_paths_examples_and_priorities_run_in_an_async_test() -> None:
     driver = WitnessDriver(paying())
@@ -325,11 +332,13 @@ def divergences(driver: WitnessDriver, agent: Agent, cover: str = "pairs") -> li
     return [run.divergence for run in (driver.run(path) for path in paths(agent, cover)) if run.divergence is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tools", ["checked", "real"])
 def test_every_path_can_be_taken_with_the_agents_own_tools(tools: Literal["checked", "real"]) -> None:
     assert divergences(WitnessDriver(refunding(), tools=tools), refunding()) == []
 
 
+@pytest.mark.slow
 def test_own_tools_are_called_with_arguments_below_and_above_their_approval_rule() -> None:
     driver = WitnessDriver(refunding(), tools="checked")
     started = [s for path in paths(refunding()) for s in driver.run(path).simulation_result.started_tools]
@@ -338,6 +347,7 @@ def test_own_tools_are_called_with_arguments_below_and_above_their_approval_rule
     assert all(s.approved == (s.arguments["amount"] > 100) for s in own)
 
 
+@pytest.mark.slow
 def test_a_removed_approval_rule_is_noticed() -> None:
     without = refunding(approval=False)
     with pytest.raises(
@@ -367,6 +377,7 @@ def test_an_approval_rule_that_asks_too_late_is_noticed() -> None:
         WitnessDriver(early, tools="checked", examples=examples).check_examples()
 
 
+@pytest.mark.slow
 def test_a_tool_that_always_raises_is_noticed_where_its_function_runs() -> None:
     broken = refunding(refusing)
     assert divergences(WitnessDriver(broken, tools="checked"), broken) == []
@@ -375,6 +386,7 @@ def test_a_tool_that_always_raises_is_noticed_where_its_function_runs() -> None:
     assert {each.hint for each in found} == {"refund: ValueError: the account is closed"}
 
 
+@pytest.mark.slow
 def test_arguments_that_a_tool_now_refuses_are_noticed() -> None:
     def strict(amount: int, order: str) -> str:
         """Give money back."""
@@ -386,6 +398,7 @@ def test_arguments_that_a_tool_now_refuses_are_noticed() -> None:
     assert "invalid_arguments" in {each.decided_by for each in found}
 
 
+@pytest.mark.slow
 def test_a_guard_that_raises_on_invalid_arguments_is_noticed() -> None:
     def careless(run: RunState) -> bool:
         return any(c.call.arguments["amount"] > 500 for c in run.batch)
@@ -396,6 +409,7 @@ def test_a_guard_that_raises_on_invalid_arguments_is_noticed() -> None:
     assert "post_llm.careless raised KeyError: 'amount'" in {each.hint for each in divergences(driver, agent)}
 
 
+@pytest.mark.slow
 def test_functions_of_own_tools_run_only_on_request_and_get_what_they_declare() -> None:
     ran: list[str] = []
 

@@ -74,6 +74,7 @@ def verification(page: Any) -> None:
     page.wait_for_selector("table .badge")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("show", [runs, run, inbox, link, statistics, compare, what_if, verification])
 def test_axe_finds_no_fault(browser: Any, site: str, show: Callable[[Any], None]) -> None:
     axe = install_package("axe-core", "4.14.1", "axe.min.js").read_text("utf-8")

@@ -52,6 +52,7 @@ def site(store: Any) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_a_fork_is_compared_with_what_its_parent_did_afterwards(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/compare?a=first&b=fork")
@@ -65,6 +66,7 @@ def test_a_fork_is_compared_with_what_its_parent_did_afterwards(browser: Any, si
         assert events == []
 
 
+@pytest.mark.slow
 def test_two_runs_part_where_they_take_another_row_or_something_else_was_said(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/compare")
@@ -78,6 +80,7 @@ def test_two_runs_part_where_they_take_another_row_or_something_else_was_said(br
         assert events == []
 
 
+@pytest.mark.slow
 def test_a_run_is_compared_with_what_a_preset_would_have_done(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/compare?a=first&preset=strict")

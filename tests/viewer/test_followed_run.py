@@ -44,6 +44,7 @@ def test_the_path_and_the_moves_are_those_of_the_ledger() -> None:
     asyncio.run(read())
 
 
+@pytest.mark.slow
 def test_moves_are_read_only_as_far_as_they_are_asked_for() -> None:
     store = long_run(200)
 

@@ -50,6 +50,7 @@ def is_unharmed(page: Any) -> None:
     assert page.evaluate(outside) == 0
 
 
+@pytest.mark.slow
 def test_the_list_of_runs_stands_hostile_texts(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/")
@@ -61,6 +62,7 @@ def test_the_list_of_runs_stands_hostile_texts(browser: Any, site: str) -> None:
         assert events == []
 
 
+@pytest.mark.slow
 def test_every_step_and_part_of_a_run_stands_hostile_texts(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/run?id=every")
@@ -80,6 +82,7 @@ def test_every_step_and_part_of_a_run_stands_hostile_texts(browser: Any, site: s
         assert events == []
 
 
+@pytest.mark.slow
 def test_a_run_may_have_any_id(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/")
@@ -93,6 +96,7 @@ def test_a_run_may_have_any_id(browser: Any, site: str) -> None:
         assert events == []
 
 
+@pytest.mark.slow
 def test_the_inbox_stands_hostile_texts(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/inbox")
@@ -105,6 +109,7 @@ def test_the_inbox_stands_hostile_texts(browser: Any, site: str) -> None:
         assert events == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "shown"),
     [
@@ -123,6 +128,7 @@ def test_what_is_added_up_and_compared_stands_hostile_texts(browser: Any, site: 
         assert events == []
 
 
+@pytest.mark.slow
 def test_what_the_server_says_is_data_and_no_page(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, _):
         for path in ("/api/runs", "/api/run?run=every", "/api/run/step?run=every&number=4", "/api/inbox"):
@@ -160,6 +166,7 @@ class EvilPage(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_another_site_can_neither_show_the_viewer_nor_read_nor_answer(browser: Any, site: str) -> None:
     EvilPage.target = site
     with ThreadingHTTPServer(("127.0.0.1", 0), EvilPage) as evil:

@@ -95,6 +95,7 @@ def decisions(store: Any, run_id: str) -> list[tuple[str, str, bool]]:
     return [(each.by, each.answer, each.verified) for each in ledger.decisions]
 
 
+@pytest.mark.slow
 def test_an_approval_shows_exactly_what_is_asked_and_allow_runs_it(browser: Any, site: str, store: Any) -> None:
     asks(store, "one", call("pay", to="Bob\u202e", amount=500))
     with site_page(browser, site, headers={"who": "mia:manager"}) as (page, events):
@@ -113,6 +114,7 @@ def test_an_approval_shows_exactly_what_is_asked_and_allow_runs_it(browser: Any,
     assert decisions(store, "one") == [("mia (manager)", "allow", True)]
 
 
+@pytest.mark.slow
 def test_two_people_vote_and_nobody_twice(browser: Any, site: str, store: Any) -> None:
     asks(store, "two", call("remove", path="old.txt"), actor="mia")
     with ExitStack() as stack:
@@ -191,6 +193,7 @@ def _once_only() -> Any:
     return handle
 
 
+@pytest.mark.slow
 def test_an_edit_marks_what_is_changed_and_keeps_what_is_not(browser: Any, site: str, store: Any) -> None:
     asks(store, "edit", call("pay", to="Bob", amount=12345678901234567890))
     with site_page(browser, site, headers={"who": "mia"}) as (page, events):
@@ -216,6 +219,7 @@ def test_an_edit_marks_what_is_changed_and_keeps_what_is_not(browser: Any, site:
     assert "paid 12345678901234567890 to Carla at once" in output(store, "edit")
 
 
+@pytest.mark.slow
 def test_a_question_is_answered_and_a_run_is_cancelled(browser: Any, store: Any) -> None:
     funnel = answering(store, preset="funnel")
     with served(agentfsm.viewer.app(store, agents=[funnel], authenticate=by_header)) as site:
@@ -240,6 +244,7 @@ def test_a_question_is_answered_and_a_run_is_cancelled(browser: Any, store: Any)
     assert ("mia", "text", True) in decisions(store, "asks")
 
 
+@pytest.mark.slow
 def test_a_limit_is_extended_by_the_amount_that_is_given(browser: Any, store: Any) -> None:
     limits = AgentGuardrails(max_iterations=1)
     asks(store, "limit", call("look", page=1), guardrails=limits)
@@ -261,6 +266,7 @@ def test_a_limit_is_extended_by_the_amount_that_is_given(browser: Any, store: An
     assert decisions(store, "limit") == [("mia", "text", True)]
 
 
+@pytest.mark.slow
 def test_a_run_in_progress_is_cancelled_from_its_page(browser: Any, store: Any) -> None:
     started, released = threading.Event(), threading.Event()
 
@@ -334,6 +340,7 @@ def test_nobody_answers_who_is_not_signed_in(browser: Any, store: Any) -> None:
         assert events == []
 
 
+@pytest.mark.slow
 def test_an_inbox_goes_on_after_the_viewer_was_restarted(browser: Any, store: Any) -> None:
     asks(store, "waits", call("pay", to="Bob", amount=1))
 

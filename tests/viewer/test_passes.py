@@ -106,6 +106,7 @@ def viewer(store: Any, folder: Path) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_link_lets_one_person_answer_one_run_once(browser: Any, store: Any, tmp_path: Path) -> None:
     with served(viewer(store, tmp_path)) as site:
         link = one_time_link(site, "waits", Actor("ann", ("manager",)), secret=SECRET)

@@ -52,6 +52,7 @@ def now_in_picture(page: Any) -> set[str]:
     return set(page.eval_on_selector_all(".picture g.now", "all => all.map((each) => each.dataset.edge)"))
 
 
+@pytest.mark.slow
 def test_arrow_keys_and_the_slider_step_through_a_run_in_picture_ledger_and_details(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         opened(page, "/run?id=whole")
@@ -78,6 +79,7 @@ def test_arrow_keys_and_the_slider_step_through_a_run_in_picture_ledger_and_deta
         assert events == []
 
 
+@pytest.mark.slow
 def test_the_row_says_which_guards_said_no_and_which_held(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, _):
         opened(page, "/run?id=whole#record-12")
@@ -118,6 +120,7 @@ def test_every_record_has_a_link(browser: Any, site: str) -> None:
         assert events == []
 
 
+@pytest.mark.slow
 def test_sub_agents_are_nested_and_link_to_their_runs(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         opened(page, "/run?id=nests")
@@ -129,6 +132,7 @@ def test_sub_agents_are_nested_and_link_to_their_runs(browser: Any, site: str) -
         assert events == []
 
 
+@pytest.mark.slow
 def test_how_a_run_would_have_gone_under_another_preset_is_a_click_away(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         opened(page, "/run?id=whole")
@@ -151,6 +155,7 @@ def test_the_parts_of_a_report_are_there_when_they_are_opened(browser: Any, site
         assert events == []
 
 
+@pytest.mark.slow
 def test_a_long_run_has_few_rows_on_the_page_and_any_of_them_can_be_reached(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         opened(page, "/run?id=long")
@@ -164,6 +169,7 @@ def test_a_long_run_has_few_rows_on_the_page_and_any_of_them_can_be_reached(brow
         assert events == []
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_while_another_process_runs_it(browser: Any, tmp_path: Path) -> None:
     code = """
         import sys
@@ -214,6 +220,7 @@ def test_a_page_that_names_no_run_says_so(browser: Any, site: str) -> None:
         page.locator("main .failed").get_by_text("names no run").wait_for()
 
 
+@pytest.mark.slow
 def test_a_page_goes_on_after_the_viewer_was_restarted(browser: Any) -> None:
     store = elsewhere(lambda: waiting_run(MemoryStore(), "waits")[0])
     with ExitStack() as stack:

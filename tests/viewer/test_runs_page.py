@@ -41,6 +41,7 @@ def listed(page: Any) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_runs_are_listed_the_newest_first_a_page_at_a_time(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/")
@@ -59,6 +60,7 @@ def test_runs_are_listed_the_newest_first_a_page_at_a_time(browser: Any, site: s
         assert events == []
 
 
+@pytest.mark.slow
 def test_filters_find_runs_and_stand_in_the_address(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/")

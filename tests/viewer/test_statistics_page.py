@@ -47,6 +47,7 @@ def site(store: Any) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_days_rows_and_runs_are_counted(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/statistics")
@@ -63,6 +64,7 @@ def test_days_rows_and_runs_are_counted(browser: Any, site: str) -> None:
         assert events == []
 
 
+@pytest.mark.slow
 def test_filters_and_a_number_of_runs_choose_what_is_counted(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/statistics?tag=plain")

@@ -76,6 +76,7 @@ def test_each_run_has_a_badge_and_those_that_were_changed_come_first(browser: An
         assert events == []
 
 
+@pytest.mark.slow
 def test_the_store_and_what_was_not_checked_are_told(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/verification")

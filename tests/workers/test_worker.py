@@ -130,6 +130,7 @@ def test_a_run_that_cannot_begin_is_set_aside_with_its_reason_and_begins_once_it
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_an_activation_is_queued_once_brought_forward_and_forgotten_when_it_was_handled(tmp_path: Path) -> None:
     async def scenario() -> None:
         waker = open_waker(tmp_path / "runs.db")

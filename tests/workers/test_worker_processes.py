@@ -106,6 +106,7 @@ async def until_status(runs: Runs, run_id: str, status: str) -> None:
     await until(reached)
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_is_killed_is_finished_by_another_one(processes: Processes) -> None:
     async def scenario() -> None:
         async with opened(processes.url) as (runs, waker):
@@ -133,6 +134,7 @@ def test_a_run_whose_worker_is_killed_is_finished_by_another_one(processes: Proc
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_told_to_stop_finishes_its_call_and_hands_the_run_over(processes: Processes) -> None:
     async def scenario() -> None:
         async with opened(processes.url) as (runs, _):
@@ -155,6 +157,7 @@ def test_a_worker_that_is_told_to_stop_finishes_its_call_and_hands_the_run_over(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_run_of_a_newer_version_waits_for_a_worker_that_has_its_tools(processes: Processes) -> None:
     async def scenario() -> None:
         async with opened(processes.url) as (runs, _):
@@ -175,6 +178,7 @@ def test_a_run_of_a_newer_version_waits_for_a_worker_that_has_its_tools(processe
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_answers_cancellations_and_expiries_need_no_process_that_holds_the_run(processes: Processes) -> None:
     async def scenario() -> None:
         async with opened(processes.url) as (runs, _):
@@ -198,6 +202,7 @@ def test_answers_cancellations_and_expiries_need_no_process_that_holds_the_run(p
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_run_that_kills_its_workers_is_set_aside_and_can_be_put_back(
     processes: Processes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
