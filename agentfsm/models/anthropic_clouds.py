@@ -1,7 +1,8 @@
 """``BedrockMessages`` and ``VertexMessages``: Anthropic's models in the clouds of Amazon and Google.
 
-Both take the body of Anthropic's messages API without the model, whose name stands in the URL, and with the version of
-the API in a field (https://docs.aws.amazon.com/bedrock/latest/userguide/model-parameters-anthropic-claude-messages.html,
+Both take the body of Anthropic's messages API without the model, whose name stands in the URL, and with a version of
+their own in a field; each documents one value of it, and ``ModelSettings(extra_body={"anthropic_version": ...})`` sends
+another (https://docs.aws.amazon.com/bedrock/latest/userguide/model-parameters-anthropic-claude-messages.html,
 https://cloud.google.com/vertex-ai/generative-ai/docs/partner-models/claude/use-claude). Google streams server-sent
 events, Amazon its own frames.
 """
@@ -60,7 +61,11 @@ class BedrockMessages(_CloudMessages):
         return f"/model/{self._quoted_model}/invoke-with-response-stream"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        return super()._encode(request, stream=False)  # the path says whether it streams
+        body = super()._encode(request, stream=False)  # the path says whether it streams
+        features = self._http.options.header(
+            "anthropic-beta"
+        )  # Bedrock reads them in the body, as Anthropic's SDK knows
+        return {"anthropic_beta": features.split(",")} | body if features else body
 
 
 class VertexMessages(_CloudMessages):

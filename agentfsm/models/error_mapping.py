@@ -246,8 +246,11 @@ class CallErrors:
             text = f"{self.name}: the prompt is too long for the model{_status_suffix(status)}{server_message}"
             return ContextOverflowError(text, status=status)
         if kind is TransientProviderError:
-            text = f"{self.name}: the server is temporarily unavailable{_status_suffix(status)}{server_message}"
-            return TransientProviderError(text, retry_after_s=retry_after_s(headers, now), status=status)
+            what = "the server is called too often" if status == 429 else "the server is temporarily unavailable"
+            wait = retry_after_s(headers, now)
+            asked = f"; it asks to wait {wait:g} s" if wait else ""
+            text = f"{self.name}: {what}{_status_suffix(status)}{server_message}{asked}"
+            return TransientProviderError(text, retry_after_s=wait, status=status)
         no_credit, error_text = lacks_credit(status, error), error.message.lower()
         what, to_do = ("the account has no credit", "check its billing") if no_credit else self._advice(status)
         if not to_do and _NO_IMAGE_SUPPORT_PATTERN.search(error_text) and any(message.images for message in prompt):
@@ -284,6 +287,13 @@ class CallErrors:
         return ProviderError(
             f"{self.name}: the certificate of {self.endpoint.base_url} cannot be verified ({self.scrub(why)}): "
             "pass the certificate of its authority as HttpOptions(verify=...), or --ca-bundle to agentfsm run"
+        )
+
+    def no_tls(self) -> ProviderError:
+        """The error for a server that answers a TLS handshake with something else."""
+        return ProviderError(
+            f"{self.name}: the server at {self.endpoint.base_url} does not speak TLS: "
+            "should its address begin with http:// instead?"
         )
 
     def transient(self, what: str) -> TransientProviderError:

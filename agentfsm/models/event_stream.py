@@ -8,14 +8,13 @@ is JSON whose field ``bytes`` holds the event that the model sent, in base64.
 from __future__ import annotations
 
 import base64
-import json
 import struct
 from collections.abc import Iterator
 from zlib import crc32
 
-from agentfsm.errors import ProviderError
+from agentfsm.errors import ModelError, ProviderError, TransientProviderError
 from agentfsm.models.stream_reader import Frame
-from agentfsm.models.wire_format import as_object, as_text, loads
+from agentfsm.models.wire_format import as_object, as_text, dumps, loads
 
 __all__ = ["EventStreamParser"]
 
@@ -46,41 +45,55 @@ class EventStreamParser:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._buffer = bytearray()
+        self._has_begun = False
 
     def feed(self, chunk: bytes) -> Iterator[Frame]:
         """The events that end in this chunk.
 
         Raises:
-            ProviderError: A frame is longer than the limit, or corrupt.
+            ProviderError: A frame is longer than the limit, or the first one is none.
+            TransientProviderError: A later frame is corrupt.
         """
         self._buffer += chunk
         while len(self._buffer) >= _PRELUDE.size:
             total, size_of_headers, checksum = _PRELUDE.unpack_from(self._buffer)
             if crc32(self._buffer[: _PRELUDE.size - _CHECKSUM.size]) != checksum:
-                raise ProviderError("the stream is corrupt: the checksum of a frame is wrong")
+                raise self._corrupt("the checksum of a frame is wrong")
             if total > self._limit:
                 raise ProviderError(f"one event of the stream is longer than {self._limit} bytes")
             start, end = _PRELUDE.size + size_of_headers, total - _CHECKSUM.size
             if start > end:
-                raise ProviderError("the stream is corrupt: a frame is shorter than its headers")
+                raise self._corrupt("a frame is shorter than its headers")
             if len(self._buffer) < total:
                 return
             frame = bytes(self._buffer[:total])
             del self._buffer[:total]
             if (crc32(frame[:end]),) != _CHECKSUM.unpack_from(frame, end):
-                raise ProviderError("the stream is corrupt: the checksum of a frame is wrong")
-            yield from _event(_parse_headers(frame[_PRELUDE.size : start]), frame[start:end])
+                raise self._corrupt("the checksum of a frame is wrong")
+            self._has_begun = True
+            try:
+                event = _event(_parse_headers(frame[_PRELUDE.size : start]), frame[start:end])
+            except ValueError as error:
+                raise self._corrupt(str(error)) from None
+            if event is not None:
+                yield event
 
     def flush(self) -> Iterator[Frame]:
         """Nothing: an unfinished frame holds no event."""
         return iter(())
+
+    def _corrupt(self, why: str) -> ModelError:
+        """The error for bytes that are no frame; where none was one, the server does not stream as Amazon does."""
+        if self._has_begun:
+            return TransientProviderError(f"the stream is corrupt: {why}")
+        return ProviderError(f"the response is no event stream of Amazon's ({why}): is base_url right?")
 
 
 def _parse_headers(data: bytes) -> dict[str, str]:
     """The headers that are texts.
 
     Raises:
-        ProviderError: They are corrupt.
+        ValueError: They are invalid.
     """
     found: dict[str, str] = {}
     at = 0
@@ -97,27 +110,33 @@ def _parse_headers(data: bytes) -> dict[str, str]:
                 found[name] = data[at : at + size].decode()
             at += size
     except (IndexError, struct.error, UnicodeDecodeError):
-        raise ProviderError("the stream is corrupt: the headers of a frame are invalid") from None
+        raise ValueError("the headers of a frame are invalid") from None
     return found
 
 
-def _event(headers: dict[str, str], payload: bytes) -> Iterator[Frame]:
-    """The event in a frame; an exception of the service as an event of the name ``error``."""
-    try:
-        value = as_object(loads(payload))
-        data = base64.b64decode(as_text(value.get("bytes")), validate=True)
-    except ValueError:
-        raise ProviderError("the stream is corrupt: the payload of a frame is not JSON") from None
+def _event(headers: dict[str, str], payload: bytes) -> Frame | None:
+    """The event in a frame; an exception of the service is an event of the name ``error``, other frames hold none.
+
+    Raises:
+        ValueError: The payload is invalid.
+    """
     match headers.get(":message-type"):
         case "event" if headers.get(":event-type") == "chunk":
-            yield "", data
+            return "", base64.b64decode(as_text(_parse_payload(payload).get("bytes")), validate=True)
         case "exception":
             kind = headers.get(":exception-type", "")
-            error = {"type": kind, "message": as_text(value.get("message"))}
+            error = {"type": kind, "message": as_text(_parse_payload(payload).get("message"))}
             status = _STATUS_OF_EXCEPTION.get(kind)
-            yield "error", json.dumps({"error": error | ({} if status is None else {"status": str(status)})}).encode()
+            return "error", dumps({"error": error | ({} if status is None else {"status": str(status)})}).encode()
         case "error":
             error = {"type": headers.get(":error-code", ""), "message": headers.get(":error-message", "")}
-            yield "error", json.dumps({"error": error}).encode()
+            return "error", dumps({"error": error}).encode()
         case _:
-            return  # of a kind that does not exist yet
+            return None  # of a kind that does not exist yet
+
+
+def _parse_payload(payload: bytes) -> dict[str, object]:
+    try:
+        return as_object(loads(payload))
+    except ValueError:
+        raise ValueError("the payload of a frame is not JSON") from None

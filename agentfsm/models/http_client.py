@@ -65,11 +65,16 @@ class Decompressor:
     def __init__(self, encoding: str) -> None:
         name = encoding.strip().lower()
         if name not in ("", "identity", *_WINDOW_BITS):
-            raise ValueError("compressed in a way that was not requested")
+            raise ValueError(f"compressed in a way that was not requested ({name[:20]!r})")
         self._is_compressed = name in _WINDOW_BITS
         self._encoding = name
         self._decompressor = zlib.decompressobj(_WINDOW_BITS.get(name, 31))
         self._started = False
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the compressed data has begun and not ended."""
+        return self._started and not self._decompressor.eof
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """The decompressed bytes, at most 64 KiB at a time.
@@ -153,6 +158,14 @@ class HttpOptions:
         password = urlsplit(_plain(self.proxy)).password if self.proxy is not None else None
         return (*found, *([SecretStr(unquote(password))] if password else ()))
 
+    def header(self, name: str) -> str:
+        """The value of one of ``headers``, or an empty string.
+
+        Args:
+            name: Its name, in small letters.
+        """
+        return next((_plain(value) for each, value in self.headers.items() if each.lower() == name), "")
+
 
 def _plain(value: str | SecretStr) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else value
@@ -216,9 +229,10 @@ class HttpResponse:
         return 200 <= self.status < 300
 
     @property
-    def length_known(self) -> bool:
-        """Whether the headers mark the end of the body; without that, truncation cannot be detected."""
-        return "content-length" in self.headers or "transfer-encoding" in self.headers
+    def may_be_truncated(self) -> bool:
+        """Whether the end of the body may be missing: no header marks it, or its compressed data has not ended."""
+        length_known = "content-length" in self.headers or "transfer-encoding" in self.headers
+        return not length_known or self._decompressor.is_truncated
 
     def allow_silence(self, seconds: float) -> None:
         """Give the next piece of a stream this many seconds from now on, in place of the deadline of the whole call."""
@@ -426,7 +440,7 @@ class HttpClient:
         if not response.ok or (not problem and extract_error(value)):
             raise self.error_from_response(response, value, request)
         is_page = body.lstrip()[:1] == b"<"
-        if problem and body and not is_page and not response.length_known:
+        if problem and body and not is_page and response.may_be_truncated:
             raise self._errors.transient(f"the response was truncated: it is not complete JSON ({problem})")
         if problem:
             kind = self._errors.scrub(response.headers.get("content-type", "of no type")) if body else "empty"
@@ -487,14 +501,23 @@ def _connection_error(
             return _no_connection(errors, error, proxied=proxied)
         case httpx.TimeoutException():
             return errors.transient("the server sent nothing in time")
+        case httpx.RemoteProtocolError() if not _CONNECTION_LOST.match(str(error)):
+            return errors.transient("the server does not speak HTTP: is base_url right?")
         case httpx.NetworkError() | httpx.RemoteProtocolError():
             return errors.transient("the connection was lost before the response was complete")
         case _:
             return errors.invalid_response(f"the call cannot be made: {type(error).__name__}")
 
 
+_CONNECTION_LOST = re.compile(r"server disconnected|peer closed|incomplete", re.IGNORECASE)
+"""How the texts of ``httpx.RemoteProtocolError`` begin where the server said nothing wrong, but not all."""
+
 _UNKNOWN_HOST_CODES = {getattr(socket, name, None) for name in ("EAI_NONAME", "EAI_NODATA")}
 """The codes of ``getaddrinfo`` for a name that does not exist; with the others a retry may help."""
+
+
+_NO_TLS_REASONS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"}
+"""OpenSSL's reasons for a first answer that is no TLS; several versions name it differently."""
 
 
 def _no_connection(errors: CallErrors, error: httpx.ConnectError, *, proxied: bool) -> ModelError:
@@ -503,6 +526,8 @@ def _no_connection(errors: CallErrors, error: httpx.ConnectError, *, proxied: bo
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return errors.untrusted_certificate(cause.verify_message)
+        if isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS_REASONS:
+            return errors.no_tls()
         if isinstance(cause, socket.gaierror) and not proxied and cause.errno in _UNKNOWN_HOST_CODES:
             return errors.unknown_host()
         cause = cause.__cause__ or cause.__context__

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from agentfsm.errors import ModelError, ProviderError
+from agentfsm.errors import ModelError, ProviderError, TransientProviderError
 from agentfsm.loop.model import StreamChunk
 from agentfsm.models.error_mapping import CallErrors, extract_error
 from agentfsm.models.wire_format import as_object, loads_unrepaired
@@ -47,7 +47,8 @@ class FrameParser(Protocol):
         """The events that end in this chunk.
 
         Raises:
-            ProviderError: An event is longer than the limit.
+            ProviderError: An event is longer than the limit, or the bytes are no stream of this kind.
+            TransientProviderError: The stream is corrupt.
         """
         ...
 
@@ -294,5 +295,7 @@ class StreamReader:
     def _parsed_frames(self, frames: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
         try:
             yield from frames
+        except TransientProviderError as error:
+            raise self._errors.transient(str(error)) from None
         except ProviderError as error:
             raise self._errors.invalid_response(str(error)) from None

@@ -16,7 +16,7 @@ from tests.helpers.company_network import (  # noqa: F401  # importing registers
     authenticating_proxy,
     certificate_authority,
 )
-from tests.helpers.renewing_server import serve
+from tests.helpers.recording_server import good_server
 
 TOOLS = '''
 def weather(city: str) -> str:
@@ -38,8 +38,8 @@ def tools(tmp_path: Path) -> None:
 
 
 def test_a_server_of_a_private_authority_is_trusted_by_its_file(cli: Cli, authority: Authority) -> None:
-    with serve("openai", authority.context) as server:
-        words = (*RUN, "openai:m", "--base-url", server.url)
+    with good_server("openai", authority.context) as server:
+        words = (*RUN, "openai:m", "--base-url", f"{server.url}/v1")
         assert cli(*words, "--ca-bundle", str(authority.file)).stdout.strip() == "hello"
         refused = cli(*words)
     assert refused.exit_code == 1
@@ -48,8 +48,8 @@ def test_a_server_of_a_private_authority_is_trusted_by_its_file(cli: Cli, author
 
 
 def test_calls_go_through_a_proxy_with_a_password(cli: Cli, proxy: str, authority: Authority) -> None:
-    with serve("openai", authority.context) as server:
-        words = (*RUN, "openai:m", "--base-url", server.url, "--ca-bundle", str(authority.file), "--proxy")
+    with good_server("openai", authority.context) as server:
+        words = (*RUN, "openai:m", "--base-url", f"{server.url}/v1", "--ca-bundle", str(authority.file), "--proxy")
         assert cli(*words, f"http://ann:{PASSWORD}@{proxy}").stdout.strip() == "hello"
         refused = cli(*words, f"http://ann:wrong-word-4711@{proxy}")
     assert refused.exit_code == 1

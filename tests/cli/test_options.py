@@ -16,7 +16,7 @@ from agentfsm import Agent, Host, SqliteStore
 from agentfsm.cli.options import AgentCliOptions
 from agentfsm.testing import ScriptedModel
 from tests.cli.conftest import Cli
-from tests.helpers.renewing_server import serve
+from tests.helpers.recording_server import good_server
 
 
 @pytest.fixture
@@ -80,19 +80,19 @@ def test_what_a_call_to_the_model_carries_can_be_said(cli: Cli, tmp_path: Path) 
     renew = (
         "import pathlib, sys; p = pathlib.Path('token.txt'); t = p.read_text(); p.write_text('fresh-token'); print(t)"
     )
-    with serve("openai") as server:
-        server.accepts = lambda headers: headers["authorization"] == "Bearer fresh-token"
+    with good_server("openai") as server:
+        server.refuse = lambda call: "" if call.key == "fresh-token" else "expired"
         result = cli(
-            *("run", "hi", "--no-store", "--model", "openai:gpt-5", "--base-url", server.url),
+            *("run", "hi", "--no-store", "--model", "openai:gpt-5", "--base-url", f"{server.url}/v1"),
             *("--api-key-command", shlex.join([sys.executable, "-c", renew])),
             *("--header", "OpenAI-Project: proj_1", "--query", "api-version=2024-10-21", "--timeout", "30"),
             *("--temperature", "0.5", "--max-tokens", "77", "--effort", "low"),
         )
     assert result.stdout.strip() == "hello", result.stderr
-    assert [headers["authorization"] for _, headers in server.calls] == ["Bearer expired-token", "Bearer fresh-token"]
-    assert {path for path, _ in server.calls} == {"/v1/chat/completions?api-version=2024-10-21"}
-    assert {headers["openai-project"] for _, headers in server.calls} == {"proj_1"}
-    sent = server.bodies[-1]
+    assert [call.key for call in server.calls] == ["expired-token", "fresh-token"]
+    assert {call.path for call in server.calls} == {"/v1/chat/completions?api-version=2024-10-21"}
+    assert {call.headers["openai-project"] for call in server.calls} == {"proj_1"}
+    sent = server.calls[-1].data
     assert (sent["temperature"], sent["max_completion_tokens"], sent["reasoning_effort"]) == (0.5, 77, "low")
 
 

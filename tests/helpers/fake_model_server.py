@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.helpers.event_frames import chunk_frame
+
 Splitter = Callable[[str], list[str]]
 Events = list[dict[str, Any] | str]
 
@@ -232,12 +234,16 @@ _WHOLE = {
     "openai": _chat_whole,
     "responses": _responses_whole,
     "anthropic": _messages_whole,
+    "bedrock": _messages_whole,
+    "vertex": _messages_whole,
     "ollama": _ollama_whole,
 }
 _EVENTS = {
     "openai": _chat_events,
     "responses": _responses_events,
     "anthropic": _messages_events,
+    "bedrock": _messages_events,
+    "vertex": _messages_events,
     "ollama": _ollama_events,
 }
 
@@ -266,7 +272,9 @@ class FramingStyle:
 
 
 def encode_events(wire: str, events: Events, style: FramingStyle = FramingStyle()) -> bytes:  # frozen
-    """The encoded stream: server-sent events, or one JSON value per line for Ollama."""
+    """The encoded stream: server-sent events, one JSON value per line for Ollama, or frames for Bedrock."""
+    if wire == "bedrock":
+        return b"".join(chunk_frame(event.encode() if isinstance(event, str) else event) for event in events)
     written: list[str] = []
     for event in events:
         text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=style.ascii)
@@ -279,6 +287,12 @@ def encode_events(wire: str, events: Events, style: FramingStyle = FramingStyle(
         data = "".join(f"data:{style.space}{line}{style.end}" for line in lines)
         written.append(head + data + style.end + (style.between + style.end if style.between else ""))
     return (b"\xef\xbb\xbf" if style.bom else b"") + "".join(written).encode("utf-8", "surrogatepass")
+
+
+def stream_type(wire: str) -> str:
+    """The content type of a stream."""
+    kinds = {"ollama": "application/x-ndjson", "bedrock": "application/vnd.amazon.eventstream"}
+    return kinds.get(wire, "text/event-stream")
 
 
 def _split_lines(text: str, lines: int) -> list[str]:
@@ -335,7 +349,17 @@ WIRE_BY_PATH = {
     "/responses": "responses",
     "/messages": "anthropic",
     "/api/chat": "ollama",
+    "/invoke": "bedrock",
+    "/invoke-with-response-stream": "bedrock",
+    ":rawPredict": "vertex",
+    ":streamRawPredict": "vertex",
 }
+
+
+def wire_of_path(path: str, body: JsonBody) -> tuple[str, bool]:
+    """The wire of a request, and whether it asks for a stream."""
+    place, wire = next(entry for entry in WIRE_BY_PATH.items() if path.partition("?")[0].endswith(entry[0]))
+    return wire, "stream" in place or body.get("stream") is True
 
 
 def text_output(words: str) -> ModelOutput:
@@ -396,9 +420,9 @@ def fake_model_server(*replies: ServerReply, hang: bool = False) -> Generator[Fa
             broken = isinstance(entry, BrokenResponse)
             said = entry.said if isinstance(entry, BrokenResponse) else entry
             said = said if isinstance(said, ModelOutput) else said(body)
-            wire = next(wire for path, wire in WIRE_BY_PATH.items() if self.path.endswith(path))
-            if body.get("stream", False):
-                self._send(200, "text/event-stream", encode_events(wire, stream_events(wire, said)), broken)
+            wire, streamed = wire_of_path(self.path, body)
+            if streamed:
+                self._send(200, stream_type(wire), encode_events(wire, stream_events(wire, said)), broken)
             else:
                 self._send(200, "application/json", json.dumps(whole_body(wire, said)).encode(), broken)
 

@@ -15,6 +15,7 @@ from agentfsm.errors import ModelError
 from agentfsm.loop.messages import Message, Reply
 from agentfsm.loop.model import ModelRequest, StreamChunk, ToolSpec
 from agentfsm.models import AnthropicMessages, OllamaChat, OpenAIChat, OpenAIResponses
+from agentfsm.models.anthropic_clouds import BedrockMessages, VertexMessages
 from agentfsm.models.http_client import HttpOptions
 
 CANARY_KEY = "sk-canary-5d41402abc4b2a76b971"
@@ -39,6 +40,12 @@ MODEL_CLASSES: dict[str, type[AnyModel]] = {
     "anthropic": AnthropicMessages,
     "ollama": OllamaChat,
 }
+ALL_MODEL_CLASSES: dict[str, type[AnyModel]] = {
+    **MODEL_CLASSES,
+    "bedrock": BedrockMessages,
+    "vertex": VertexMessages,
+}
+"""Also the wires that carry the messages of another one in paths and frames of their own."""
 
 Handler = Callable[[httpx.Request], httpx.Response]
 

@@ -20,7 +20,7 @@ from agentfsm import Agent, tool
 from agentfsm.errors import ConfigurationError, MissingExtraError, ProviderError
 from agentfsm.loop.messages import Message
 from agentfsm.loop.model import ModelRequest
-from agentfsm.models import AwsAccount, HttpOptions, resolve
+from agentfsm.models import AwsAccount, HttpOptions, ModelSettings, resolve
 from tests.helpers.cloud_server import ANSWER, Call, CloudServer, cloud_server, signature_problem
 
 ID, SECRET, TOKEN = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "session-token-0123456789"
@@ -109,6 +109,24 @@ def test_requests_for_claude_equal_those_of_its_vendors_client(model: str, strea
     assert {**mine.data, "anthropic_version": ""} == {**theirs.data, "anthropic_version": ""}
     assert mine.data["anthropic_version"] == "bedrock-2023-05-31"  # the only one that Amazon documents
     assert _scope(mine) == _scope(theirs)
+
+
+def test_features_of_a_header_are_sent_where_bedrock_reads_them(bedrock: CloudServer) -> None:
+    """Where the vendor's client sends them, too."""
+    headers = {"Anthropic-Beta": "token-efficient-tools-2025-02-19,context-1m-2025-08-07"}
+    ask(resolve(f"bedrock:{CLAUDE}", http=HttpOptions(headers=headers)))
+    mine = bedrock.calls[-1].data
+    call: Any = claude_of_anthropic(bedrock).messages.create
+    call(model=CLAUDE, max_tokens=9, messages=[{"role": "user", "content": "Hi"}], extra_headers=headers)
+    theirs = bedrock.calls[-1].data
+    expected = ["token-efficient-tools-2025-02-19", "context-1m-2025-08-07"]
+    assert mine["anthropic_beta"] == theirs["anthropic_beta"] == expected
+
+
+def test_another_version_of_the_api_can_be_asked_for(bedrock: CloudServer) -> None:
+    """Such as the one that Anthropic's own client sends, which Amazon does not document."""
+    ask(resolve(f"bedrock:{CLAUDE}", settings=ModelSettings(extra_body={"anthropic_version": "2026-10-21"})))
+    assert bedrock.calls[-1].data["anthropic_version"] == "2026-10-21"
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

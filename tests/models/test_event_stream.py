@@ -11,9 +11,9 @@ from zlib import crc32
 import pytest
 from botocore.eventstream import EventStreamBuffer
 
-from agentfsm.errors import ProviderError
+from agentfsm.errors import ModelError, ProviderError, TransientProviderError
 from agentfsm.models.event_stream import EventStreamParser
-from tests.helpers.cloud_server import chunk_frame, event_frame
+from tests.helpers.event_frames import chunk_frame, event_frame
 
 EVENTS = [{"type": "ping", "n": n, "text": "naïve 😀" * n} for n in range(20)]
 STREAM = b"".join(map(chunk_frame, EVENTS))
@@ -79,11 +79,22 @@ def test_an_exception_is_an_error_event_and_an_unknown_event_is_ignored() -> Non
 
 
 @pytest.mark.parametrize("at", [0, 5, 9, 20, 60, len(STREAM) - 1])
-def test_a_changed_byte_is_an_error_or_the_stream_has_no_end(at: int) -> None:
+def test_a_changed_byte_is_an_error(at: int) -> None:
+    """In the first frame the server may not stream as Amazon does; after a good one a retry may help."""
     changed = bytearray(STREAM)
     changed[at] ^= 1
-    with pytest.raises(ProviderError, match="corrupt"):
+    with pytest.raises(ModelError) as caught:
         parse(bytes(changed))
+    in_first = at < len(chunk_frame(EVENTS[0]))
+    assert type(caught.value) is (ProviderError if in_first else TransientProviderError)
+    assert ("is base_url right?" if in_first else "the stream is corrupt") in str(caught.value)
+    with pytest.raises(TransientProviderError, match="the stream is corrupt"):
+        parse(STREAM + bytes(changed))
+
+
+def test_a_stream_of_another_kind_is_a_wrong_address() -> None:
+    with pytest.raises(ProviderError, match=r"no event stream of Amazon.s.*is base_url right"):
+        parse(b'data: {"type": "ping"}\n\n')
 
 
 def test_a_frame_above_the_limit_is_not_waited_for() -> None:
@@ -92,13 +103,18 @@ def test_a_frame_above_the_limit_is_not_waited_for() -> None:
         parse(prelude + struct.pack(">I", crc32(prelude)), limit=1000)
 
 
-@pytest.mark.parametrize("payload", [b"", b"no JSON", b'{"bytes": "%%%"}'])
+@pytest.mark.parametrize("payload", [b"", b"no JSON", b'{"bytes": "%%%"}', b'{"bytes": "a"}'])
 def test_a_payload_that_is_not_json_is_corrupt(payload: bytes) -> None:
-    with pytest.raises(ProviderError, match="payload"):
+    with pytest.raises(TransientProviderError, match="corrupt"):
         parse(event_frame(payload, message_type="event", event_type="chunk"))
+
+
+def test_an_error_of_the_service_needs_no_payload() -> None:
+    frame = event_frame(b"", message_type="error", error_code="InternalError", error_message="try later")
+    assert parse(frame) == [("error", {"error": {"type": "InternalError", "message": "try later"}})]
 
 
 def test_headers_longer_than_their_frame_are_corrupt() -> None:
     prelude = struct.pack(">II", 20, 500)
-    with pytest.raises(ProviderError, match="shorter than its headers"):
-        parse(prelude + struct.pack(">I", crc32(prelude)) + b"\0" * 8)
+    with pytest.raises(TransientProviderError, match="shorter than its headers"):
+        parse(STREAM + prelude + struct.pack(">I", crc32(prelude)) + b"\0" * 8)

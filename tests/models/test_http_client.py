@@ -425,7 +425,7 @@ def test_an_unreachable_server_is_transient_and_named(wire: str) -> None:
         (httpx.WriteTimeout, TransientProviderError, "nothing in time"),
         (httpx.PoolTimeout, TransientProviderError, "nothing in time"),
         (httpx.WriteError, TransientProviderError, "lost"),
-        (httpx.RemoteProtocolError, TransientProviderError, "lost"),
+        (httpx.RemoteProtocolError, TransientProviderError, "does not speak HTTP: is base_url right"),
         (httpx.ProxyError, TransientProviderError, "the proxy does not connect"),
         (httpx.LocalProtocolError, ProviderError, "LocalProtocolError"),
     ],

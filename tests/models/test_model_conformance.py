@@ -21,7 +21,7 @@ from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Price, Pri
 from agentfsm.testing import ScriptedModel, model_conformance
 from agentfsm.testing.model_conformance import CutOff, ModelCheck, OpenModel, Silence, Turn, checks
 from tests.helpers.fake_model_server import fake_model_server
-from tests.helpers.model_clients import MODEL_CLASSES
+from tests.helpers.model_clients import ALL_MODEL_CLASSES
 from tests.helpers.scripted_server import server_reply
 
 
@@ -29,9 +29,8 @@ def wire(name: str) -> OpenModel:
     @asynccontextmanager
     async def open_model(*turns: Turn) -> AsyncGenerator[Model]:
         with fake_model_server(*map(server_reply, turns)) as server:
-            model = MODEL_CLASSES[name](
-                "m-1", base_url=server.url if name != "ollama" else server.host, api_key="k" * 20
-            )
+            url = server.url if name in ("openai", "responses", "anthropic") else server.host
+            model = ALL_MODEL_CLASSES[name]("m-1", base_url=url, api_key="k" * 20)
             yield model
             await model.aclose()
 
@@ -48,12 +47,12 @@ def wrapped(wrap: Callable[[Model], Model]) -> OpenModel:
 
 
 MODELS: dict[str, OpenModel] = {
-    **{name: wire(name) for name in MODEL_CLASSES},
+    **{name: wire(name) for name in ALL_MODEL_CLASSES},
     "fallback": wrapped(lambda model: FallbackModel(model)),
     "limited": wrapped(lambda model: Limited(model, ConcurrencyLimit(4))),
     "priced": wrapped(lambda model: Priced(model, {"*": Price(input=1.0, output=2.0)})),
 }
-LACKS: dict[str, Any] = {"ollama": ["content_filter"], "anthropic": ["content_filter"]}
+LACKS: dict[str, Any] = {name: ["content_filter"] for name in ("ollama", "anthropic", "bedrock", "vertex")}
 """Ollama's API has no such finish reason, and Anthropic's says that the model refused."""
 
 

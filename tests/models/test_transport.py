@@ -22,7 +22,7 @@ from tests.helpers.company_network import (  # noqa: F401  # importing registers
     certificate_authority,
 )
 from tests.helpers.model_clients import GOOD_BODIES, REQUEST, WIRES
-from tests.helpers.renewing_server import serve
+from tests.helpers.recording_server import Call, good_server
 
 PROVIDER = {"openai": "openai", "responses": "openai-responses", "anthropic": "anthropic", "ollama": "ollama"}
 
@@ -55,23 +55,19 @@ class Tokens:
         return self()
 
 
-def key_of(headers: dict[str, str]) -> str:
-    return (headers.get("authorization") or headers.get("x-api-key") or "").removeprefix("Bearer ")
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_key_that_is_rejected_is_renewed_once_and_the_call_repeated(wire: str, is_async: bool) -> None:
     tokens = Tokens("token-first-1111", "token-second-2222", "token-third-3333")
-    with serve(wire) as server:
-        server.accepts = lambda headers: key_of(headers) == "token-second-2222"
+    with good_server(wire) as server:
+        server.refuse = lambda call: "" if call.key == "token-second-2222" else "expired"
         function = tokens.later if is_async else tokens
-        model = resolve(f"{PROVIDER[wire]}:m", base_url=server.url, api_key=function)
+        model = resolve(f"{PROVIDER[wire]}:m", base_url=f"{server.url}/v1", api_key=function)
         assert [ask(model), ask(model)] == ["hello", "hello"]
-        assert [key_of(headers) for _, headers in server.calls] == ["token-first-1111", *["token-second-2222"] * 2]
+        assert [call.key for call in server.calls] == ["token-first-1111", *["token-second-2222"] * 2]
         assert tokens.calls == 2
         assert "token-second-2222" in [secret.get_secret_value() for secret in model.secrets]  # type: ignore[attr-defined]
-        server.accepts = lambda headers: False
+        server.refuse = lambda call: "expired"
         error = failure(model)
         assert type(error) is ProviderError
         assert error.status == 401
@@ -81,31 +77,31 @@ def test_a_key_that_is_rejected_is_renewed_once_and_the_call_repeated(wire: str,
 
 def test_a_key_expires_in_the_middle_of_a_run_that_goes_on() -> None:
     tokens = Tokens("old-key", "new-key")
-    with serve("openai") as server:
-        server.accepts = lambda headers: len(server.calls) == 1 or key_of(headers) == "new-key"
-        agent = Agent(resolve("openai:m", base_url=server.url, api_key=tokens))
+    with good_server("openai") as server:
+        server.refuse = lambda call: "" if len(server.calls) == 1 or call.key == "new-key" else "expired"
+        agent = Agent(resolve("openai:m", base_url=f"{server.url}/v1", api_key=tokens))
         assert [agent.run_sync("a").output, agent.run_sync("b").output] == ["hello", "hello"]
-    assert [key_of(headers) for _, headers in server.calls] == ["old-key", "old-key", "new-key"]
+    assert [call.key for call in server.calls] == ["old-key", "old-key", "new-key"]
 
 
 def test_calls_at_once_that_find_a_key_expired_renew_it_once() -> None:
     tokens = Tokens("old-key", "new-key")
     together = threading.Barrier(3, timeout=10)
 
-    def accepts(headers: dict[str, str]) -> bool:
-        if key_of(headers) == "new-key":
-            return True
+    def refuse(call: Call) -> str:
+        if call.key == "new-key":
+            return ""
         if len(server.calls) > 1:
             together.wait()
-        return len(server.calls) == 1
+        return "" if len(server.calls) == 1 else "expired"
 
     async def several(model: Model) -> list[str]:
         await model.reply(REQUEST)
         return [reply.message.content for reply in await asyncio.gather(*(model.reply(REQUEST) for _ in range(3)))]
 
-    with serve("openai") as server:
-        server.accepts = accepts
-        assert asyncio.run(several(resolve("openai:m", base_url=server.url, api_key=tokens))) == ["hello"] * 3
+    with good_server("openai") as server:
+        server.refuse = refuse
+        assert asyncio.run(several(resolve("openai:m", base_url=f"{server.url}/v1", api_key=tokens))) == ["hello"] * 3
     assert tokens.calls == 2
 
 
@@ -118,8 +114,8 @@ def test_calls_at_once_that_find_a_key_expired_renew_it_once() -> None:
     ],
 )
 def test_a_key_function_that_fails_is_named(function: Any, says: str) -> None:
-    with serve("openai") as server:
-        error = failure(resolve("openai:m", base_url=server.url, api_key=function))
+    with good_server("openai") as server:
+        error = failure(resolve("openai:m", base_url=f"{server.url}/v1", api_key=function))
     assert type(error) is ProviderError
     assert says in str(error)
     assert server.calls == []
@@ -134,12 +130,12 @@ def test_headers_and_query_parameters_are_sent_with_every_call(wire: str) -> Non
         headers={"OpenAI-Organization": "org-1", "X-Tenant": SecretStr("tenant-secret-77")},
         query={"api-version": "2024-10-21", "q": "a b&c"},
     )
-    with serve(wire) as server:
-        model = resolve(f"{PROVIDER[wire]}:m", base_url=server.url, http=http)
+    with good_server(wire) as server:
+        model = resolve(f"{PROVIDER[wire]}:m", base_url=f"{server.url}/v1", http=http)
         assert ask(model) == "hello"
-        path, headers = server.calls[0]
-    assert path.endswith("?api-version=2024-10-21&q=a%20b%26c")
-    assert (headers["openai-organization"], headers["x-tenant"]) == ("org-1", "tenant-secret-77")
+        call = server.calls[0]
+    assert call.path.endswith("?api-version=2024-10-21&q=a%20b%26c")
+    assert (call.headers["openai-organization"], call.headers["x-tenant"]) == ("org-1", "tenant-secret-77")
     assert "tenant-secret-77" not in repr(http) + repr(model)
     assert [secret.get_secret_value() for secret in model.secrets] == ["tenant-secret-77"]  # type: ignore[attr-defined]
 
@@ -183,19 +179,19 @@ def test_a_client_of_yours_makes_the_calls_and_stays_open() -> None:
 
 
 def test_a_server_of_a_private_authority_is_trusted_by_its_file_or_a_context(authority: Authority) -> None:
-    with serve("openai", authority.context) as server:
-        error = failure(resolve("openai:m", base_url=server.url))
+    with good_server("openai", authority.context) as server:
+        error = failure(resolve("openai:m", base_url=f"{server.url}/v1"))
         assert type(error) is ProviderError
         assert "cannot be verified" in str(error)
         assert "verify=" in str(error)
         for verify in (authority.file, str(authority.file), ssl.create_default_context(cafile=authority.file)):
-            assert ask(resolve("openai:m", base_url=server.url, http=HttpOptions(verify=verify))) == "hello"
+            assert ask(resolve("openai:m", base_url=f"{server.url}/v1", http=HttpOptions(verify=verify))) == "hello"
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
 def test_calls_go_through_a_proxy_that_asks_for_a_password(proxy: str, authority: Authority, tls: bool) -> None:
-    with serve("openai", authority.context if tls else None) as server:
-        name = {"base_url": server.url, "api_key": "sk-through-the-proxy"}
+    with good_server("openai", authority.context if tls else None) as server:
+        name = {"base_url": f"{server.url}/v1", "api_key": "sk-through-the-proxy"}
         good = HttpOptions(proxy=SecretStr(f"http://ann:pass-word-4711@{proxy}"), verify=authority.file)
         assert ask(resolve("openai:m", **name, http=good)) == "hello"  # type: ignore[arg-type]
         bad = HttpOptions(proxy=SecretStr(f"http://ann:wrong-word-4711@{proxy}"), verify=authority.file)
