@@ -18,7 +18,7 @@ from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.http_model import HttpModel, takes_files
 from agentfsm.models.output_schema import DEFAULT_SUPPORT, SchemaSupport, output_schema_block, wants_json_object
-from agentfsm.models.role_rules import DEFAULT_ROLES, AlternatingEncoder, RoleRules, short_call_id
+from agentfsm.models.role_rules import TEMPLATE_ROLES, AlternatingEncoder, RoleRules, short_call_id
 from agentfsm.models.settings import ModelSettings, reject_prompt_cache
 from agentfsm.models.stream_reader import StreamAccumulator, TextAccumulator
 from agentfsm.models.wire_format import (
@@ -127,7 +127,7 @@ class OpenAIChat(HttpModel):
         return {"stream": True} | ({"stream_options": {"include_usage": True}} if row.stream_usage else {}) | body
 
     def _role_rules(self) -> RoleRules:
-        return DEFAULT_ROLES if self._known_row is None else self._known_row.roles
+        return TEMPLATE_ROLES if self._known_row is None else self._known_row.roles
 
     def _schema_support(self) -> SchemaSupport:
         if self._is_official and _MODELS_WITHOUT_SCHEMAS.match(self.model):
@@ -154,7 +154,7 @@ def encode(
     official: bool = False,
     origin: str = "",
     schemas: SchemaSupport = DEFAULT_SUPPORT,
-    roles: RoleRules = DEFAULT_ROLES,
+    roles: RoleRules = TEMPLATE_ROLES,
 ) -> dict[str, Any]:
     """The body of a request.
 
@@ -263,7 +263,7 @@ def _new_encoder(origin: str, images: bool, files: bool, roles: RoleRules) -> Pe
     """
     encode_message = partial(_encode_message, origin=origin, call_id=short_call_id if roles.short_call_ids else str)
     items = PerMessageEncoder(encode_message, images, _encode_images if images else None, files)
-    return AlternatingEncoder(items) if roles.alternate else items
+    return AlternatingEncoder(items, one_call=roles.one_call) if roles.alternate else items
 
 
 def _encode_images(results: list[Message]) -> list[dict[str, Any]]:

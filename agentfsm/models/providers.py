@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from agentfsm.errors import ConfigurationError, MissingKeyError
 from agentfsm.models.output_schema import DEFAULT_SUPPORT, OPENAI_SUPPORT, SchemaSupport
-from agentfsm.models.role_rules import ANY_ORDER, DEFAULT_ROLES, RoleRules
+from agentfsm.models.role_rules import ANY_ORDER, HOSTED_ROLES, TEMPLATE_ROLES, RoleRules
 
 if TYPE_CHECKING:
     import httpx
@@ -121,7 +121,7 @@ class Provider:
     service: str = ""
     variants: tuple[tuple[str, str], ...] = ()
     schemas: SchemaSupport = DEFAULT_SUPPORT
-    roles: RoleRules = DEFAULT_ROLES
+    roles: RoleRules = HOSTED_ROLES
     files: bool = False
 
     def variant(self, model: str) -> str:
@@ -213,6 +213,7 @@ PROVIDERS: dict[str, Provider] = {
             base_url="http://127.0.0.1:8080/v1",
             example="default",
             hint="is it running (llama-server), and is base_url right?",
+            roles=TEMPLATE_ROLES,
         ),
         Provider(
             name="vllm",
@@ -220,6 +221,7 @@ PROVIDERS: dict[str, Provider] = {
             base_url="http://127.0.0.1:8000/v1",
             example="Qwen/Qwen3-8B",
             hint="is it running (vllm serve), and is base_url right?",
+            roles=TEMPLATE_ROLES,
         ),
         Provider(
             name="openrouter",
@@ -345,6 +347,7 @@ PROVIDERS: dict[str, Provider] = {
             base_url="http://127.0.0.1:1234/v1",
             example="qwen3-8b",
             hint="is its server running (lms server start), and is base_url right?",
+            roles=TEMPLATE_ROLES,
         ),
         Provider(
             name="litellm",

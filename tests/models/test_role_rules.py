@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from agentfsm.loop.messages import Image, Message, Role, ToolCall
 from agentfsm.loop.model import ModelRequest
-from agentfsm.models.openai_chat import encode
-from agentfsm.models.role_rules import ANY_ORDER, RoleRules, short_call_id
+from agentfsm.models.openai_chat import EXTRA_KEY, encode
+from agentfsm.models.providers import PROVIDERS
+from agentfsm.models.role_rules import ANY_ORDER, HOSTED_ROLES, TEMPLATE_ROLES, RoleRules, short_call_id
+from tests.helpers.model_clients import GOOD_BODIES, build_model, request_reply
 
 USER, ANSWER = Message.user("a"), Message.assistant("b")
 CALL = Message.assistant("", (ToolCall("call_1", "look", {}),))
@@ -64,6 +69,55 @@ def test_openai_gets_the_transcript_as_it_is() -> None:
     given = [USER, USER, Message.assistant(""), CALL, RESULT, USER]
     roles = [item["role"] for item in messages(*given, roles=ANY_ORDER)]
     assert roles == ["user", "user", "assistant", "assistant", "tool", "user"]
+
+
+CALLS = Message.assistant("Let me look.", tuple(ToolCall(name, "look", {}) for name in "xyz"))
+RESULTS = [Message(Role.TOOL, f"seen {name}", tool_call_id=name, name="look") for name in "xyz"]
+
+
+def outline(items: list[dict[str, Any]]) -> list[str]:
+    """Who says what: the ids of calls, or the text."""
+    calls = ["+".join(call["id"] for call in item.get("tool_calls") or ()) for item in items]
+    return [f"{item['role'][0]} {call or item['content']}" for item, call in zip(items, calls, strict=True)]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_each_call_of_a_reply_is_a_reply_where_a_template_allows_one(order: tuple[int, ...]) -> None:
+    items = messages(USER, CALLS, *(RESULTS[n] for n in order), roles=TEMPLATE_ROLES)
+    pairs = [line for n in order for line in (f"a {'xyz'[n]}", f"t seen {'xyz'[n]}")]
+    assert outline(items) == ["u a", *pairs]
+    assert [item["content"] for item in items if item["role"] == "assistant"] == ["Let me look.", None, None]
+
+
+def test_hosted_providers_get_the_calls_of_a_reply_together() -> None:
+    items = messages(USER, CALLS, *RESULTS, roles=HOSTED_ROLES)
+    assert outline(items) == ["u a", "a x+y+z", "t seen x", "t seen y", "t seen z"]
+
+
+def test_signed_calls_stay_together() -> None:
+    """The signature of the first covers the others."""
+    signed = [{"extra_content": {"google": {"thought_signature": "c2ln"}}}, None, None]
+    extra = {EXTRA_KEY: {"voice": "o", "calls": signed}}
+    body = encode(ModelRequest((USER, replace(CALLS, extra=extra), *RESULTS)), "m", origin="o", roles=TEMPLATE_ROLES)
+    assert "extra_content" in body["messages"][1]["tool_calls"][0]
+    assert outline(body["messages"]) == ["u a", "a x+y+z", "t seen x", "t seen y", "t seen z"]
+
+
+@pytest.mark.parametrize("name", ["llamacpp", "vllm", "lmstudio"])
+def test_servers_of_local_models_get_what_every_template_accepts(name: str) -> None:
+    assert PROVIDERS[name].roles == TEMPLATE_ROLES
+
+
+def test_a_server_that_is_not_known_gets_what_every_template_accepts() -> None:
+    sent: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(json.loads(request.content))
+        return httpx.Response(200, json=GOOD_BODIES["openai"])
+
+    request_reply(build_model("openai", answer), ModelRequest((USER, CALLS, *RESULTS)))
+    expected = ["u a", "a x", "t seen x", "a y", "t seen y", "a z", "t seen z"]
+    assert outline(sent[0]["messages"]) == expected
 
 
 def test_mistral_gets_ids_of_nine_letters() -> None:
