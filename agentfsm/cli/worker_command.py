@@ -21,13 +21,16 @@ from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store_url import StoreLocation, open_store
-from agentfsm.workers import SpendLimit, Waker, Worker, WorkerMetrics, WorkerSettings, open_waker
+from agentfsm.workers import SpendLimit, Waker, Webhook, Worker, WorkerMetrics, WorkerSettings, open_waker
 from agentfsm.workers.health import serve_health
 
 __all__ = ["worker"]
 
 HANDED_OVER = 1
 """The exit code of a worker that left effects in the middle, for other workers to take their runs over."""
+
+NOTIFY_SECRET = "AGENTFSM_NOTIFY_SECRET"  # noqa: S105  # the name of a variable
+"""The environment variable with the secret that signs what is sent to a webhook."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +44,21 @@ class _WorkerOptions:
     spend_limits: tuple[SpendLimit, ...]
     health_port: int | None
     health_host: str
+    notify_url: str | None
+    remind_after: float | None
+    viewer_url: str
 
     def settings(self) -> WorkerSettings:
         """The settings of the worker."""
-        return WorkerSettings(grace_s=self.grace, max_attempts=self.max_attempts, spend_limits=self.spend_limits)
+        secret = os.environ.get(NOTIFY_SECRET, "").encode() or None
+        return WorkerSettings(
+            grace_s=self.grace,
+            max_attempts=self.max_attempts,
+            spend_limits=self.spend_limits,
+            notify=None if self.notify_url is None else Webhook(self.notify_url, secret=secret),
+            remind_after_s=self.remind_after,
+            viewer_url=self.viewer_url,
+        )
 
 
 def _parse_limits(
@@ -59,6 +73,27 @@ def _parse_limits(
         except ValueError as error:  # ConfigurationError is one
             raise click.BadParameter(f"{each!r} is not of the form TAG=USD, as in tenant:acme=5") from error
     return tuple(limits)
+
+
+_NOTICE_OPTIONS = [
+    click.option(
+        "--notify-url",
+        metavar="URL",
+        help=f"Send a notice of each request that waits for somebody to URL; {NOTIFY_SECRET} signs it.",
+    ),
+    click.option(
+        "--remind-after",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        help="Remind of a request that waits so long, again and again, unless its Approval says another time.",
+    ),
+    click.option(
+        "--viewer-url",
+        default="",
+        metavar="URL",
+        help="Where the viewer is, for a link in each notice.",
+    ),
+]
 
 
 def _worker_options(command: CommandFunction) -> CommandFunction:
@@ -118,6 +153,7 @@ def _worker_options(command: CommandFunction) -> CommandFunction:
                 metavar="ADDRESS",
                 help="The address of that port; 0.0.0.0 for probes from elsewhere.",
             ),
+            *_NOTICE_OPTIONS,
         ],
     )(command)
 

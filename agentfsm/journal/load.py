@@ -51,6 +51,7 @@ class StoredRequest:
         quorum: For an approval with a rule about who may answer, the rule and the votes so far; else None.
         limit: For a limit, how much of it is used up, and what a reply grants by default; else None.
         form: For a form, the JSON schema of the object to fill in; else empty.
+        asked_at: When it was asked, in seconds since the epoch; votes and escalation do not change it.
     """
 
     run_id: str
@@ -64,6 +65,7 @@ class StoredRequest:
     quorum: Quorum | None = None
     limit: ReachedLimit | None = None
     form: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    asked_at: float = 0.0
 
     def has_expired(self, now: float) -> bool:
         """Whether no reply is accepted any more.
@@ -104,7 +106,7 @@ async def pending_request(store: Store, head: Head) -> StoredRequest | None:
     try:
         request = body["waiting"]
         question, arguments = request.get("question", ""), request.get("arguments", {})
-        form = request.get("form", {})
+        form, quorum = request.get("form", {}), _QUORUM.validate_python(request.get("quorum"))
         return StoredRequest(
             head.run_id,
             record.seq,
@@ -114,9 +116,10 @@ async def pending_request(store: Store, head: Head) -> StoredRequest | None:
             request.get("tool", ""),
             {} if isinstance(arguments, Redacted) else arguments,
             _expiry(body),
-            _QUORUM.validate_python(request.get("quorum")),
+            quorum,
             _LIMIT.validate_python(request.get("limit")),
             {} if isinstance(form, Redacted) else form,
+            body["ts"] / 1000 if quorum is None else quorum.asked_at,
         )
     except (LookupError, TypeError, AttributeError, ValueError, ConfigurationError) as error:
         raise JournalError(f"record {record.seq} has no valid request") from error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentfsm.errors import (
     ActorIsRequesterError,
@@ -86,6 +88,8 @@ class Approval:
         validity_s: Seconds after which the request expires, votes or not; None for the guardrails' ``validity_s``.
         escalate_to: Roles that may answer, too, once ``escalate_after_s`` seconds have passed.
         escalate_after_s: After how many seconds without a decision the request is escalated.
+        remind_after_s: After how many seconds without a decision people are reminded, again and again, by a worker that
+            sends notices; None for that worker's own setting.
 
     Raises:
         ConfigurationError: A value is out of range, or the two about escalation are not given together.
@@ -97,13 +101,14 @@ class Approval:
     validity_s: float | None = None
     escalate_to: tuple[str, ...] = ()
     escalate_after_s: float | None = None
+    remind_after_s: Annotated[float | None, Field(exclude_if=lambda seconds: seconds is None)] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "roles", _role_names(self.roles, "the roles of an approval"))
         object.__setattr__(self, "escalate_to", _role_names(self.escalate_to, "the roles of an escalation"))
         if isinstance(self.n, bool) or not isinstance(self.n, int) or not 1 <= self.n <= MAX_APPROVALS:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"n is how many approvals a call needs, from 1 to {MAX_APPROVALS}, not {self.n!r}")
-        for name in ("validity_s", "escalate_after_s"):
+        for name in ("validity_s", "escalate_after_s", "remind_after_s"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds < float("inf"):
                 raise ConfigurationError(f"{name} must be a finite number of seconds greater than 0, not {seconds!r}")

@@ -5,19 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentfsm.journal.store_url import locate_store, server_database
+from agentfsm.workers.notices import Notice, NoticeError, Notify
 from agentfsm.workers.spend_limits import SpendLimit
 from agentfsm.workers.submission import Submission, submit
 from agentfsm.workers.waker import Activation, SetAside, Waker
+from agentfsm.workers.webhook import Webhook
 from agentfsm.workers.worker import Worker
 from agentfsm.workers.worker_metrics import WorkerMetrics
 from agentfsm.workers.worker_settings import WorkerSettings
 
 __all__ = [
     "Activation",
+    "Notice",
+    "NoticeError",
+    "Notify",
     "SetAside",
     "SpendLimit",
     "Submission",
     "Waker",
+    "Webhook",
     "Worker",
     "WorkerMetrics",
     "WorkerSettings",

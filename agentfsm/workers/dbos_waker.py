@@ -34,7 +34,7 @@ SCHEMA = "agentfsm_dbos"
 WORKFLOW = "agentfsm.activation"
 PORTABLE = WorkflowSerializationFormat.PORTABLE
 DELAYED, DELIVERED = "DELAYED", "PENDING"
-UNFINISHED = ("ENQUEUED", DELAYED, DELIVERED)
+UNFINISHED: list[str] = ["ENQUEUED", DELAYED, DELIVERED]
 FINISHED: list[str] = ["SUCCESS", "ERROR", "CANCELLED"]
 SET_ASIDE, PUT_BACK = "set aside", "put back"
 FORGET_AT_ONCE = 500
@@ -73,7 +73,7 @@ class DbosWaker:
         return await self._call(lambda: self._wake(activation, delay_s))
 
     def _wake(self, activation: Activation, delay_s: float) -> bool:
-        known = self._status(activation.key)
+        known = _status(self._client, activation.key)
         self._bring_forward(known, time.time() + max(0.0, delay_s))
         if known is not None and (known.status in UNFINISHED or _attributes(known).get("state") == SET_ASIDE):
             return False
@@ -98,11 +98,15 @@ class DbosWaker:
 
     async def bring_forward(self, key: str) -> None:
         """Deliver an activation now if it waits for its time; see ``Waker.bring_forward``."""
-        await self._call(lambda: self._bring_forward(self._status(key), time.time()))
+        await self._call(lambda: self._bring_forward(_status(self._client, key), time.time()))
 
     def _bring_forward(self, known: WorkflowStatus | None, due: float) -> None:
         if known is not None and known.status == DELAYED and due * 1000 < (known.delay_until_epoch_ms or 0):
             self._client.set_workflow_delay(known.workflow_id, delay_until_epoch_ms=int(due * 1000))
+
+    async def has_unfinished(self, prefix: str) -> bool:
+        """Whether an activation is not finished; see ``Waker.has_unfinished``."""
+        return bool(await self._call(lambda: self._client.list_workflows(workflow_id_prefix=prefix, status=UNFINISHED)))
 
     async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
         """What was delivered and is not finished; see ``Waker.unfinished``."""
@@ -121,7 +125,7 @@ class DbosWaker:
         """Deliver an unfinished activation again; see ``Waker.redeliver``."""
 
         def resume() -> None:
-            known = self._status(activation.key)
+            known = _status(self._client, activation.key)
             if known is not None and _is_stale(known, older_than_s):
                 times = int(_attributes(known).get("redelivered", 0)) + 1
                 self._client.update_workflow_attributes(activation.key, {"redelivered": times})
@@ -187,7 +191,7 @@ class DbosWaker:
 
     async def was_put_back(self, activation: Activation) -> bool:
         """Whether an activation was set aside and put back since; see ``Waker.was_put_back``."""
-        known = await self._call(lambda: self._status(activation.key))
+        known = await self._call(lambda: _status(self._client, activation.key))
         return known is not None and _attributes(known).get("state") == PUT_BACK
 
     # -- serving --------------------------------------------------------------------------------------
@@ -261,10 +265,6 @@ class DbosWaker:
                 )
             return self._opened
 
-    def _status(self, key: str) -> WorkflowStatus | None:
-        found = self._client.list_workflows(workflow_ids=[key], load_input=False, load_output=False)
-        return found[0] if found else None
-
     async def _call(self, work: Callable[[], Result]) -> Result:
         """What a function of the engine returns, which blocks and so is called in a thread.
 
@@ -276,6 +276,11 @@ class DbosWaker:
         except (sqlalchemy.exc.SQLAlchemyError, error.DBOSException) as failure:
             reason = getattr(failure, "orig", None) or failure
             raise StoreError(f"the queues of DBOS cannot be used: {type(reason).__name__}: {reason}") from failure
+
+
+def _status(client: DBOSClient, key: str) -> WorkflowStatus | None:
+    found = client.list_workflows(workflow_ids=[key], load_input=False, load_output=False)
+    return found[0] if found else None
 
 
 def _is_stale(workflow: WorkflowStatus, older_than_s: float) -> bool:

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import replace
 
-from agentfsm.errors import AgentfsmError, StoreError
-from agentfsm.journal.run_info import RunQuery
-from agentfsm.journal.store import Store
+from agentfsm.errors import AgentfsmError, JournalError, StoreError
+from agentfsm.journal.listing import find_listing
+from agentfsm.journal.load import pending_request
+from agentfsm.journal.store import Head, Store
+from agentfsm.workers.notices import Notices
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
-from agentfsm.workers.sweep import is_cut_off, stale_action
+from agentfsm.workers.sweep import due_at, is_cut_off, stale_action
 from agentfsm.workers.waker import Activation, Waker
 from agentfsm.workers.worker_metrics import WorkerCounts
 from agentfsm.workers.worker_settings import WorkerSettings
@@ -27,8 +28,12 @@ WAKE_AGAIN_S = 10.0
 LOOK_EVERY_S = 30.0
 """Seconds between two looks at what nobody has acted on, what is set aside for a while, and what can be forgotten."""
 
-OVERLOOKED_EVERY_S = 300.0
-"""Seconds between two searches for requests that expired and have no timer."""
+WAITING_EVERY_S, WAITING_SHARE = 30.0, 20
+"""Seconds between two searches for requests without a timer or a notice, at least; and how many times as long as a
+search takes."""
+
+NOTICE_SETTLE_S = 60.0
+"""Seconds after which a notice that a worker was to send, and has not sent, is sent by another one."""
 
 LISTEN_AGAIN_S = 1.0
 """Seconds to wait before answers are listened for again after an error."""
@@ -43,19 +48,28 @@ class RunWatcher:
         agents: The agents of the worker: other runs are left to other workers.
         settings: How the worker works.
         counts: What the worker is doing.
+        notices: Sends notices of what runs wait for; None for no notices.
 
     Attributes:
         swept_at: When the store was last searched, as a time of the event loop.
     """
 
     def __init__(
-        self, store: Store, waker: Waker, agents: ServedAgents, settings: WorkerSettings, counts: WorkerCounts
+        self,
+        store: Store,
+        waker: Waker,
+        agents: ServedAgents,
+        settings: WorkerSettings,
+        counts: WorkerCounts,
+        notices: Notices | None = None,
     ) -> None:
         self._store = store
         self._waker = waker
         self._agents = agents
         self._settings = settings
         self._counts = counts
+        self._notices = notices
+        self._waiting: set[tuple[str, int]] = set()
         self._seen: dict[tuple[str, int], float] = {}
         self._done: set[str] = set()
         self.swept_at = 0.0
@@ -93,7 +107,7 @@ class RunWatcher:
         """Look for what workers and programs that died have left, until cancelled."""
         loop = asyncio.get_running_loop()
         settled = looked = loop.time()
-        searched = float("-inf")
+        search_at = float("-inf")
         while True:
             try:
                 await self._wake_cut_off_runs()
@@ -107,27 +121,47 @@ class RunWatcher:
                     for signal in await self._store.signals.pending():
                         await self._wake_signalled_run(signal.run_id)
                     looked = loop.time()
-                if loop.time() - searched >= OVERLOOKED_EVERY_S:
-                    await self._wake_expired_runs()
-                    searched = loop.time()
+                if (began := loop.time()) >= search_at:
+                    await self._watch_requests()
+                    search_at = began + max(WAITING_EVERY_S, WAITING_SHARE * (loop.time() - began))
             except StoreError as error:  # the next sweep tries again
                 logger.warning("the store or the queues cannot be searched: %s", error)
             await asyncio.sleep(self._settings.sweep_s)
 
-    async def _wake_expired_runs(self) -> None:
-        """Wake the runs whose request has expired and has no timer: they began to wait in a program of yours."""
-        query = RunQuery(status="suspended", parent="", limit=500)
-        while True:
-            page = await self._store.find_runs(query)
-            for info in page.runs:
-                if info.expires is None or info.expires > time.time():
-                    continue
-                head, served = await self._store.head(info.run_id), await self._agent_of(info.run_id)
-                if head is not None and served is not None:
-                    await self._waker.wake(Activation(info.run_id, head.epoch, served.queue, is_timer=True))
-            if not page.next:
-                return
-            query = replace(query, after=page.next)
+    async def _watch_requests(self) -> None:
+        """Watch the requests that this worker has not seen: their runs began to wait in another process."""
+        waiting = [head for head in await self._store.heads("suspended") if head.seq and head.owner is None]
+        for head in waiting:
+            if (head.run_id, head.epoch) not in self._waiting:
+                await self._watch_run(head)
+        self._waiting = {(head.run_id, head.epoch) for head in waiting}
+
+    async def _watch_run(self, head: Head) -> None:
+        listed = await find_listing(self._store, head.run_id)
+        if listed is None or listed.parent:  # what a sub-agent's run asks is asked by the run that called it
+            return
+        may_be_due = listed.expires is not None or bool(listed.waiting_for and listed.waiting_for.roles)
+        with contextlib.suppress(JournalError):  # what cannot be read is nothing for a worker
+            await self.watch_request(await self._agent_of(head.run_id) if may_be_due else None, head)
+
+    async def watch_request(self, served: ServedAgent | None, head: Head) -> None:
+        """Have a suspended run woken when its request expires or is escalated, and people told of it.
+
+        Args:
+            served: The agent that can go on with the run; None to leave that to another worker.
+            head: The head of the run.
+
+        Raises:
+            JournalError: What it waits for cannot be read.
+            StoreError: The store or the engine cannot be reached.
+        """
+        if self._notices is not None:
+            await self._notices.begin(head)
+        request = None if served is None else await pending_request(self._store, head)
+        if served is not None and request is not None and (due := due_at(request)) < float("inf"):
+            delay_s = max(0.0, due - served.agent.config.host.clock.time())
+            timer = Activation(head.run_id, head.epoch, served.queue, is_timer=True)
+            await self._waker.wake(timer, delay_s=delay_s)
 
     async def _wake_cut_off_runs(self) -> None:
         """Wake the runs that were left by their owner, if this worker can go on with them."""
@@ -149,7 +183,11 @@ class RunWatcher:
         What is to be finished is finished only if it still is at the next look: its worker may be about to do so.
         """
         seen, self._done = self._done, set()
-        for each in await self._waker.unfinished(self._settings.settle_s):
+        stale = await self._waker.unfinished(self._settings.settle_s)
+        if any(each.activation.notice for each in stale):  # nobody acquires a run to send one, so a worker gets longer
+            slow = {each.activation.key for each in await self._waker.unfinished(NOTICE_SETTLE_S)}
+            stale = [each for each in stale if not each.activation.notice or each.activation.key in slow]
+        for each in stale:
             activation = each.activation
             if activation.run_id in self._counts.runs:
                 continue

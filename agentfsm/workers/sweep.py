@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from agentfsm.journal.load import StoredRequest
 from agentfsm.journal.records import SealedRecord, is_kind
 from agentfsm.journal.store import Head
 from agentfsm.loop.canonical_json import decode
 from agentfsm.workers.waker import Activation
 
-__all__ = ["StaleAction", "attempts_without_progress", "is_cut_off", "stale_action"]
+__all__ = ["StaleAction", "attempts_without_progress", "due_at", "is_cut_off", "stale_action"]
 
 StaleAction = Literal["leave", "redeliver", "drop", "wake"]
 """Leave it, deliver it again, finish it, or finish it and wake its run in the epoch in which that is now."""
@@ -49,6 +50,12 @@ def stale_action(activation: Activation, head: Head | None) -> StaleAction:
 def _after_death(head: Head) -> StaleAction:
     """What to do once a worker that had acquired a run has died: a run that is cut off is found by other means."""
     return "wake" if head.status == "suspended" and head.owner is None else "drop"
+
+
+def due_at(request: StoredRequest) -> float:
+    """When a request is to be escalated or expires, whichever comes first, in seconds since the epoch."""
+    escalates = None if request.quorum is None else request.quorum.escalates_at
+    return min(float("inf") if at is None else at for at in (request.expires_at, escalates))
 
 
 def attempts_without_progress(records: Sequence[SealedRecord], head: Head) -> int:

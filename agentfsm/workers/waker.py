@@ -29,6 +29,9 @@ class Activation:
         priority: Lower numbers come first; 0 is the default.
         tenant: Whose run it is, for limits by tenant; empty for nobody's.
         is_timer: Whether it is for when a request of the run expires or is escalated.
+        notice: For a notice of what the run waits for, its place in the chain of these, from 1; else 0.
+        reminder: For a notice, the number of the reminder; 0 for the first notice.
+        attempt: For a notice, how often it could not be sent.
     """
 
     run_id: str
@@ -38,11 +41,15 @@ class Activation:
     priority: int = 0
     tenant: str = ""
     is_timer: bool = False
+    notice: int = 0
+    reminder: int = 0
+    attempt: int = 0
 
     @property
     def key(self) -> str:
-        """``RUN:EPOCH``, with ``:due`` for a timer: two activations with the same key are one."""
-        return f"{self.run_id}:{self.epoch}{':due' if self.is_timer else ''}"
+        """``RUN:EPOCH``, with ``:due`` for a timer and ``:notice-N`` for a notice: two with the same key are one."""
+        purpose = ":due" if self.is_timer else f":notice-{self.notice}" if self.notice else ""
+        return f"{self.run_id}:{self.epoch}{purpose}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,10 @@ class Waker(Protocol):
 
     async def bring_forward(self, key: str) -> None:
         """Deliver an activation now if it waits for its time; do nothing if there is none with that key."""
+        ...
+
+    async def has_unfinished(self, prefix: str) -> bool:
+        """Whether an activation whose key begins so is queued, waits for its time or is being handled."""
         ...
 
     async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:

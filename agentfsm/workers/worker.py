@@ -16,16 +16,17 @@ from typing import Any
 
 from agentfsm.agent.agent import Agent
 from agentfsm.errors import AgentfsmError, RunExistsError, StaleLease, StoreError
-from agentfsm.journal.load import StoredRequest, pending_request
+from agentfsm.journal.load import pending_request
 from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import Run, advance, hand_over
+from agentfsm.workers.notices import NOTICES, Notices
 from agentfsm.workers.run_watcher import RunWatcher
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
 from agentfsm.workers.spend_limits import SpendLimits
 from agentfsm.workers.submission import SUBMITTER, open_submission
-from agentfsm.workers.sweep import attempts_without_progress
+from agentfsm.workers.sweep import attempts_without_progress, due_at
 from agentfsm.workers.waker import Activation, Waker
 from agentfsm.workers.worker_metrics import WorkerCounts, WorkerMetrics
 from agentfsm.workers.worker_settings import WorkerSettings
@@ -100,12 +101,18 @@ class Worker:
         self._stopping = asyncio.Event()
         self._serving = False
         self.counts = WorkerCounts(metrics)
-        self._watcher = RunWatcher(store, waker, self._agents, self._settings, self.counts)
+        own = self._settings
+        self._notices = (
+            None
+            if own.notify is None
+            else Notices(store, waker, own.notify, remind_after_s=own.remind_after_s, viewer_url=own.viewer_url)
+        )
+        self._watcher = RunWatcher(store, waker, self._agents, self._settings, self.counts, self._notices)
 
     @property
     def queues(self) -> tuple[str, ...]:
         """The queues that it serves."""
-        return self._agents.queues
+        return self._agents.queues if self._notices is None else (*self._agents.queues, NOTICES)
 
     @property
     def ready(self) -> bool:
@@ -173,6 +180,8 @@ class Worker:
         return word
 
     async def _handle(self, activation: Activation) -> str:
+        if activation.notice and self._notices is not None:
+            return await self._notices.deliver(activation)
         served = self._agents.by_queue(activation.queue)
         head = await self._store.head(activation.run_id)
         if activation.epoch == 0:
@@ -231,7 +240,7 @@ class Worker:
         if request is None:
             return "outdated"
         clock = served.agent.config.host.clock
-        while (wait_s := _due_at(request) - clock.time()) >= 0.0:  # the engine's clock may be a little ahead
+        while (wait_s := due_at(request) - clock.time()) >= 0.0:  # the engine's clock may be a little ahead
             if wait_s > LONGEST_SKEW_S:
                 return "not due"
             await clock.sleep(wait_s + A_MOMENT_S)
@@ -266,17 +275,9 @@ class Worker:
             if head is None or head.status != "suspended":
                 return "finished"
             word = "suspended"
-            await self._set_timer(served, head)
+            await self._watcher.watch_request(served, head)
             run = await served.agent.next_run(run_id)  # it may have been answered meanwhile
         return word
-
-    async def _set_timer(self, served: ServedAgent, head: Head) -> None:
-        """Wake a suspended run when its request expires or is escalated."""
-        request = await pending_request(self._store, head)
-        if request is not None and (due := _due_at(request)) < float("inf"):
-            delay_s = max(0.0, due - served.agent.config.host.clock.time())
-            timer = Activation(head.run_id, head.epoch, served.queue, is_timer=True)
-            await self._waker.wake(timer, delay_s=delay_s)
 
     async def _set_aside(self, activation: Activation, reason: str, until: float | None = None) -> str:
         level = logging.ERROR if until is None else logging.INFO
@@ -284,9 +285,3 @@ class Worker:
         with contextlib.suppress(StoreError):  # it stays unfinished, and is delivered again
             await self._waker.set_aside(activation, reason, until)
         return "set aside"
-
-
-def _due_at(request: StoredRequest) -> float:
-    """When a request is to be escalated or expires, whichever comes first, in seconds since the epoch."""
-    escalates = None if request.quorum is None else request.quorum.escalates_at
-    return min(float("inf") if at is None else at for at in (request.expires_at, escalates))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentfsm.errors import ConfigurationError
+from agentfsm.workers.notices import Notify
 from agentfsm.workers.spend_limits import SpendLimit
 
 __all__ = ["WorkerSettings"]
@@ -22,9 +23,14 @@ class WorkerSettings:
         grace_s: Seconds for which effects that have begun may go on when the worker is to stop.
         forget_s: Seconds after which an activation that was handled is deleted from the engine's tables.
         spend_limits: What the runs with a tag may cost a day before no more of them are started.
+        notify: Sends a notice of each request that a run of the store waits for, such as a ``Webhook``; None for no
+            notices.
+        remind_after_s: Seconds after which people are reminded of a request, again and again, unless its ``Approval``
+            says another time; None for no reminders.
+        viewer_url: Where the viewer is, for a link in each notice; empty for no link.
 
     Raises:
-        ConfigurationError: A number is too small.
+        ConfigurationError: A number is too small, or something about notices is given without ``notify``.
     """
 
     sweep_s: float = 0.25
@@ -33,9 +39,14 @@ class WorkerSettings:
     grace_s: float = 30.0
     forget_s: float = 3600.0
     spend_limits: tuple[SpendLimit, ...] = ()
+    notify: Notify | None = None
+    remind_after_s: float | None = None
+    viewer_url: str = ""
 
     def __post_init__(self) -> None:
         if not (self.sweep_s > 0 and self.settle_s > 0 and self.max_attempts >= 1):
             raise ConfigurationError("sweep_s and settle_s are greater than 0, and max_attempts is at least 1")
         if not (self.grace_s >= 0 and self.forget_s >= 0):
             raise ConfigurationError("grace_s and forget_s are not negative")
+        if self.notify is None and (self.remind_after_s is not None or self.viewer_url):
+            raise ConfigurationError("remind_after_s and viewer_url are for notices: say with notify= where they go")

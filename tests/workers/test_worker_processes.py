@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from agentfsm.journal.verification import GOOD
 from agentfsm.workers import Waker, open_waker
 from tests.helpers.child_process import child_environment
 from tests.helpers.postgres import new_database, shared_server
+from tests.helpers.webhook_receiver import Receiver, receiving
 
 pytest.importorskip("dbos", reason="dbos is not installed")
 
@@ -225,3 +227,24 @@ def test_a_run_that_kills_its_workers_is_set_aside_and_can_be_put_back(
         assert run_app(["worker", *arguments, "--store", processes.url]) == 0
     listed, _, empty = capsys.readouterr().out.partition("\n")
     assert (run_id in listed, "cut off 2 times" in listed, empty) == (True, True, "")
+
+
+@pytest.mark.slow
+def test_a_notice_that_a_killed_worker_could_not_send_is_sent_by_another_one(processes: Processes) -> None:
+    async def scenario(receiver: Receiver) -> None:
+        receiver.answers = [(503, {})]
+        command = (f"{APP}:cashier", "--notify-url", receiver.url)
+        async with opened(processes.url) as (runs, waker):
+            first = processes.start(*command)
+            run_id = await runs.submit("cashier", "Refund order 0.")
+            await until(lambda: waker.has_unfinished(f"{run_id}:2:notice-2"))
+            first.kill()
+            first.wait()
+            processes.start(*command)
+            await until(lambda: len(receiver.got) > 1)
+            (refused, sent) = receiver.got
+            assert refused[0]["webhook-id"] == sent[0]["webhook-id"]
+            assert json.loads(sent[1])["run_id"] == run_id
+
+    with receiving() as receiver:
+        asyncio.run(scenario(receiver))

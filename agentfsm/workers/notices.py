@@ -1,0 +1,231 @@
+"""``Notices``: tells people, or their systems, what waits for them, and reminds them, while no process holds the run.
+
+Each request that a run waits for has a chain of activations in the engine, one at a time: send, send again after a
+failure, remind, look again. The next one is queued before the one at hand is finished, so a worker that dies loses no
+notice; at worst one is sent twice, with the same id. A chain ends when its run has gone on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agentfsm.errors import ConfigurationError
+from agentfsm.journal.listing import find_listing
+from agentfsm.journal.load import StoredRequest, pending_request
+from agentfsm.journal.run_info import RunInfo
+from agentfsm.journal.store import Head, Store
+from agentfsm.workers.waker import Activation, Waker
+
+__all__ = ["NOTICES", "Notice", "NoticeError", "Notices", "Notify"]
+
+logger = logging.getLogger("agentfsm.workers")
+
+NOTICES = "@notices"
+"""The queue of all notices; no agent can have this name."""
+
+LOOK_AGAIN_S = 86_400.0
+"""Seconds after which a chain looks again whether its run still waits, if nothing is due before."""
+
+LONGEST_SEND_S = 45.0
+"""Seconds for one attempt to send a notice: less than after which another worker takes it for lost."""
+
+FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 3600.0
+"""Seconds before a notice that could not be sent is sent again, doubled each time, and at most."""
+
+
+class NoticeError(Exception):
+    """A notice was not delivered. A ``Notify`` raises it to say when to try again; any other error does as well.
+
+    Args:
+        message: Why, without secrets: it is logged.
+        retry_after_s: Seconds to wait at least, as the receiver asks, or None.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A request waits for somebody. It has none of the arguments, questions and secrets of the run.
+
+    Attributes:
+        id: The same for the same notice, however often it is sent; another one for each reminder.
+        run_id: The run.
+        digest: The digest of the request, which an answer can be bound to.
+        kind: ``question``, ``form``, ``approval``, ``limit`` or ``in_doubt``.
+        tool: The tool that it is about, or an empty string.
+        roles: The roles of which whoever answers must have one; empty for anyone.
+        missing: How many approvals are missing; 1 if one answer is enough.
+        escalated: Whether those may answer by now to whom it is escalated.
+        asked_at: When it was asked, in seconds since the epoch.
+        escalates_at: When it is escalated, or None.
+        expires_at: When it expires, or None.
+        reminder: 0 for the first notice, else the number of the reminder.
+        tags: The tags of the run, such as ``tenant:acme``.
+        url: Where the viewer shows it, or an empty string.
+    """
+
+    id: str
+    run_id: str
+    digest: str
+    kind: str
+    tool: str
+    roles: tuple[str, ...]
+    missing: int
+    escalated: bool
+    asked_at: float
+    escalates_at: float | None
+    expires_at: float | None
+    reminder: int
+    tags: tuple[str, ...]
+    url: str
+
+    def to_json(self) -> dict[str, Any]:
+        """It as JSON data, with ``type``: ``request.waiting`` or ``request.reminder``."""
+        return {"type": "request.reminder" if self.reminder else "request.waiting", **asdict(self)}
+
+
+Notify = Callable[[Notice], Awaitable[None]]
+"""Sends a notice. If it raises, the notice is sent again later, as long as the request waits."""
+
+
+class Notices:
+    """The notices of a worker.
+
+    Args:
+        store: The store.
+        waker: The engine that keeps what is to be sent.
+        notify: Sends a notice.
+        remind_after_s: Seconds after which people are reminded, again and again, of a request without such a time of
+            its own; None for no reminders.
+        viewer_url: Where the viewer is, or an empty string.
+        now: The clock, in seconds since the epoch.
+
+    Raises:
+        ConfigurationError: The time is not greater than 0, or the address is not that of a web page.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        waker: Waker,
+        notify: Notify,
+        *,
+        remind_after_s: float | None = None,
+        viewer_url: str = "",
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        if remind_after_s is not None and not 0 < remind_after_s < float("inf"):
+            raise ConfigurationError(f"remind_after_s is a number of seconds greater than 0, not {remind_after_s!r}")
+        if viewer_url and not viewer_url.startswith(("https://", "http://")):
+            raise ConfigurationError(f"the address of a viewer is like https://agents.example.org/, not {viewer_url!r}")
+        self._store = store
+        self._waker = waker
+        self._notify = notify
+        self._remind_after_s = remind_after_s
+        self._viewer_url = viewer_url
+        self._now = now
+
+    async def begin(self, head: Head) -> None:
+        """Have a notice sent of what a run waits for, unless that has been done.
+
+        Args:
+            head: The head of the run.
+
+        Raises:
+            agentfsm.errors.StoreError: The engine cannot be reached.
+        """
+        first = Activation(head.run_id, head.epoch, NOTICES, notice=1)
+        if not await self._waker.has_unfinished(first.key.removesuffix("1")):
+            await self._waker.wake(first)
+
+    async def deliver(self, activation: Activation) -> str:
+        """Send the notice that is due, and queue what comes after it.
+
+        Args:
+            activation: One of the queue of notices.
+
+        Returns:
+            A word on how that went.
+
+        Raises:
+            agentfsm.errors.JournalError: What the run waits for cannot be read.
+            agentfsm.errors.StoreError: The store or the engine cannot be reached.
+        """
+        head = await self._store.head(activation.run_id)
+        if head is None or head.epoch != activation.epoch:
+            return "outdated"
+        request, listed = await pending_request(self._store, head), await find_listing(self._store, head.run_id)
+        if request is None or listed is None or request.has_expired(self._now()):
+            return "outdated"
+        remind_after_s = self._interval(request)
+        due = _due_at(request, activation.reminder, remind_after_s)
+        if due > self._now():
+            await self._queue_next(activation, activation.reminder, due)
+            return "not due"
+        try:
+            async with asyncio.timeout(LONGEST_SEND_S):
+                await self._notify(self._notice(request, listed, activation.reminder))
+        except Exception as error:
+            asked_s = getattr(error, "retry_after_s", None) or 0.0
+            delay_s = max(asked_s, min(LONGEST_RETRY_S, FIRST_RETRY_S * 2**activation.attempt))
+            what = str(error) if isinstance(error, NoticeError) else type(error).__name__
+            logger.warning("run %s: nobody was told what it waits for: %s", head.run_id, what)
+            await self._queue_next(
+                activation, activation.reminder, self._now() + delay_s, attempt=min(activation.attempt + 1, 30)
+            )
+            return "not sent"
+        missed = 0 if remind_after_s is None else int((self._now() - request.asked_at) // remind_after_s)
+        reminder = max(activation.reminder, missed) + 1
+        await self._queue_next(activation, reminder, _due_at(request, reminder, remind_after_s))
+        return "sent"
+
+    def _interval(self, request: StoredRequest) -> float | None:
+        own = None if request.quorum is None else request.quorum.rule.remind_after_s
+        return self._remind_after_s if own is None else own
+
+    async def _queue_next(self, activation: Activation, reminder: int, due: float, *, attempt: int = 0) -> None:
+        following = Activation(
+            activation.run_id,
+            activation.epoch,
+            NOTICES,
+            notice=activation.notice + 1,
+            reminder=reminder,
+            attempt=attempt,
+        )
+        await self._waker.wake(following, delay_s=min(max(0.0, due - self._now()), LOOK_AGAIN_S))
+
+    def _notice(self, request: StoredRequest, listed: RunInfo, reminder: int) -> Notice:
+        quorum = request.quorum
+        named = f"{request.run_id}\n{request.digest}\n{reminder}"
+        return Notice(
+            hashlib.sha256(named.encode()).hexdigest()[:32],
+            request.run_id,
+            request.digest,
+            request.kind,
+            request.tool,
+            () if quorum is None else quorum.roles,
+            1 if quorum is None else quorum.missing,
+            quorum is not None and quorum.escalated,
+            request.asked_at,
+            None if quorum is None else quorum.escalates_at,
+            request.expires_at,
+            reminder,
+            listed.tags,
+            f"{self._viewer_url.rstrip('/')}/inbox?run={request.run_id}" if self._viewer_url else "",
+        )
+
+
+def _due_at(request: StoredRequest, reminder: int, remind_after_s: float | None) -> float:
+    """When a notice is due, in seconds since the epoch: the first one at once, a reminder if there are any."""
+    if not reminder:
+        return request.asked_at
+    return float("inf") if remind_after_s is None else request.asked_at + reminder * remind_after_s
