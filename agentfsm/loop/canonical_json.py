@@ -17,7 +17,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import Any, cast
 
 from agentfsm.loop.read_only import FrozenDict
@@ -27,6 +29,16 @@ __all__ = ["MAX_INT", "call_signature", "canonical_json", "decode", "encode"]
 MAX_INT = 2**53 - 1
 """The largest integer that every JSON reader represents exactly (RFC 8785, I-JSON)."""
 
+
+def _own_sha256() -> Callable[[bytes], Any]:
+    """The interpreter's own SHA-256: for a few bytes, OpenSSL's costs a tool step 1.4 microseconds more."""
+    for module in ("_sha2", "_sha256"):  # since Python 3.12, and before
+        with suppress(ImportError, AttributeError):
+            return cast("Callable[[bytes], Any]", import_module(module).sha256)
+    return hashlib.sha256  # in an interpreter that was built without
+
+
+_sha256 = _own_sha256()
 _encoder = partial(json.JSONEncoder, separators=(",", ":"), allow_nan=False)
 _SORTED = _encoder(sort_keys=True, ensure_ascii=False)
 _IN_ORDER = _encoder(ensure_ascii=False)
@@ -230,4 +242,4 @@ def call_signature(tool: str, arguments: Mapping[str, Any]) -> str:
     """
     if "_ui_message" in arguments or arguments.__class__ is not FrozenDict:
         arguments = {name: value for name, value in arguments.items() if name != "_ui_message"}
-    return f"{tool}:{hashlib.sha256(canonical_json(arguments, ensure_ascii=True).encode()).hexdigest()[:8]}"
+    return f"{tool}:{_sha256(canonical_json(arguments, ensure_ascii=True).encode()).hexdigest()[:8]}"

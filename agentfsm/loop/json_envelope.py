@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 from pydantic_core import from_json, to_json
 
@@ -97,10 +97,10 @@ def parse_envelope(text: str, call_id: str) -> ReplyParsed:
         return ReplyParsed(malformed=f"the reply is not valid JSON ({error})")
     if not isinstance(value, dict):
         return ReplyParsed(malformed="the reply is JSON, but not an object")
-    return _parse_envelope_object(cast("dict[str, Any]", value), call_id)
+    return _parse_envelope_object(value, call_id)
 
 
-def _parse_envelope_object(envelope: dict[str, Any], call_id: str) -> ReplyParsed:
+def _parse_envelope_object(envelope: Any, call_id: str) -> ReplyParsed:
     kind = envelope.get("kind")
     if kind == "final":
         content = envelope.get("content")
@@ -109,12 +109,13 @@ def _parse_envelope_object(envelope: dict[str, Any], call_id: str) -> ReplyParse
         return ReplyParsed(malformed="an envelope of kind 'final' needs a text in 'content'")
     if kind != "tool_call":
         return ReplyParsed(malformed="an envelope needs a 'kind' of 'final' or 'tool_call'")
-    name, arguments = envelope.get("tool_name"), envelope.get("arguments", {})
+    name: object = envelope.get("tool_name")
+    arguments: Any = envelope.get("arguments", {})
     if not isinstance(name, str) or not name:
         return ReplyParsed(malformed="an envelope of kind 'tool_call' needs a 'tool_name'")
-    if not isinstance(arguments, dict):
+    if arguments.__class__ is not dict:
         return ReplyParsed(calls=(ToolCall(call_id, name, malformed="'arguments' must be an object"),))
-    return ReplyParsed(calls=(ToolCall(call_id, name, cast("dict[str, Any]", arguments)),))
+    return ReplyParsed(calls=(ToolCall(call_id, name, arguments),))
 
 
 def envelope_instructions(tools: Iterable[ToolSpec]) -> str:

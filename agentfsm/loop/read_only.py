@@ -194,8 +194,8 @@ def freeze(value: Any, levels: int = _ANY_NESTING) -> Any:
         return value
     if not levels:
         raise RecursionError("nested too deeply")
-    if kind is dict or isinstance(value, Mapping):
-        frozen = FrozenDict(cast("Mapping[str, Any]", value))
+    if kind is dict or issubclass(kind, Mapping):
+        frozen = FrozenDict(value)
         if not _ATOMS.issuperset(map(type, frozen.values())):
             for name, item in frozen.items():
                 if item.__class__ not in _ATOMS:

@@ -77,6 +77,9 @@ __all__ = [
 CHECKED_MOVES = 100_000
 """After this many moves without a wait, a run must still be within the bound that follows from its graph."""
 
+MOVES_BETWEEN_CHECKS = 8
+"""After so many moves a run looks whether the event loop is to be yielded to, and how many moves it has made."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
@@ -269,7 +272,10 @@ class Driver:
         self._record_transition = self.context.recorder.record_transition
         self._change_attempts = run.change_attempts
         self._states = config.machine.specs
+        self._effects = config.effects
+        self._hooked = _hooked_states(config)
         self._move_limit = run.guardrails.max_moves or CHECKED_MOVES
+        self._check_at = 0
         self._monitor: Monitor | None = None
         self._started = False
         self._escalates = False
@@ -434,35 +440,39 @@ class Driver:
 
     def _start_effect(self, state: str) -> Any:
         """The outcome of a state's effect, or the coroutine that returns it."""
-        config = self._config
-        effect = config.effects.get(state)
+        effect = self._effects.get(state)
         if effect is None:
             escalates, self._escalates = self._escalates and self.cancel_reason is None, False
             return Escalated() if escalates else self._external_outcome()
         if self.cancel_reason is not None:
             return self._cancelled_outcome()
-        if len(self.decisions) >= self._move_limit:
-            self._move_limit = _move_limit(config.machine.graph, self._run)
-            if len(self.decisions) >= self._move_limit:
+        yields = False
+        if len(self.decisions) >= self._check_at:
+            if self._moves_are_spent():
                 text = (
                     f"the run has made {self._move_limit} moves without an end or a wait: a cycle of its graph has no "
                     "limit that ends it (max_moves)"
                 )
                 return self._aborted_outcome(text, RuntimeError(text))
-        if (config.hooks and self._has_hooks(state)) or perf_counter() > self.context.yield_at:
+            yields = perf_counter() > self.context.yield_at
+        if yields or state in self._hooked:
             return self._run_hooks_and_effect(state, effect)
         try:
             return effect(self.context)
         except (Exception, asyncio.CancelledError) as error:  # raised by user code: no cancellation can arrive here
             return self._exception_outcome(state, error)
 
-    def _has_hooks(self, state: str) -> bool:
-        """Whether hooks are run before a state's effect; those that check calls are run by the effect itself."""
-        return state in self._config.hooks and self._states[state].effect is not RUN_CALLS
+    def _moves_are_spent(self) -> bool:
+        """Whether the run has made as many moves as it may; if not, says when that is to be looked at again."""
+        made = len(self.decisions)
+        if made >= self._move_limit:
+            self._move_limit = _move_limit(self._config.machine.graph, self._run)
+        self._check_at = min(made + MOVES_BETWEEN_CHECKS, self._move_limit)
+        return made >= self._move_limit
 
     async def _run_hooks_and_effect(self, state: str, effect: Effect) -> Outcome | None:
         await self.context.yield_if_due()
-        if self._has_hooks(state):
+        if state in self._hooked:
             self.context.recorder.push()
             await run_hooks(self.context, state)
         outcome = effect(self.context)
@@ -542,13 +552,12 @@ class Driver:
             idle_s: Idle time before it: seconds since the end of the last effect whose time counted.
         """
         context, run = self.context, self._run
-        context.seen = None
         elapsed_us = idle_us = 0
         if started is not None:
             now = self._now
             context.charged_at = ended = now()
-            # rounded to whole microseconds, so that replaying the journal adds up exactly the same times
-            elapsed_us, idle_us = round((ended - started) * 1e6), round(idle_s * 1e6)
+            # in whole microseconds, so that replaying the journal adds up exactly the same times
+            elapsed_us, idle_us = int((ended - started) * 1e6 + 0.5), int(idle_s * 1e6 + 0.5)
         try:
             if elapsed_us or idle_us:
                 on_outcome(run, outcome, elapsed_us / 1e6, idle_us / 1e6)
@@ -628,6 +637,12 @@ def _first_seq(resume_point: ResumePoint | None, sink: JournalSink | None) -> in
         return 0
     crashed = resume_point.kind == "interrupted" or sink.epoch != resume_point.epoch + 1
     return sink.epoch * EVENTS_PER_EPOCH if crashed else 0
+
+
+def _hooked_states(config: AgentConfig) -> frozenset[str]:
+    """The states before whose effect hooks are run; those that check calls are run by the effect itself."""
+    specs = config.machine.specs
+    return frozenset(state for state in config.hooks if state in specs and specs[state].effect is not RUN_CALLS)
 
 
 def _is_at_its_end(request: RunRequest, final: bool) -> bool:

@@ -189,15 +189,13 @@ class Timeout:
             raise RuntimeError("a Timeout limits one await at a time, inside a task")
         loop = task.get_loop()
         limit = loop.time() + seconds
-        self._expired = self._abandoned = False
-        self._cut_off_because = None
         self._task, self._cancelling, interrupted = task, task.cancelling(), False
         steps: Any = self._keep_value(inner)
         value: T
         try:
             waiting = next(steps, _ENDED)
             if waiting is _ENDED:  # a coroutine that never waits needs no timer
-                value = self._take_value()
+                value, self._value = self._value, None
                 return value
             self._start(loop, limit)
             while waiting is not _ENDED:
@@ -221,7 +219,7 @@ class Timeout:
                 waiting = next(steps, _ENDED) if error is None else _throw(steps, error)
                 if self._in_grace and not self._requested and not self._is_cancelled_by_others(task):
                     self._end_grace()  # a timeout or a task group inside the coroutine, which has handled it
-            value = self._take_value()
+            value, self._value = self._value, None
             return value
         except asyncio.CancelledError as error:
             if self._requested and not self._is_cancelled_by_others(task):
@@ -260,10 +258,6 @@ class Timeout:
     def _keep_value(self, inner: Coroutine[Any, Any, Any]) -> Generator[Any, Any, None]:
         """Await a coroutine and keep its value: to catch it in a ``StopIteration`` takes 0.5 us longer."""
         self._value = yield from inner
-
-    def _take_value(self) -> Any:
-        value, self._value = self._value, None
-        return value
 
     # -- waiting --------------------------------------------------------------------------------------
 
@@ -349,6 +343,8 @@ class Timeout:
 
     def _withdraw(self, task: asyncio.Task[Any], handled: bool) -> None:
         """Take back what was requested, and what is left in the count by a coroutine that has handled its end."""
+        self._expired = self._abandoned = False
+        self._cut_off_because = None
         requests = _requests.get(task)
         if requests is not None:
             requests.own -= self._requested

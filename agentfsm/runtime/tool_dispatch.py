@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import to_json
 
@@ -42,6 +42,8 @@ from agentfsm.runtime.tools import (
 
 __all__ = ["calling_run", "check_call", "is_repeatable", "run_calls", "tool_call_context"]
 
+T = TypeVar("T")
+
 _FULL_SHARE = BudgetShare()
 _NONE: frozenset[str] = frozenset()
 
@@ -59,11 +61,11 @@ CALLS_STARTED_TOGETHER = 32
 async def run_calls(context: Context) -> Outcome:
     """Run the next call, or all remaining calls if they may run in parallel; or say what a human must decide first."""
     due = _runnable_calls(context)
-    limit = _limit_between_calls(context, due)
-    if limit is not None:
+    if context.run.first_pending and (limit := _limit_between_calls(context, due)) is not None:
         return _skip_rest(context, limit)
     earlier = _repeat_results(context) if context.completed_results else _NONE
-    context.suspended_subruns.clear()
+    if context.suspended_subruns:
+        context.suspended_subruns.clear()
     ready: list[_ReadyCall] = []
     several = len(due) > 1
     for index, call_state in due:
@@ -72,30 +74,37 @@ async def run_calls(context: Context) -> Outcome:
         if several:  # before a single call the driver has yielded
             await context.yield_if_due()
         checked = _check_without_approval(context, call_state)
-        if not isinstance(checked, (ToolResult, PendingRequest)) and _approval_is_checked(context, checked[0]):
+        if type(checked) is tuple and _approval_is_checked(context, checked[0]):
             checked = await check_approval(context, call_state, *checked) or checked
-        if isinstance(checked, PendingRequest):
+        if type(checked) is tuple:
+            tool, arguments = checked
+            ready.append((_effect_id(context.run, index), call_state, tool, arguments))
+        elif isinstance(checked, PendingRequest):
             _require_row(context, checked)
             return CallBlocked(checked, tuple(context.completed_results))
-        if isinstance(checked, ToolResult):
+        elif isinstance(checked, ToolResult):
             _complete_call(context, checked)
-        else:
-            ready.append((_effect_id(context.run, index), call_state, *checked))
     attempts = _record_intents(context, ready)
     if context.recorder.sink is not None:  # one commit for all calls that run together
         await context.recorder.commit()
-    if len(ready) == 1:
-        await _run_one(context, *ready[0], attempts[0], _budget_share(context, ready), context.timeout)
-    elif ready:
-        await _run_parallel(context, ready, attempts)
+    if ready:
+        share = _budget_share(context, ready)
+        if len(ready) == 1:
+            await _run_one(context, ready[0], attempts[0], share, context.timeout)
+        else:
+            await _run_parallel(context, ready, attempts, share)
     results = tuple(context.completed_results)
     if several:
-        by_id = {r.call_id: r for r in results}
-        results = tuple(by_id[c.call.id] for _, c in due if c.call.id in by_id)
+        results = _in_order({result.call_id: result for result in results}, due)
     if not context.suspended_subruns:
         return ToolsRan(results)
-    suspended = tuple(context.suspended_subruns[c.call.id] for _, c in due if c.call.id in context.suspended_subruns)
+    suspended = _in_order(context.suspended_subruns, due)
     return CallBlocked(suspended[0].waiting, results, suspended)
+
+
+def _in_order(by_id: Mapping[str, T], due: list[tuple[int, CallState]]) -> tuple[T, ...]:
+    """What some of the calls have, in the order of the calls."""
+    return tuple(by_id[each.call.id] for _, each in due if each.call.id in by_id)
 
 
 def _repeat_results(context: Context) -> frozenset[str]:
@@ -153,9 +162,9 @@ def _check_without_approval(context: Context, call_state: CallState) -> _Checked
     if context.may_lack_values and (request := _missing_values_request(call, tools)) is not None:
         return request
     checked = validate_call(call, tools)
-    if isinstance(checked, ToolResult):
+    if type(checked) is not tuple:
         return checked
-    tool, _ = checked
+    tool = checked[0]
     if call_state.started and not is_repeatable(context, tool):
         question = f"The call of {call.name!r} was interrupted, and it is not known whether it ran. Did it?"
         return request_about(call, tool, "in_doubt", question)
@@ -202,7 +211,7 @@ def _last_sequential(context: Context, first: int) -> int:
 def _limit_between_calls(context: Context, due: list[tuple[int, CallState]]) -> Failure | None:
     """The limit of the run that was reached since the first call of the batch, if a row of the graph acts on it."""
     run = context.run
-    if not run.first_pending or not due or _is_decided(due[0][1]):
+    if not due or _is_decided(due[0][1]):
         return None
     reached = [token_limit(run), cost_limit(run)]
     left = context.time_left_s
@@ -274,14 +283,13 @@ def _record_intents(context: Context, ready: list[_ReadyCall]) -> list[int]:
     Returns:
         The number of the attempt at each, from 1.
     """
-    recorder = context.recorder
     attempts: list[int] = []
     for eid, _, tool, _ in ready:
         if tool.control is not None:  # control tools have no side effects
             attempts.append(1)
         else:
             policy = "again" if is_repeatable(context, tool) else "once"
-            attempts.append(recorder.record_intent(eid, tool.name, policy))
+            attempts.append(context.recorder.record_intent(eid, tool.name, policy))
     return attempts
 
 
@@ -319,14 +327,14 @@ def _live_calling_run(context: Context, call: ToolCall, share: BudgetShare, chan
     return replace(caller, share=share, uncharged_s=uncharged_s, on_event=on_event, deps=deps)
 
 
-async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: list[int]) -> None:
+async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: list[int], share: BudgetShare) -> None:
     """Run calls in parallel, each with its own timeout.
 
     Raises:
         BaseException: The first exception that is not a result (cancellation, a store that fails); it cancels the
             other calls.
     """
-    share, run_task = _budget_share(context, ready), asyncio.current_task()
+    run_task = asyncio.current_task()
     try:
         async with asyncio.TaskGroup() as group:
             for number, (call, attempt) in enumerate(zip(ready, attempts, strict=True), 1):
@@ -343,25 +351,18 @@ async def _run_beside_others(
     timer, requests, task = Timeout(context.timeout.grace_s), CancelRequests(run_task), asyncio.current_task()
     requests.apply_to(task)
     try:
-        await _run_one(context, *call, attempt, share, timer)
+        await _run_one(context, call, attempt, share, timer)
     finally:
         requests.forget(task)
         timer.close()
 
 
-async def _run_one(
-    context: Context,
-    eid: str,
-    call_state: CallState,
-    tool: Tool,
-    arguments: dict[str, Any],
-    attempt: int,
-    share: BudgetShare,
-    timer: Timeout,
-) -> None:
+async def _run_one(context: Context, ready: _ReadyCall, attempt: int, share: BudgetShare, timer: Timeout) -> None:
+    eid, call_state, tool, arguments = ready
     run = context.run
     context.seen = None
-    run.keep_views()
+    if run.batch_snapshot is not None:
+        run.keep_views()
     call_state.started = True  # set before it runs: if it is interrupted from here on, it is in doubt
     if context.builds_events:
         context.emit(ToolStarted, call=call_state.call)
