@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentfsm.errors import ConfigurationError, JournalError
+from agentfsm.errors import ConfigurationError, GraphError, JournalError
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.journal.replay import Replay, replay
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior, change_guardrails
+from agentfsm.loop.guards import vote_recorded
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.recovery_policy import RecoveryPolicy
+from agentfsm.loop.stored_table import read_table
+from agentfsm.loop.transition_table import with_votes
 from agentfsm.machine.graph import Graph
 
 __all__ = ["ReplaySettings"]
@@ -27,6 +30,7 @@ class ReplaySettings:
         guardrails: The limits.
         behavior: The behavior switches.
         limits: Single limits to change, by name; without ``guardrails``, in the recorded ones.
+        known_graphs: Graphs that runs may have been recorded on, beside those of the presets.
     """
 
     graph: Graph | None = None
@@ -34,6 +38,7 @@ class ReplaySettings:
     guardrails: AgentGuardrails | None = None
     behavior: Behavior | None = None
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    known_graphs: Sequence[Graph] = ()
 
     @classmethod
     def of_preset(
@@ -77,32 +82,44 @@ class ReplaySettings:
             records: The run's journal, from its first record.
 
         Raises:
-            JournalError: It cannot be read, or no preset has its graph and ``graph`` is None.
+            JournalError: It cannot be read; ``graph`` is None and its graph is neither known nor that of a preset; or
+                it counts votes, and ``graph`` cannot.
         """
         guardrails = self.guardrails
         if guardrails is None and self.limits:
             guardrails = change_guardrails(open_record(records[0]).get("guardrails", {}), self.limits)
         return replay(
             records,
-            self.graph or _recorded_graph(records),
+            self._graph_for(records),
             policy=self.policy,
             guardrails=guardrails,
             behavior=self.behavior,
         )
 
+    def _graph_for(self, records: Sequence[SealedRecord]) -> Graph:
+        """The graph for a run: one that counts votes, as an agent would have made of it, where the recorded one does.
 
-def _recorded_graph(records: Sequence[SealedRecord]) -> Graph:
-    """The graph that a run's journal pins, if a preset has it.
+        Raises:
+            JournalError: The journal names no graph, or one that is not known, or the graph cannot count votes.
+        """
+        pins = [row for row in records if row.seq == 1 or is_kind(row, "run.migrated")]
+        try:
+            pinned = open_record(pins[-1])["graph"]
+            fingerprint, counts_votes = pinned["fingerprint"], _counts_votes(pinned)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise JournalError(f"record {pins[-1].seq if pins else 1} names no graph") from error
+        if self.graph is not None:
+            try:
+                return with_votes(self.graph) if counts_votes else self.graph
+            except GraphError as error:
+                raise JournalError(f"the run counts votes, and graph {self.graph.name!r} cannot: {error}") from error
+        for each in (*(preset.graph for preset in PRESETS.values()), *self.known_graphs):
+            graph = with_votes(each) if counts_votes else each
+            if graph.fingerprint == fingerprint:
+                return graph
+        raise JournalError("its graph is not known, and no preset has it: name the graph")
 
-    Raises:
-        JournalError: None has it.
-    """
-    pins = [row for row in records if row.seq == 1 or is_kind(row, "run.migrated")]
-    try:
-        fingerprint = open_record(pins[-1])["graph"]["fingerprint"]
-    except (LookupError, TypeError) as error:
-        raise JournalError(f"record {pins[-1].seq if pins else 1} names no graph") from error
-    graph = next((each.graph for each in PRESETS.values() if each.graph.fingerprint == fingerprint), None)
-    if graph is None:
-        raise JournalError("no preset has its graph: name the graph (--graph)")
-    return graph
+
+def _counts_votes(pinned: Mapping[str, Any]) -> bool:
+    """Whether a pinned graph has a row that counts votes."""
+    return any(row.name == vote_recorded.__name__ for row in read_table(pinned).rows.values())

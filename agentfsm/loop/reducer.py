@@ -40,7 +40,7 @@ from agentfsm.loop.truncation import continue_answer
 from agentfsm.machine.declaration import StateSpec, Transition
 from agentfsm.machine.engine import Decision
 
-__all__ = ["on_human_answer", "on_outcome", "on_transition"]
+__all__ = ["GIVEN_UP_TEXT", "on_human_answer", "on_outcome", "on_transition"]
 
 K = FailureKind
 
@@ -121,9 +121,12 @@ def _on_did_not_run(run: RunState, call: CallState) -> None:
     call.started = False
 
 
+GIVEN_UP_TEXT = "It is not known whether this call ran, and it was given up. Do not repeat it."
+"""The result of a call in doubt of which nobody knows whether it ran."""
+
+
 def _on_give_up(run: RunState, call: CallState) -> None:
-    text = "It is not known whether this call ran, and it was given up. Do not repeat it."
-    _set_result(run, call, ToolResult(call.call.id, call.call.name, text, status="skipped"))
+    _set_result(run, call, ToolResult(call.call.id, call.call.name, GIVEN_UP_TEXT, status="skipped"))
 
 
 _ON_CALL_REPLY: dict[str, Callable[[RunState, CallState], None]] = {

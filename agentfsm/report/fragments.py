@@ -177,8 +177,12 @@ def decisions_html(decisions: Sequence[HumanDecision]) -> str:
     """Who allowed, denied or answered what, and when."""
     if not decisions:
         return "<p>Nobody was asked for anything, or nobody has answered yet.</p>"
-    heads = ("record", "when", "who", "answer", "to", "what came of it")
+    heads = ("record", *DECISION_HEADS)
     return table_html("What people allowed, denied and answered", heads, map(decision_cells, decisions))
+
+
+DECISION_HEADS = ("when", "who", "answer", "to", "what came of it", "guards")
+"""The columns of a decision after its record."""
 
 
 def decision_cells(decision: HumanDecision) -> list[Cell]:
@@ -198,7 +202,18 @@ def decision_cells(decision: HumanDecision) -> list[Cell]:
         f"<b>{escape(decision.answer)}</b>{_block(decision.text)}",
         "<br>".join(filter(None, request)),
         happened,
+        "<br>".join(
+            f"{what}: {_held(row)}"
+            for what, row in (("asked", decision.asked_in), ("decided", decision.decided_in))
+            if row is not None
+        ),
     ]
+
+
+def _held(row: LedgerRow) -> Cell:
+    """The guard that held in a move, and those that were asked before it."""
+    before = f"after {escape(', '.join(row.said_no))} said no" if row.said_no else "asked first"
+    return f"<b>{escape(row.transition)}</b>, {before}"
 
 
 def transcript_html(entries: Sequence[TranscriptEntry]) -> str:

@@ -16,6 +16,7 @@ from agentfsm.errors import AgentfsmError
 from agentfsm.journal.records import Record, Redacted, SealedRecord, read_record
 from agentfsm.journal.rehydrate import RehydratedRun
 from agentfsm.loop.quorum import Actor
+from agentfsm.loop.reducer import GIVEN_UP_TEXT
 from agentfsm.loop.stored_table import StoredTable, read_table
 
 __all__ = [
@@ -120,6 +121,8 @@ class HumanDecision:
         requested_hash: The hash of that record, 64 hex digits.
         call_id: The id of the tool call.
         result: What the tool call came to afterwards; an empty string if it did not run.
+        asked_in: The move that led to the request: its guard says why somebody was asked.
+        decided_in: The move that was made on the answer.
     """
 
     seq: int
@@ -137,6 +140,8 @@ class HumanDecision:
     requested_hash: str
     call_id: str = ""
     result: str = ""
+    asked_in: LedgerRow | None = None
+    decided_in: LedgerRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +303,7 @@ class LedgerReader:
         self.status, self.state, self.ending = "running", "", ""
         self.asked = self.requester = self.parent = ""
         self.request: tuple[Data, Record] | None = None  # the last request for a person, and its record
+        self.parked: LedgerRow | None = None  # the move that led to it; later votes are about the same
         self.model = ""  # of the last call
         self.results: dict[str, Data] = {}  # of calls since the last move, by effect id
         self.last_seq, self.last_hash = 0, ""
@@ -430,18 +436,23 @@ class LedgerReader:
                 self._message(record.seq, out["reply"]["message"], self.model)
                 self._charge(self.model, out["reply"].get("usage"))
             return
-        failed = out.get("status", "done") != "done"
-        images = len(out.get("images", ()))
-        name = text_of(out.get("name", ""))
-        text, sub_run = text_of(out.get("content") or ""), text_of(out.get("run_id") or "")
-        entry = TranscriptEntry(record.seq, "tool", name, text, (), failed, images, sub_run)
-        self.transcript.append(entry)
+        entry = self._note_result(record.seq, out)
         if out.get("usage"):
-            self._charge(name, out["usage"])
+            self._charge(entry.name, out["usage"])
         call_id = text_of(out["call_id"])
         for place, decision in enumerate(self.decisions):
             if decision.call_id == call_id and not decision.result:
                 self.decisions[place] = replace(decision, result=f"{out.get('status', 'done')}: {entry.text}")
+
+    def _note_result(self, seq: int, out: Data) -> TranscriptEntry:
+        """Add the result of a call to the transcript."""
+        failed = out.get("status", "done") != "done"
+        images = len(out.get("images", ()))
+        name = text_of(out.get("name", ""))
+        text, sub_run = text_of(out.get("content") or ""), text_of(out.get("run_id") or "")
+        entry = TranscriptEntry(seq, "tool", name, text, (), failed, images, sub_run)
+        self.transcript.append(entry)
+        return entry
 
     def _charge(self, name: str, usage: Mapping[str, Any] | None) -> None:
         if usage:
@@ -508,6 +519,12 @@ class LedgerReader:
             reply = outcome["reply"]
             self._message(record.seq, reply["message"], text_of(reply.get("model") or self.model))
             self._charge(text_of(reply.get("model") or self.model), reply.get("usage") or {"input_tokens": 0})
+        elif kind == "ran":  # calls that did run have a record of their own
+            for result in outcome.get("results", ()):
+                if isinstance(result, dict):
+                    self._note_result(record.seq, cast("Data", result))
+        elif kind == "parked":
+            self.parked = self.moves[-1]
         elif kind == "answered":
             self._answer(outcome["reply"], record)
 
@@ -532,10 +549,16 @@ class LedgerReader:
                 asked.seq,
                 asked.hash,
                 text_of(request.get("call_id") or ""),
+                asked_in=self.parked,
+                decided_in=self.moves[-1],
             )
         )
         if reply.get("text"):
             self.transcript.append(TranscriptEntry(record.seq, "person", by, text))
+        if request.get("kind") == "in_doubt" and reply["kind"] in ("ran", "give_up"):
+            # the answer is the result, and no other record has it
+            result = text if reply["kind"] == "ran" else GIVEN_UP_TEXT
+            self.transcript.append(TranscriptEntry(record.seq, "tool", tool, result, failed=reply["kind"] != "ran"))
 
     def _summary(self, kind: str, outcome: Any) -> str:
         """What an outcome says, in a few words."""

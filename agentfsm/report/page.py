@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from agentfsm.report.findings import Findings, ReportedRun, verdict_of
 from agentfsm.report.fragments import (
+    DECISION_HEADS,
     costs_html,
     decision_cells,
     decisions_html,
@@ -183,7 +184,7 @@ def period_page(runs: Sequence[ReportedRun], wanted: DecisionFilter, findings: F
 
     def body() -> Iterator[str]:
         yield f"<p>{len(found)} decision{'s' * (len(found) != 1)} in {len(having)} of {len(runs)} runs.</p>"
-        heads = ("run", "record", "when", "who", "answer", "to", "what came of it")
+        heads = ("run", "record", *DECISION_HEADS)
         rows = ([f"{escape(run.run_id)}", *decision_cells(decision)] for run, decision in found)
         yield f"<section><h2>Decisions</h2>{table_html(str(wanted), heads, rows)}</section>"
         checked = (

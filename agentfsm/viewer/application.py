@@ -115,6 +115,7 @@ def _starlette(context: ViewerContext) -> Starlette:
         runner.start()
         yield
         context.stopping.set()
+        context.followed.stop_reading()
         await runner.stop()
 
     made = Starlette(

@@ -44,6 +44,7 @@ class FollowedRun:
         self.run_id = run_id
         self._store = store
         self._refreshing, self._reading = asyncio.Lock(), asyncio.Lock()
+        self._ahead: asyncio.Task[None] | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -88,9 +89,12 @@ class FollowedRun:
         return redacts or head.seq < before.seq  # the store was restored from a backup
 
     async def _read_moves(self, count: int) -> StepReader:
-        """The reader, once it has read so many moves or everything."""
-        async with self._reading:
-            while True:
+        """The reader, once it has read so many moves or everything.
+
+        Whoever wants few moves gets them between two chunks of somebody who wants many.
+        """
+        while True:
+            async with self._reading:
                 steps, sealed = self._steps, self._sealed  # others, once something was forgotten
                 if steps.read_count >= len(sealed) or len(steps.ledger.moves) >= count:
                     return steps
@@ -99,6 +103,19 @@ class FollowedRun:
                 stop = max(steps.read_count + 1, min(wanted, steps.read_count + CHUNK))
                 rows = sealed[steps.read_count : stop]
                 await _compute(partial(steps.add, rows), len(rows))
+
+    def read_ahead(self) -> None:
+        """Read all moves in the background, so that a deep one is there when somebody wants it."""
+        if self._ahead is None or self._ahead.done():
+            self._ahead = asyncio.create_task(self._read_all(), name=f"agentfsm viewer reads {self.run_id}")
+
+    async def _read_all(self) -> None:
+        await self._read_moves(len(self._sealed) + 1)
+
+    def stop_reading(self) -> None:
+        """End what ``read_ahead`` began."""
+        if self._ahead is not None:
+            self._ahead.cancel()
 
     async def moves(self, start: int, stop: int) -> Sequence[LedgerRow]:
         """Some moves of the ledger, counted from 0."""
@@ -179,5 +196,10 @@ class FollowedRuns:
         self._runs[run_id] = run
         self._runs.move_to_end(run_id)
         while len(self._runs) > self._most:
-            self._runs.popitem(last=False)
+            self._runs.popitem(last=False)[1].stop_reading()
         return run
+
+    def stop_reading(self) -> None:
+        """End what is read ahead: nobody will ask for it."""
+        for run in self._runs.values():
+            run.stop_reading()

@@ -16,10 +16,13 @@ def look(page: int) -> str:
 
 
 def long_run(steps: int) -> MemoryStore:
-    """A store with a run, "long", of that many model calls, each but the last of a tool."""
+    """A store with a run, "long", of that many model calls, each but the last of a tool.
+
+    It is not checked against the model of its proofs, which takes a hundred times as long: its steps are all alike.
+    """
     store, last = MemoryStore(), steps - 1
     limits = AgentGuardrails(max_iterations=steps + 1, max_execution_time_s=1e6)
     model = ScriptedModel([*(call("look", page=n) for n in range(last)), "done"])
-    host = Host(clock=FakeClock(), store=store, secret=b"of the tests")
+    host = Host(clock=FakeClock(), store=store, secret=b"of the tests", monitor="off")
     assert Agent(model, tools=[look], guardrails=limits, host=host).run_sync("Read all.", run_id="long").ok
     return store

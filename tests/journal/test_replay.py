@@ -18,6 +18,7 @@ from agentfsm import (
     Agent,
     AgentGuardrails,
     Allow,
+    Approval,
     Failure,
     Host,
     MemoryStore,
@@ -29,6 +30,7 @@ from agentfsm import (
 )
 from agentfsm.errors import JournalError
 from agentfsm.journal.replay import Replay, ReplayTotals, replay
+from agentfsm.journal.replay_settings import ReplaySettings
 from agentfsm.loop.failures import Action, FailureKind
 from agentfsm.loop.messages import Message, Reply, Role
 from agentfsm.loop.model import ModelRequest
@@ -309,3 +311,42 @@ def test_a_known_ending_is_that_of_a_real_run() -> None:
                 known += 1
                 assert found.ending == live(PRESETS[other], seed)[1], (recorded, other, seed, described(found))
     assert known > 100
+
+
+def test_a_run_that_counts_votes_is_replayed_on_a_graph_that_counts_them() -> None:
+    @tool(requires_approval=Approval(n=2))
+    def send(to: str) -> str:
+        """Send it."""
+        return f"sent to {to}"
+
+    store = MemoryStore()
+
+    async def live() -> None:
+        agent = Agent(ScriptedModel([call("send", to="Bob"), "done"]), tools=[send], host=Host(store=store))
+        await agent.run("Do it.", run_id="one")
+        for name in ("ann", "bob"):
+            await agent.resume("one", Allow(), by=name)
+
+    asyncio.run(live())
+    rows = asyncio.run(store.records("one"))
+    for settings in (
+        ReplaySettings.of_preset("standard"),
+        ReplaySettings.of_preset(None, limits={"max_tokens": 9_999}),
+    ):
+        found = settings.replay(rows)
+        assert (found.same, found.ending) == (True, "RunCompleted")
+
+
+def test_a_graph_that_no_preset_has_must_be_known() -> None:
+    store = MemoryStore()
+    agent = Agent(ScriptedModel(["done"]), graph=RENAMED, host=Host(store=store))
+    asyncio.run(_result(agent))
+    rows = asyncio.run(store.records("one"))
+    settings = ReplaySettings.of_preset(None, limits={"max_iterations": 3})
+    with pytest.raises(JournalError, match="its graph is not known"):
+        settings.replay(rows)
+    assert replace(settings, known_graphs=(LOOP, RENAMED)).replay(rows).same
+
+
+async def _result(agent: Agent) -> Any:
+    return await agent.run("Do it.", run_id="one")

@@ -85,8 +85,8 @@ def test_a_run_is_compared_with_what_a_preset_would_have_done(browser: Any, site
     with site_page(browser, site) as (page, events):
         page.goto("/compare?a=first&preset=strict")
         has_text(page.get_by_role("status").first, "Under strict, the first 4 moves are the same.")
-        has_text(page.locator("table").first, "post_tool.tool_error -> recover")
-        has_text(page.locator("table").first, "post_tool.otherwise -> pre_step")
+        has_text(page.locator("table").first, "post_tool.tool_error → recover")
+        has_text(page.locator("table").first, "post_tool.otherwise → pre_step")
         page.goto("/compare?a=plain&preset=standard")
         has_text(page.get_by_role("status").first, "every move is the same")
         assert events == []

@@ -58,6 +58,22 @@ def test_moves_are_read_only_as_far_as_they_are_asked_for() -> None:
     asyncio.run(read())
 
 
+def test_what_is_read_ahead_keeps_nobody_waiting_who_wants_a_few_moves() -> None:
+    store = long_run(200)
+
+    async def read() -> None:
+        run = await opened(store, "long")
+        run.read_ahead()
+        await asyncio.sleep(0)  # it has begun
+        assert len(await run.moves(0, 10)) == 10
+        assert 0 < len(run._steps.ledger.moves) < 998
+        while len(run._steps.ledger.moves) < 998:
+            await asyncio.sleep(0)
+        run.stop_reading()
+
+    asyncio.run(read())
+
+
 def test_every_record_belongs_to_one_move() -> None:
     store, _ = finished_run(MemoryStore(), "sample", secret=SECRET)
 

@@ -8,15 +8,19 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
 import agentfsm.viewer
-from agentfsm import Actor, Agent, AgentGuardrails, Approval, Deny, Host, MemoryStore, tool
+from agentfsm import Actor, Agent, AgentGuardrails, Approval, Deny, Host, MemoryStore, SqliteStore, tool
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.testing import ScriptedModel, call
+from tests.helpers import company_runs
 from tests.helpers.browser import elsewhere, has_count, has_text, site_page
+from tests.helpers.mcp_servers import SdkServer
 from tests.helpers.viewer_server import served
 
 SECRET = b"of the tests"
@@ -242,6 +246,105 @@ def test_a_question_is_answered_and_a_run_is_cancelled(browser: Any, store: Any)
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
             assert events == []
     assert ("mia", "text", True) in decisions(store, "asks")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("button", "text", "sent", "result"),
+    [
+        ("It ran…", "The bank has booked it.", "It ran", "The bank has booked it."),
+        ("Nobody knows: go on without it", "", "", "It is not known whether this call ran, and it was given up."),
+    ],
+)
+def test_a_call_in_doubt_is_settled(
+    browser: Any, tmp_path: Path, button: str, text: str, sent: str, result: str
+) -> None:
+    file = tmp_path / "runs.db"
+    elsewhere(lambda: company_runs.crash(file))
+    with elsewhere(lambda: SqliteStore(file)) as store:
+        agent = elsewhere(lambda: company_runs.accountant(store, company_runs.says("So be it.")))
+        viewer = agentfsm.viewer.app(store, agents=[agent], authenticate=by_header)
+        with served(viewer) as site, site_page(browser, site, headers={"who": "mia"}) as (page, events):
+            page.goto("/inbox")
+            card = page.locator("article[data-run=transfer]")
+            has_text(card, "it is not known whether it ran")
+            assert "DE89 3704 0044 0532 0130 00" in card.locator(".arguments").inner_text()
+            card.get_by_role("button", name=button).click()
+            if text:
+                page.keyboard.type(text)
+                card.get_by_role("button", name=sent, exact=True).click()
+            has_text(card, "Sent; the run goes on.")
+            page.goto("/run?id=transfer")
+            has_text(page.locator(".about"), "completed")
+            has_text(page.locator("[data-part=decisions]"), "dispatch_tool.in_doubt, after")
+            page.locator("[data-part=transcript] summary").click()
+            has_text(page.locator("[data-part=transcript]"), result)
+            assert events == []
+
+
+def test_a_choice_of_a_tool_that_asks_is_a_button(browser: Any, tmp_path: Path) -> None:
+    store = MemoryStore()
+    question = company_runs.says("", ("choose_account", {"customer": "Ray"}))
+    asking = elsewhere(lambda: company_runs.accountant(store, question, company_runs.says("Closed.")))
+    elsewhere(lambda: asking.run_sync("Close the account of Ray.", run_id="choice"))
+    viewer = agentfsm.viewer.app(store, agents=[asking], authenticate=by_header)
+    with served(viewer) as site, site_page(browser, site, headers={"who": "mia"}) as (page, events):
+        page.goto("/inbox")
+        card = page.locator("article[data-run=choice]")
+        has_text(card, "Which account of Ray is meant?")
+        card.get_by_role("button", name="USD", exact=True).click()
+        has_text(card, "Sent; the run goes on.")
+        page.goto("/run?id=choice")
+        has_text(page.locator(".about"), "completed")
+        assert events == []
+    assert decisions(store, "choice") == [("mia", "text", True)]
+
+
+@pytest.mark.slow
+def test_the_form_of_a_server_is_filled_in_from_its_schema(browser: Any, tmp_path: Path) -> None:
+    """A real MCP server asks when to travel; the run goes on in the process that has its tools."""
+    pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
+    server = SdkServer(tmp_path)
+    server.start()
+    store = MemoryStore()
+
+    async def travel(*script: Any, answered: bool = False) -> None:
+        tools = MCPTools.http(server.url, settings=MCPSettings(elicitation=True))
+        async with tools:
+            agent = Agent(ScriptedModel(script), tools=tools, host=Host(store=store, secret=SECRET))
+            if answered:
+                run = await agent.next_run("trip")
+                assert run is not None
+                await run
+            else:
+                await agent.run("Book a trip to Rome.", run_id="trip")
+
+    try:
+        elsewhere(lambda: asyncio.run(travel(call("reserve", city="Rome"))))
+        viewer = agentfsm.viewer.app(store, secret=SECRET, authenticate=by_header)
+        with served(viewer) as site, site_page(browser, site, headers={"who": "mia"}) as (page, events):
+            page.goto("/inbox")
+            card = page.locator("article[data-run=trip]")
+            has_text(card, "When do you go to Rome?")
+            card.get_by_role("button", name="Fill in…").click()
+            form = card.get_by_role("form", name="Send")
+            assert "The day of the departure" in form.inner_text()
+            assert form.get_by_label("Bags").input_value() == "1"
+            form.get_by_role("button", name="Send").click()
+            assert form.locator(":invalid").count() >= 1  # the day is needed
+            form.get_by_label("Day").fill("2027-01-02")
+            form.get_by_label("Seat").select_option("aisle")
+            form.get_by_label("Bags").fill("2")
+            form.get_by_role("button", name="Send").click()
+            has_text(card, "A process that has the agent acts on it.")
+            elsewhere(lambda: asyncio.run(travel("It is booked.", answered=True)))
+            page.goto("/run?id=trip")
+            has_text(page.locator(".about"), "completed")
+            assert events == []
+    finally:
+        server.kill()
+    assert server.done == ["reserve Rome"]
+    assert decisions(store, "trip") == [("mia", "fill", True)]
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ def test_sub_agents_are_nested_and_link_to_their_runs(browser: Any, site: str) -
         opened(page, "/run?id=nests")
         page.locator(".tree a").click()
         has_text(page.locator(".about"), "Called by")
-        page.locator(".about a").click()
+        page.locator(".about").get_by_role("link", name="nests", exact=True).click()
         page.wait_for_selector(".tree")
         assert "Read page 1." in page.inner_text(".tree")
         assert events == []

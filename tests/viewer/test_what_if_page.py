@@ -47,10 +47,26 @@ def test_all_runs_are_replayed_and_those_that_go_elsewhere_are_listed(browser: A
         # the limit takes the third model call from five runs, and what happens then was not recorded
         has_text(page.locator("dl"), "Other moves, ending not known")
         has_count(page.locator("table tbody tr"), 5)
-        has_text(page.locator("table tbody tr").first, "pre_step.iteration_limit -> recover")
+        has_text(page.locator("table tbody tr").first, "pre_step.iteration_limit → recover")
         has_text(page.get_by_role("status").first, "of 30 runs would end differently.")
         assert page.url.endswith("?limits=max_iterations%3D2")
         assert events == []
+
+
+def test_runs_on_the_graph_of_an_agent_of_the_viewer_are_replayed(browser: Any) -> None:
+    store = MemoryStore()
+    agent = elsewhere(
+        lambda: Agent(ScriptedModel(["fine"]), graph=LOOP.without("post_llm.loop_detected"), host=Host(store=store))
+    )
+    elsewhere(lambda: agent.run_sync("How?", run_id="own"))
+    for agents, said in (([agent], "The same in every move1"), ([], "Cannot be replayed1")):
+        with (
+            served(agentfsm.viewer.app(store, agents=agents)) as site,
+            site_page(browser, site) as (page, events),
+        ):
+            page.goto("/what-if?limits=max_iterations%3D5")
+            has_text(page.locator("dl"), said)
+            assert events == []
 
 
 def test_nothing_changes_on_an_equal_graph_or_preset(browser: Any, site: str) -> None:

@@ -26,6 +26,7 @@ from agentfsm.integrations.mcp.sampling import Samples
 from agentfsm.integrations.mcp.session import RefusedError
 from agentfsm.loop.human_input import HumanReply, PendingRequest, SuspendedSubRun
 from agentfsm.loop.messages import ToolCall, ToolResult, Usage
+from agentfsm.loop.reducer import GIVEN_UP_TEXT
 from agentfsm.loop.state import CallState
 from agentfsm.runtime.tools import CallingRun, Sampler, Tool
 
@@ -490,9 +491,6 @@ class RemoteCall:
         return SuspendedSubRun(
             "", request, suspension, record, self.usage, self.usage, self.model_calls, self.model_calls
         )
-
-
-GIVEN_UP_TEXT = "It is not known whether this call ran, and it was given up. Do not repeat it."
 
 
 def _dump(request: Any) -> Any:

@@ -68,6 +68,7 @@ async def show_run(request: Request) -> Response:
     """What is known of a run without reading its texts, and its path."""
     run = await followed_run(request)
     info = await _info(context_of(request), run.run_id)
+    run.read_ahead()
     pins = run.path.pins
     graph: dict[str, Any] = pins[-1].data.get("graph", {}) if pins else {}
     first: dict[str, Any] = pins[0].data if pins else {}

@@ -37,14 +37,15 @@ async def show_choices(request: Request) -> Response:
 
 
 def _settings(request: Request) -> ReplaySettings:
-    """What a request replays runs under.
+    """What a request replays runs under; runs may be recorded on the graphs and by the agents of the viewer.
 
     Raises:
         PageError: There is no such preset, graph or limit, or it is what was recorded.
     """
     given = request.query_params
     preset, policy, graph = (given.get(name) or None for name in ("preset", "policy", "graph"))
-    graphs = context_of(request).graphs
+    context = context_of(request)
+    graphs = context.graphs
     if graph is not None and graph not in graphs:
         raise PageError(400, f"the viewer was given no graph {graph!r}")
     limits: dict[str, Any] = {}
@@ -56,9 +57,11 @@ def _settings(request: Request) -> ReplaySettings:
     if not (preset or policy or graph or limits):
         raise PageError(400, "choose a preset, a policy, a graph or a limit")
     try:
-        return ReplaySettings.of_preset(
+        settings = ReplaySettings.of_preset(
             preset, graph=None if graph is None else graphs[graph], policy=policy, limits=limits
         )
+        known = (*graphs.values(), *(agent.graph for agent in context.runner.agents))
+        return replace(settings, known_graphs=known)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise PageError(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

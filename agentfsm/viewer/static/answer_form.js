@@ -14,6 +14,9 @@ const typeOf = (value) => (typeof value === 'boolean' ? 'boolean' : typeof value
 const resolve = (schema, root) =>
   schema?.$ref?.startsWith('#/') ? schema.$ref.slice(2).split('/').reduce((at, step) => at?.[step], root) ?? {} : schema ?? {};
 
+/** The kinds of input that browsers have for some formats of texts. */
+const INPUTS = {date: 'date', email: 'email', uri: 'url'};
+
 class Field {
   /**
    * @param {string} name Its name.
@@ -42,6 +45,7 @@ class Field {
     if (this.kind === 'boolean') return el('input', {type: 'checkbox', checked: value === true});
     if (this.kind === 'integer' || this.kind === 'number')
       return el('input', {type: 'text', inputMode: this.kind === 'integer' ? 'numeric' : 'decimal', value: this.before ?? (value ?? ''), autocomplete: 'off'});
+    if (this.kind === 'string' && INPUTS[schema.format] && this.before === undefined) return el('input', {type: INPUTS[schema.format], value: value ?? ''});
     if (this.kind === 'string') return el('textarea', {rows: Math.min(8, String(value ?? '').split('\n').length), value: value ?? '', maxLength: schema.maxLength});
     return el('textarea', {rows: 3, value: this.before ?? (value === undefined ? '' : JSON.stringify(value, null, 1)), spellcheck: false});
   }
@@ -51,7 +55,7 @@ class Field {
     const {input} = this;
     if (this.choices) return input.value;
     if (this.kind === 'boolean') return String(input.checked);
-    if (this.kind === 'string') return input.value === '' && this.before === undefined && !this.required ? undefined : JSON.stringify(input.value);
+    if (this.kind === 'string') return input.value === '' && this.before === undefined ? undefined : JSON.stringify(input.value);
     return input.value.trim() || undefined;
   }
 

@@ -156,6 +156,23 @@ export function duration(seconds) {
 export const money = (usd) => (usd === null || usd === undefined ? '' : `${usd.toFixed(4)} USD`);
 export const words = (name) => String(name).replaceAll('_', ' ');
 
+/** The name of a row, `state.guard -> state`, which breaks between words and not within. */
+export const rowName = (text) => el('code', {className: 'said'}, String(text).replace('->', '\u2192').split(/(?<=[._])/).flatMap((part) => [part, el('wbr')]).slice(0, -1));
+
+/** How a run ends, in words: the name of its last event. */
+export const endingName = (name) => ({RunCompleted: 'completed', Handoff: 'handed off', PartialRunSummary: 'partial', RunCancelled: 'cancelled', RunAborted: 'aborted',
+  UserInputRequested: 'waits for a person'})[name] ?? (words(name.replaceAll(/(?<!^)([A-Z])/g, ' $1').toLowerCase()) || 'not known');
+
+const VERDICTS = {0: 'good', 1: 'bad', 3: 'open', 4: 'good'};
+
+/** What a verification found, as a badge; its words say what its color says. */
+export const verdictBadge = (report) => el('span', {className: `badge ${VERDICTS[report.code] ?? 'open'}`}, report.verdict);
+
+/** The same with what is wrong, the keys, and where it says what was not checked. */
+export const verdict = (id, {keys, unchecked, ...report}) => [verdictBadge(report), ' ',
+  report.seq === null ? '' : el('a', {href: runAddress(id, report.seq)}, `record ${report.seq}`), report.seq === null ? '' : ': ', report.reason && [said(report.reason), '; '],
+  keys.length ? ['sealed under key ', el('code', {}, said(keys.join(', ')))] : '', unchecked.length ? ['; ', el('a', {href: address('verification')}, 'not all is checked')] : ''].flat();
+
 /** The status of a run as a badge: it says in words what its color says. */
 export function statusBadge(run) {
   const waiting = run.status === 'suspended';

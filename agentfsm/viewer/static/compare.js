@@ -1,6 +1,7 @@
 /** Two runs, or a run and what it would have done under a preset: where they part, in the ledger and in the picture. */
 
-import {address, el, facts, get, getText, markup, notice, runAddress, said, start, statusBadge, words} from './common.js';
+import {address, el, endingName, facts, get, getText, markup, notice, rowName, runAddress, said, start, statusBadge, words} from './common.js';
+import {reveal} from './picture.js';
 import {field, input, select} from './run_filters.js';
 import {table} from './tables.js';
 
@@ -25,7 +26,7 @@ const link = (run) => el('a', {href: runAddress(run.id)}, el('code', {}, run.id)
 const moves = (name, rows, same) => table(name, ['move', 'row', 'guards that said no', 'on what'],
   rows.map((row) => [
     row.number === same + 1 ? el('strong', {}, `${row.number} (first difference)`) : String(row.number),
-    el('code', {}, said(`${row.source}.${row.guard} \u2192 ${row.target}`)),
+    rowName(`${row.source}.${row.guard} -> ${row.target}`),
     said(row.asked.filter(([, answer]) => answer !== 'held').map(([name]) => name).join(', ')),
     [said(words(row.outcome)), row.summary ? [': ', said(row.summary)] : [], row.failure ? [' ', said(row.failure)] : [], row.ends ? ` (ends: ${words(row.ends)})` : ''].flat(),
   ]));
@@ -38,6 +39,7 @@ function picture(run, same, row) {
     const id = row && `${row.source}.${row.guard}`;
     for (const each of svg.querySelectorAll('[data-edge]')) if (each.dataset.edge.split(' ').includes(id)) each.classList.add('now');
     box.replaceChildren(svg);
+    reveal(box, svg.querySelector('g.now'));
   }).catch((error) => box.replaceChildren(el('p', {}, error.message)));
   return el('figure', {className: 'picture'}, box, el('figcaption', {className: 'note'},
     row ? 'The path up to the first difference, and the row that was then taken.' : 'The whole path.'));
@@ -62,18 +64,18 @@ async function showRuns(result, asked) {
 
 async function showReplay(result, asked) {
   const found = await get('compare/replay', asked);
-  const ending = found.ending ? `It would end as ${found.ending}` : 'How it would end is not known';
+  const ending = found.ending ? `It would end: ${endingName(found.ending)}` : 'How it would end is not known';
   result.replaceChildren(
     el('p', {role: 'status'}, el('strong', {}, found.divergences.length
       ? `Under ${found.preset}, the first ${total(found.same)} are the same.` : `Under ${found.preset}, every move is the same.`)),
     facts([
-      ['Recorded ending', found.recorded_ending || 'none yet'],
+      ['Recorded ending', found.recorded_ending ? endingName(found.recorded_ending) : 'none yet'],
       ['Under this preset', [ending, found.unknown ? [': ', said(found.unknown)] : ''].flat()],
     ]),
     found.divergences.length
       ? table('Every move that would be another', ['record', 'recorded', 'instead'],
         found.divergences.map((each) => [el('a', {href: runAddress(found.a.id, each.seq)}, String(each.seq)),
-          el('code', {}, said(each.recorded)), el('code', {}, said(each.instead))]))
+          rowName(each.recorded), rowName(each.instead)]))
       : '',
     el('div', {className: 'panes'}, pane('As recorded: run', found.a, found.window.a, found.same)));
 }

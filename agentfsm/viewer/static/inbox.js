@@ -30,8 +30,8 @@ class Card {
     const {request} = this, {run} = request, shown = request.arguments;
     const names = isRedacted(shown) ? [] : Object.keys(shown);
     return el('div', {},
-      isRedacted(request.question) ? redacted() : block(request.question), block(request.context),
-      request.tool ? [el('h3', {}, 'Exactly these arguments'), isRedacted(shown) ? redacted() : names.length
+      isRedacted(request.question) ? redacted() : el('div', {className: 'question'}, block(request.question)), block(request.context),
+      request.tool && (names.length || request.kind !== 'question') ? [el('h3', {}, 'Exactly these arguments'), isRedacted(shown) ? redacted() : names.length
         ? el('dl', {className: 'arguments'}, names.flatMap((name) => [el('dt', {}, said(name)), el('dd', {}, typeof shown[name] === 'string' ? block(shown[name]) ?? '(empty)' : json(shown[name]) ?? 'null')]))
         : el('p', {}, 'none')] : '',
       facts([
@@ -56,7 +56,7 @@ class Card {
     if (this.#open || this.#done) return;
     const may = !request.refused && !request.expired;
     this.status.replaceChildren(...(request.refused ? [el('p', {className: 'note'}, said(request.refused))] : request.expired ? [el('p', {className: 'note'}, 'The request has expired: nobody can answer it any more, and the run can be cancelled.')] : []));
-    this.buttons.replaceChildren(...(may ? this.#choices() : []), ...(this.me ? [el('button', {type: 'button', onclick: () => this.#ask('Cancel the run', 'Why', (text) => this.#send('inbox/cancel', {run: request.run.id, reason: text}), false, 'danger')}, 'Cancel the run\u2026')] : []));
+    this.buttons.replaceChildren(...(may ? this.#choices() : []), ...(this.me ? [el('button', {type: 'button', className: 'danger last', onclick: () => this.#ask('Cancel the run', 'Why', (text) => this.#send('inbox/cancel', {run: request.run.id, reason: text}), false, 'danger')}, 'Cancel the run\u2026')] : []));
   }
 
   #choices() {

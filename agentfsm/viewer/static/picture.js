@@ -5,6 +5,14 @@ import {el, getText, markup} from './common.js';
 const NARROW = matchMedia('(max-width: 48rem)');
 const PAUSE_MS = 250; // between two drawings of a run that goes on
 
+/** Scroll a box so that a part of its picture is in sight, in the middle; the page stays where it is. */
+export function reveal(box, part) {
+  if (!part) return;
+  const {top, bottom, left, right} = part.getBoundingClientRect(), frame = box.getBoundingClientRect();
+  if (top < frame.top || bottom > frame.bottom) box.scrollTop += (top + bottom - frame.top - frame.bottom) / 2;
+  if (left < frame.left || right > frame.right) box.scrollLeft += (left + right - frame.left - frame.right) / 2;
+}
+
 export class Picture {
   #lines = new Map(); // the elements of each row, by its id
   #now = '';
@@ -76,7 +84,9 @@ export class Picture {
   highlight(id) {
     if (id === this.#now) return;
     for (const each of this.#lines.get(this.#now) ?? []) each.classList.remove('now');
-    for (const each of this.#lines.get(id) ?? []) each.classList.add('now');
+    const lines = this.#lines.get(id) ?? [];
+    for (const each of lines) each.classList.add('now');
+    reveal(this.box, lines.find((each) => each.tagName === 'g'));
     this.#now = id;
   }
 }

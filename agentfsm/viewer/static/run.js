@@ -1,6 +1,6 @@
 /** One run: its picture, its ledger, and everything about each step; followed live. */
 
-import {address, duration, el, facts, follow, get, getText, markup, money, notice, post, runAddress, said, session, start, statusBadge, time, words} from './common.js';
+import {address, duration, el, endingName, facts, follow, get, getText, markup, money, notice, post, rowName, runAddress, said, session, start, statusBadge, time, verdict, words} from './common.js';
 import {Picture} from './picture.js';
 import {stepDetail} from './step_detail.js';
 import {VirtualList} from './virtual_list.js';
@@ -8,7 +8,7 @@ import {VirtualList} from './virtual_list.js';
 const BLOCK = 100; // moves of the ledger that are asked for together
 const PAUSE_MS = 150; // after the last key before the details of a step are asked for
 const CHILDREN_MS = 1500;
-const PARTS = [['decisions', 'Who allowed what'], ['transcript', 'Transcript'], ['failures', 'Failures'], ['costs', 'Costs'],
+const PARTS = [['transcript', 'Transcript'], ['failures', 'Failures'], ['costs', 'Costs'],
   ['graph', 'The graph and its rows'], ['redactions', 'What was redacted']];
 const OPEN_UP_TO = 2000; // moves: the decisions of a longer run are read when somebody opens them
 
@@ -63,9 +63,9 @@ class Ledger {
   }
 }
 
-function summary(run, found) {
+function summary(run, found, findings) {
   const parent = found.parent;
-  return facts([
+  return [facts([
     ['Status', statusBadge({...run, status: found.status, interrupted: found.interrupted})],
     ['Asked', run.prompt && said(run.prompt)],
     ['Asked by', run.actor && said(run.actor)],
@@ -81,13 +81,22 @@ function summary(run, found) {
     ['Graph', [said(found.graph.name), ' ', el('code', {title: found.graph.fingerprint}, found.graph.fingerprint.slice(0, 12))]],
     [parent?.seq ? 'Forked from' : 'Called by', parent && el('a', {href: runAddress(parent.run, parent.seq)}, said(parent.run), parent.seq ? ` at record ${parent.seq}` : '')],
     ['Run by', run.owner && said(run.owner)],
-  ].map(([name, value]) => [name, Array.isArray(value) ? value.filter((each) => each !== '' && each !== null && each !== undefined) : value]), true);
+  ].map(([name, value]) => [name, Array.isArray(value) ? value.filter((each) => each !== '' && each !== null && each !== undefined) : value]), true),
+  facts([['Verification', findings.verification], ['Under strict', findings.strict]])];
 }
 
 const tree = (runs) => el('ul', {className: 'tree'}, runs.map((run) => el('li', {},
   statusBadge(run), ' ', el('a', {href: runAddress(run.id)}, said(run.prompt || run.id)), ' ',
   el('small', {className: 'note'}, duration(Math.max(0, run.updated - run.started)), run.cost ? `, ${money(run.cost)}` : ''),
   run.runs.length ? tree(run.runs) : '')));
+
+/** Where a replay under a preset parts from the run, and how it would end. */
+function underPreset(id, {preset, divergences: [first], ending, unknown}) {
+  const compared = el('a', {href: address('compare', {a: id, preset})}, 'compare');
+  if (!first) return ['the same in every move ', compared];
+  return ['another row in ', el('a', {href: runAddress(id, first.seq)}, `record ${first.seq}`), ': ', rowName(first.instead), ' instead of ', rowName(first.recorded), '; ',
+    ending ? `it would end: ${endingName(ending)}` : ['how it would end is not known: ', said(unknown)], ' ', compared].flat();
+}
 
 /** What can be done about a run: it is compared and answered on other pages, and cancelled here. */
 function actions(run, {actor, only_run: only}, cancelled) {
@@ -117,7 +126,8 @@ await start(async (main) => {
   if (!found.run) throw new Error('the run is not listed yet: an earlier release wrote it; rebuild_run_info lists it');
 
   let current = found, run = found.run, place = -1, only = '', places = null, pending = 0, shownStep = 0;
-  const about = el('div', {className: 'about'}, summary(run, found)), live = el('p', {className: 'note live', role: 'status'});
+  const findings = {verification: '', strict: ''};
+  const about = el('div', {className: 'about'}, summary(run, found, findings)), live = el('p', {className: 'note live', role: 'status'});
   const visitor = await session(), doable = el('div', {});
   let doableFor = '';
   const showActions = () => {
@@ -139,12 +149,14 @@ await start(async (main) => {
   const detail = el('section', {className: 'detail', 'aria-label': 'Details of the move'}, el('p', {className: 'note'}, 'Choose a move to see all about it.'));
   const children = el('section', {hidden: true}, el('h2', {}, 'Sub-agents'), el('div', {}));
   const parts = el('section', {}, el('h2', {}, 'More about the run'), PARTS.map(([name, title]) => part(name, title)));
+  const decisions = part('decisions', 'Who allowed what');
+  const follows = el('label', {hidden: found.status === 'finished'}, keep, ' Follow the run');
 
   function row(index) {
     const kind = ledger.kind(index), full = ledger.full(index), {seq, time: when} = ledger.moves[index];
     const no = kind.said_no.length ? `no: ${kind.said_no.join(', ')}` : 'asked first';
-    const outcome = full ? [words(full.outcome), full.summary && [': ', said(full.summary)], full.failure && [el('em', {}, ' failure '), said(full.failure)],
-      full.action && [el('em', {}, ' action '), said(full.action)], full.left.length ? el('em', {}, ` left ${full.left.map(([name, left]) => `${name} ${left ?? 'no limit'}`).join(', ')}`) : '',
+    const outcome = full ? [words(full.outcome), full.summary && [': ', said(full.summary)], full.failure && [el('em', {}, ' \u00b7 failure '), said(full.failure)],
+      full.action && [el('em', {}, ' \u00b7 action '), said(full.action)], full.left.length ? el('em', {}, ` \u00b7 left: ${full.left.map(([name, left]) => `${words(name)} ${left ?? 'no limit'}`).join(', ')}`) : '',
       full.redacted ? [' ', el('em', {className: 'redacted'}, 'redacted')] : ''].flat() : ['\u2026'];
     const clock = Number.isFinite(when) ? new Date(when * 1000).toISOString().slice(11, 19) : '';
     return [
@@ -219,8 +231,9 @@ await start(async (main) => {
     current = {...current, ...told};
     run = told.run ?? run;
     const added = told.moves ? ledger.add(told) : 0;
-    about.replaceChildren(summary(run, current));
+    about.replaceChildren(...summary(run, current, findings));
     showActions();
+    follows.hidden = current.status === 'finished';
     if (!added) return;
     if (places) places.push(...ledger.moves.slice(-added).flatMap((move, place) => (ledger.kinds[move.kind].id === only ? [ledger.moves.length - added + place] : [])));
     list.count = places ? places.length : ledger.moves.length;
@@ -256,12 +269,12 @@ await start(async (main) => {
   }
 
   ledger.add(found);
-  main.append(about, doable, live,
-    el('div', {className: 'panes'},
+  main.append(about, doable, live, decisions,
+    el('div', {className: 'panes run'},
       el('section', {className: 'pane', 'aria-label': 'Picture'}, el('h2', {}, 'The path of the run'), picture.element),
       el('section', {className: 'pane', 'aria-label': 'Ledger'}, el('h2', {}, 'Ledger of moves'),
         el('div', {className: 'steps'}, back, slider, on, where),
-        el('div', {className: 'bar'}, el('label', {}, 'Only row ', rows), el('label', {}, keep, ' Follow the run'),
+        el('div', {className: 'bar'}, el('label', {}, 'Only row ', rows), follows,
           el('button', {type: 'button', onclick: () => { filter(''); detail.replaceChildren(); }}, 'The whole run')),
         list.element)),
     detail, children, parts);
@@ -290,11 +303,32 @@ await start(async (main) => {
     go(place + step);
   });
   toRecord();
-  if (ledger.moves.length <= OPEN_UP_TO) parts.querySelector('[data-part=decisions]').open = true;
+  const short = ledger.moves.length <= OPEN_UP_TO;
+  decisions.open = short;
+
+  /** What takes a whole run to find out: whether it is intact, and how it would have gone under the strictest preset. */
+  async function find(name, ask) {
+    findings[name] = el('span', {className: 'note'}, 'reading\u2026');
+    about.replaceChildren(...summary(run, current, findings));
+    findings[name] = await ask().catch((error) => said(error.message));
+    about.replaceChildren(...summary(run, current, findings));
+  }
+  const verify = () => find('verification', async () => verdict(id, await get('verification/run', {run: id})));
+  const replay = () => find('strict', async () => underPreset(id, await get('compare/replay', {a: id, preset: 'strict'})));
+  const onDemand = (text, work) => el('button', {type: 'button', onclick: work}, text);
   follow('run/events', {run: id, from: `${found.seq}-${found.moves.length}-${found.kinds.length}`}, (told) => {
     grow(told);
     clearTimeout(childrenWanted);
-    childrenWanted = setTimeout(() => showChildren().catch(() => {}), CHILDREN_MS);
+    childrenWanted = setTimeout(() => {
+      if (decisions.open) decisions.dispatchEvent(new Event('toggle'));
+      showChildren().catch(() => {});
+    }, CHILDREN_MS);
   }, (lost) => { live.textContent = lost ? 'the viewer cannot be reached; trying again' : current.status === 'running' ? 'live' : ''; });
   await Promise.all([drawn, showChildren()]);
+  if (visitor.only_run) return;
+  if (short) await Promise.all([verify(), replay()]);
+  else {
+    Object.assign(findings, {verification: onDemand('Verify', verify), strict: onDemand('Replay', replay)});
+    about.replaceChildren(...summary(run, current, findings));
+  }
 });

@@ -12,7 +12,7 @@ function row(run) {
   const cells = [
     statusBadge(run), el('a', {href: runAddress(run.id)}, run.prompt ? said(run.prompt) : '(no text)'), time(run.started), took,
     money(run.cost), said(run.actor), run.tags.map((tag) => el('span', {className: 'tag'}, said(tag))), waits ?? '',
-    el('a', {href: runAddress(run.id), 'aria-label': `run ${run.id}`}, el('code', {}, run.id.length > 16 ? `${run.id.slice(0, 15)}\u2026` : run.id)),
+    el('a', {href: runAddress(run.id)}, el('code', {className: 'id', title: run.id}, run.id)),
   ];
   return el('tr', {'data-run': run.id}, cells.map((cell, place) => el('td', {'data-label': COLUMNS[place]}, cell)));
 }

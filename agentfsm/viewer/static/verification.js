@@ -1,20 +1,14 @@
 /** Whether the journals of the store are intact: a badge for each run and for the store, and what was not checked. */
 
-import {el, get, notice, runAddress, said, start} from './common.js';
+import {el, get, notice, runAddress, said, start, verdictBadge, words} from './common.js';
 import {filterForm, question} from './run_filters.js';
 import {runCells, table} from './tables.js';
 
-const KINDS = {0: 'good', 1: 'bad', 3: 'open', 4: 'good'};
-
-/** What a verification found, as a badge; its words say what its color says. */
-export const verdictBadge = (report) => el('span', {className: `badge ${KINDS[report.code] ?? 'open'}`}, report.verdict);
-
 function reasons(run) {
   const {seq, reason, open, claimed} = run.report;
-  return [
-    seq === null ? '' : [el('a', {href: runAddress(run.id, seq)}, `record ${seq}`), ': '], said(reason), said(open.join('; ')),
-    claimed.length ? said(`claimed, not verified: ${claimed.join(', ')}`) : '',
-  ].flat();
+  const lines = [...open.map(words), ...(claimed.length ? [`claimed, not verified: ${claimed.join(', ')}`] : [])];
+  return [seq === null ? '' : [el('a', {href: runAddress(run.id, seq)}, `record ${seq}`), ': '], said(reason),
+    ...lines.map((line) => el('div', {}, said(line)))].flat();
 }
 
 await start(async (main) => {
@@ -47,7 +41,7 @@ await start(async (main) => {
         for (const run of found.runs) counts.set(run.report.verdict, (counts.get(run.report.verdict) ?? 0) + 1);
         after = found.next;
         more = Boolean(after);
-        progress.textContent = `${all.length} runs: ${[...counts].map(([name, count]) => `${count} ${name}`).join(', ') || 'none is like that'}${more ? '; verifying\u2026' : ''}`;
+        progress.textContent = `${all.length} runs: ${[...counts].map(([name, count]) => `${count} ${name}`).join('; ') || 'none is like that'}${more ? '; verifying\u2026' : ''}`;
         all.sort((a, b) => (b.report.code === 1) - (a.report.code === 1) || (b.report.code === 3) - (a.report.code === 3));
         list.replaceChildren(table('Those that are not good come first', ['verification', 'status', 'what was asked', 'started', 'records', 'why'],
           all.slice(0, 500).map((run) => [verdictBadge(run.report), ...runCells(run), String(run.report.records), reasons(run)])));

@@ -1,18 +1,16 @@
 /** Stored runs replayed under something else: how many would go elsewhere, and which. */
 
-import {address, el, facts, get, notice, runAddress, said, start, words} from './common.js';
+import {address, el, endingName, facts, get, notice, rowName, runAddress, said, start} from './common.js';
 import {filterForm, input, question, select} from './run_filters.js';
 import {runCells, table} from './tables.js';
 
 const choice = (none, names) => select([['', none], ...names.map((name) => [name, name])]);
-const ENDING = (name) => words(name.replaceAll(/(?<!^)([A-Z])/g, ' $1').toLowerCase()) || 'not known';
-
 function rows(found) {
   return found.map((run) => [
     ...runCells(run),
     run.error ? said(`cannot be replayed: ${run.error}`)
-      : [el('a', {href: runAddress(run.id, run.seq)}, `record ${run.seq}`), ': ', el('code', {}, said(run.instead)), ' instead of ', el('code', {}, said(run.recorded))],
-    run.error ? '' : run.new_ending ? [run.ends_differently ? el('strong', {}, ENDING(run.new_ending)) : ENDING(run.new_ending), ` (was ${ENDING(run.recorded_ending)})`]
+      : [el('a', {href: runAddress(run.id, run.seq)}, `record ${run.seq}`), ': ', rowName(run.instead), ' instead of ', rowName(run.recorded)],
+    run.error ? '' : run.new_ending ? [run.ends_differently ? el('strong', {}, endingName(run.new_ending)) : endingName(run.new_ending), ` (was ${endingName(run.recorded_ending)})`]
       : said(run.unknown || 'not known'),
     run.error ? '' : run.preset ? el('a', {href: address('compare', {a: run.id, preset: run.preset})}, 'compare') : '',
   ]);
@@ -49,11 +47,11 @@ await start(async (main) => {
         changed.push(...found.changed.map((run) => ({...run, preset: asked.preset})));
         after = found.next;
         more = Boolean(after);
-        progress.replaceChildren(el('strong', {}, `${totals.end_differently} of ${totals.runs} runs would end differently.`), more ? ' Replaying\u2026' : '');
+        progress.replaceChildren(el('strong', {}, `${totals.end_differently} of ${totals.runs} runs would end differently.`), totals.failed ? ` ${totals.failed} cannot be replayed.` : '', more ? ' Replaying\u2026' : '');
         list.replaceChildren(
           facts([['The same in every move', String(totals.same)], ['Other moves, the same ending', String(totals.alike)],
             ['Other moves, ending not known', String(totals.unknown)], ['Cannot be replayed', String(totals.failed)]]),
-          changed.length ? table('Runs that would go elsewhere', ['status', 'what was asked', 'started', 'first difference', 'would end', 'compare'], rows(changed)) : '');
+          changed.length ? table(totals.failed ? 'Runs that would go elsewhere, or cannot be replayed' : 'Runs that would go elsewhere', ['status', 'what was asked', 'started', 'first difference', 'would end', 'compare'], rows(changed)) : '');
       }
     } catch (error) {
       notice(error.message, 'error');
