@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         SuspensionUsedError,
         ToolDefinitionError,
         ToolError,
+        ToolsetError,
         TransientProviderError,
         UnknownModelError,
         UnknownRunError,
@@ -139,6 +140,7 @@ if TYPE_CHECKING:
     from agentfsm.runtime.run_context import RunContext
     from agentfsm.runtime.state_context import StateContext
     from agentfsm.runtime.tools import Tool, ToolContext, tool
+    from agentfsm.runtime.toolsets import FilteredToolset, Toolset
 
 __version__ = "0.1.0"
 
@@ -179,6 +181,7 @@ __all__ = [
     "File",
     "FileReplayGuard",
     "Fill",
+    "FilteredToolset",
     "FinishReason",
     "GiveUp",
     "Graph",
@@ -289,6 +292,8 @@ __all__ = [
     "ToolResult",
     "ToolSpec",
     "ToolStarted",
+    "Toolset",
+    "ToolsetError",
     "TransientProviderError",
     "Transition",
     "Transitioned",
@@ -332,8 +337,8 @@ if not TYPE_CHECKING:
                 "StoreFullError StoreLockedError StoreMovedError SuspensionExpiredError SuspensionFormatError "
                 "SuspensionGraphError SuspensionGuardrailsError SuspensionRecordError SuspensionRegistryError "
                 "SuspensionRulesError SuspensionTamperedError SuspensionToolError "
-                "SuspensionUsedError ToolDefinitionError ToolError TransientProviderError UnknownModelError "
-                "UnknownRunError"
+                "SuspensionUsedError ToolDefinitionError ToolError ToolsetError TransientProviderError "
+                "UnknownModelError UnknownRunError"
             ),
             "agentfsm.journal.memory_store": "MemoryStore",
             "agentfsm.journal.migration": "Migration",
@@ -379,6 +384,7 @@ if not TYPE_CHECKING:
             "agentfsm.runtime.run_context": "RunContext",
             "agentfsm.runtime.state_context": "StateContext",
             "agentfsm.runtime.tools": "Tool ToolContext tool",
+            "agentfsm.runtime.toolsets": "FilteredToolset Toolset",
             "agentfsm.runs": "Runs StoredRun",
         },
     )

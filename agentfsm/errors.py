@@ -15,6 +15,7 @@
     |   +-- StateEffectError        the effect of a state of yours called what it may not, or changed while it was away
     |   +-- MissingDepsError        a run that was started with dependencies is resumed without any
     |   +-- MissingModelError       a run with a model of its own is resumed, and the model cannot be had again
+    |   +-- ToolsetError            a toolset failed, or returned what a run cannot have
     |   +-- ModelMismatchError      a run did what the model of its proofs does not allow (Host(monitor="raise"))
     |   +-- SessionBusyError        a session is being run; two runs of it cannot go on at once
     |   +-- SessionOpenError        a session's last run has not ended: it waits for a person, or was interrupted
@@ -96,6 +97,7 @@ __all__ = [
     "SuspensionUsedError",
     "ToolDefinitionError",
     "ToolError",
+    "ToolsetError",
     "TransientProviderError",
     "UnknownModelError",
     "UnknownRunError",
@@ -182,6 +184,10 @@ class MissingDepsError(RunError):
 
 class MissingModelError(RunError):
     """A run with a model of its own is resumed, and the model cannot be had again; the run stays as it is."""
+
+
+class ToolsetError(RunError):
+    """A toolset failed, or returned what a run cannot have; a run that was to go on stays as it is."""
 
 
 class ModelMismatchError(RunError):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from agentfsm.runtime.run import Run
     from agentfsm.runtime.run_context import AgentDeps, Output, RunContext
     from agentfsm.runtime.tools import ApprovalRequirement, Tool
+    from agentfsm.runtime.toolsets import AgentTools
 else:  # without their defaults: ``typing_extensions`` takes four times as long to import as this module
     AgentDeps, Output = TypeVar("AgentDeps"), TypeVar("Output", covariant=True)
 
@@ -51,7 +52,8 @@ class Agent(Generic[AgentDeps, Output]):
 
     Args:
         model: A model, or the name of one (``"openai:gpt-5-mini"``, ``"ollama:llama3.2"``...).
-        tools: Functions that the model may call, plain or made with ``@tool``.
+        tools: Functions that the model may call, plain or made with ``@tool``, and toolsets; or a function of the
+            ``RunContext`` that returns a list of functions, plain or async, and is called when a run starts or goes on.
         instructions: The system prompt; or a function, plain or async, that gets the ``RunContext`` and returns it,
             called once when a run starts.
         guardrails: Limits on time, tokens, cost and more; by default the preset's.
@@ -85,7 +87,7 @@ class Agent(Generic[AgentDeps, Output]):
         self,
         model: str | Model,
         *,
-        tools: Iterable[Callable[..., Any]] = (),
+        tools: AgentTools[AgentDeps] = (),
         instructions: str | Callable[[RunContext[AgentDeps]], str | Awaitable[str]] = "",
         guardrails: AgentGuardrails | None = None,
         policy: RecoveryPolicy | None = None,
@@ -102,7 +104,8 @@ class Agent(Generic[AgentDeps, Output]):
         migrations: Iterable[Migration] = (),
         history: HistoryPolicy | None = None,
     ) -> None:
-        from agentfsm.agent.config import AgentOptions, build_config  # loads the run loop
+        from agentfsm.agent.agent_options import AgentOptions
+        from agentfsm.agent.config import build_config  # loads the run loop
 
         self._config = build_config(
             model,

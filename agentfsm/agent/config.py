@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 import pydantic
 from pydantic import TypeAdapter
 
+from agentfsm.agent.agent_options import AgentOptions, has_methods, validate_types
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.history import HistoryPolicy, KeepAll, KeepLast, Summarize, policy_to_json
+from agentfsm.loop.history import HistoryPolicy, KeepAll, Summarize, policy_to_json
 from agentfsm.loop.json_envelope import envelope_instructions
 from agentfsm.loop.model import Model, secrets_of
 from agentfsm.loop.outcomes import RUN_CALLS
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.prompts import tool_notes
-from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.reply_secrets import ReplySecrets
 from agentfsm.loop.state import RunState, withhold_secrets_of
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP, counts_votes, with_votes
@@ -33,11 +33,12 @@ from agentfsm.runtime.compaction import with_compaction
 from agentfsm.runtime.context import AgentConfig, Effect, Monitor
 from agentfsm.runtime.effects import EFFECTS
 from agentfsm.runtime.hooks import Hook, Observer
-from agentfsm.runtime.host import Host, Memory
+from agentfsm.runtime.host import Host
 from agentfsm.runtime.permissions import check_rules, policies_of
 from agentfsm.runtime.recorder import JournalSink, Recorder, ResumePoint
 from agentfsm.runtime.state_context import custom_effect
 from agentfsm.runtime.tools import Tool, secret_arguments, tools_by_name, with_subagents
+from agentfsm.runtime.toolsets import Toolset, declared_tools, is_open, split_tools
 
 if TYPE_CHECKING:
     from agentfsm.analysis import AgentTraits
@@ -45,28 +46,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
 
-__all__ = ["AgentOptions", "build_config", "check_agent_graph", "proof_traits", "resolve_model", "with_host"]
-
-
-@dataclass(frozen=True, slots=True)
-class AgentOptions:
-    """The keyword arguments of ``Agent``, as given; see there."""
-
-    tools: Iterable[Callable[..., Any]]
-    instructions: str | Callable[[Any], Any]
-    guardrails: AgentGuardrails | None
-    policy: RecoveryPolicy | None
-    preset: str | Preset
-    graph: Graph | None
-    hooks: Iterable[Hook | Observer]
-    memory: Memory | None
-    output_type: Any
-    deps_type: Any
-    deps_factory: Callable[[Any], Any] | None
-    output_validators: Iterable[Callable[[Any, Any], Any]]
-    host: Host | None
-    migrations: Iterable[Migration]
-    history: HistoryPolicy | None = None
+__all__ = ["build_config", "check_agent_graph", "proof_traits", "resolve_model", "with_host"]
 
 
 def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
@@ -81,11 +61,12 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         ToolDefinitionError: A tool cannot be described to a model.
         GraphError: The graph cannot run an agent.
     """
-    _validate_types(options)
+    validate_types(options)
     hooks, preset = tuple(options.hooks), _resolve_preset(options.preset)
     behavior, host = preset.behavior, options.host or Host()
     output_type = _plain_type(options.output_type)
-    tools = _collect_tools(options.tools, behavior, output_type)
+    plain, toolsets = split_tools(options.tools)
+    tools = _collect_tools([*plain, *declared_tools(toolsets)], behavior, output_type)
     _check_ending(behavior, tools)
     own_graph, needs_votes = options.graph, any(t.may_need_votes for t in tools.values())
     model = resolve_model(model)
@@ -99,7 +80,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     written = options.instructions if isinstance(options.instructions, str) else ""
     instructions = _system_prompt(written, behavior, tools, schema)
     validators = _check_validators(options.output_validators)
-    traits = partial(_proof_traits, behavior, tools, model, _may_refuse(adapter, validators))
+    traits = partial(_proof_traits, behavior, tools, model, _may_refuse(adapter, validators), toolsets)
     open_withholder = _withholder_factory(host, tools, model)
     return AgentConfig(
         machine=Machine(graph, BUILT_IN_GUARDS),
@@ -130,6 +111,41 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         reply_secrets=_reply_secrets(behavior, tools, schema),
         make_instructions=None if isinstance(options.instructions, str) else options.instructions,
         history=policy_to_json(options.history),
+        own_instructions=written,
+        toolsets=toolsets,
+        with_tools=_with_tools if toolsets else None,
+    )
+
+
+def _with_tools(config: AgentConfig, chosen: Iterable[Tool]) -> AgentConfig:
+    """The configuration of a run for which toolsets have chosen tools. What watches it counts with those of every run.
+
+    Args:
+        config: The agent's configuration.
+        chosen: What its toolsets returned.
+
+    Raises:
+        ConfigurationError: The tools do not fit together, or the agent's graph or permission rules do not fit them.
+    """
+    declared = {each.name for each in declared_tools(config.toolsets)}
+    tools = tools_by_name([*(each for name, each in config.tools.items() if name not in declared), *chosen])
+    _check_ending(config.behavior, tools)
+    check_agent_graph(config.machine.graph, tools)
+    open_withholder = _withholder_factory(config.host, tools, config.model)
+    prompt = partial(_system_prompt, config.own_instructions, config.behavior)
+    added = config.instructions.removeprefix(prompt(config.tools, config.output_schema))
+    return replace(
+        config,
+        tools=tools,
+        tool_specs=() if config.behavior.envelope else tuple(t.spec for t in tools.values()),
+        instructions=prompt(tools, config.output_schema) + added,
+        hooks=_check_permissions(dict(config.hooks), tools),
+        open_journal_sink=_journal_factory(config.host, open_withholder),
+        read_journal=_journal_reader(open_withholder),
+        open_withholder=open_withholder,
+        reply_secrets=_reply_secrets(config.behavior, tools, config.output_schema),
+        toolsets=(),
+        with_tools=None,
     )
 
 
@@ -168,19 +184,21 @@ def with_host(config: AgentConfig, host: Host, guardrails: AgentGuardrails | Non
 
 def proof_traits(config: AgentConfig) -> AgentTraits:
     """What proofs may assume about an agent with this configuration."""
-    return _proof_traits(
-        config.behavior, config.tools, config.model, _may_refuse(config.output_adapter, config.output_validators)
-    )
+    structured = _may_refuse(config.output_adapter, config.output_validators)
+    return _proof_traits(config.behavior, config.tools, config.model, structured, config.toolsets)
 
 
-def _proof_traits(behavior: Behavior, tools: Mapping[str, Tool], model: Model, structured: bool) -> AgentTraits:
+def _proof_traits(
+    behavior: Behavior, tools: Mapping[str, Tool], model: Model, structured: bool, toolsets: Sequence[Toolset[Any]]
+) -> AgentTraits:
     from agentfsm.analysis import AgentTraits  # only proofs and monitored runs need it
 
+    unknown = any(map(is_open, toolsets))  # a toolset may return a tool of any kind but a control tool
     return AgentTraits(
         behavior,
         structured,
-        sub_agents=any(t.delegate is not None or t.asks for t in tools.values()),
-        secrets=bool(secret_arguments(tools.values())),
+        sub_agents=unknown or any(t.delegate is not None or t.asks for t in tools.values()),
+        secrets=unknown or bool(secret_arguments(tools.values())),
         fallbacks=not _makes_one_call(model),
         asks=any(t.control == "ask" for t in tools.values()),
         gives_up=any(t.control == "unable" for t in tools.values()),
@@ -272,47 +290,6 @@ def _journal_reader(open_withholder: Callable[[], Withholder]) -> Callable[[Reco
     return read
 
 
-_EXPECTED_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "tools": (
-        "a list of functions, as in tools=[look]",
-        lambda v: isinstance(v, Iterable) and not isinstance(v, (str, bytes)),
-    ),
-    "instructions": ("a string, or a function of the run's context", lambda v: isinstance(v, str) or callable(v)),
-    "deps_factory": ("a function of the run's context", lambda v: v is None or callable(v)),
-    "guardrails": ("an AgentGuardrails", lambda v: v is None or isinstance(v, AgentGuardrails)),
-    "policy": ("an object with decide() and backoff()", lambda v: v is None or _has_methods(v, "decide", "backoff")),
-    "graph": ("a Graph", lambda v: v is None or isinstance(v, Graph)),
-    "migrations": ("a list of migrations, as in migrations=[Migration(old)]", lambda v: isinstance(v, Iterable)),
-    "output_validators": ("a list of functions", lambda v: isinstance(v, Iterable) and not isinstance(v, str)),
-    "hooks": ("a list of hooks and observers", lambda v: isinstance(v, Iterable)),
-    "memory": ("an object with recall() and remember()", lambda v: v is None or _has_methods(v, "recall", "remember")),
-    "host": ("a Host", lambda v: v is None or isinstance(v, Host)),
-    "history": (
-        "KeepAll(), KeepLast(...) or Summarize(...)",
-        lambda v: v is None or isinstance(v, (KeepAll, KeepLast, Summarize)),
-    ),
-}
-"""For each argument: its expected type, as text and as a predicate."""
-
-
-def _has_methods(value: object, *methods: str) -> bool:
-    return all(callable(getattr(value, method, None)) for method in methods)
-
-
-def _validate_types(options: AgentOptions) -> None:
-    """Check the types of the arguments now: a wrong one would fail late, in the middle of a run.
-
-    Raises:
-        ConfigurationError: An argument has the wrong type; the message says what it must be.
-    """
-    for name, (expected, fits) in _EXPECTED_TYPES.items():
-        value: object = getattr(options, name)
-        if isinstance(value, type):
-            raise ConfigurationError(f"{name} must be an object, not the class {value.__name__}")
-        if not fits(value):
-            raise ConfigurationError(f"{name} must be {expected}, not {type(value).__name__}")
-
-
 def _resolve_preset(preset: str | Preset) -> Preset:
     if isinstance(preset, Preset):
         return preset
@@ -331,7 +308,7 @@ def resolve_model(model: str | Model) -> Model:
         ConfigurationError: It is neither, no provider knows the name, or the provider's key is missing.
     """
     if not isinstance(model, str):
-        if not (_has_methods(model, "reply") and isinstance(getattr(model, "name", None), str)):
+        if not (has_methods(model, "reply") and isinstance(getattr(model, "name", None), str)):
             raise ConfigurationError(
                 f"a model is a name or an object with reply() and a name, not {type(model).__name__}"
             )
@@ -417,7 +394,7 @@ def _check_ending(behavior: Behavior, tools: Mapping[str, Tool]) -> None:
 
 
 def _system_prompt(
-    instructions: str, behavior: Behavior, tools: Mapping[str, Tool], output_schema: dict[str, Any] | None
+    instructions: str, behavior: Behavior, tools: Mapping[str, Tool], output_schema: Mapping[str, Any] | None
 ) -> str:
     """The agent's instructions, followed by notes about its tools and the required reply format.
 
@@ -437,7 +414,7 @@ def _system_prompt(
     return "\n\n".join(part for part in (instructions, *notes, envelope, form) if part)
 
 
-def _output_instructions(schema: dict[str, Any]) -> str:
+def _output_instructions(schema: Mapping[str, Any]) -> str:
     return f"Give your final answer as JSON, and nothing else, that fits this JSON schema: {canonical_json(schema)}"
 
 
@@ -531,7 +508,7 @@ def _check_migrations(migrations: Sequence[Migration], graph: Graph) -> tuple[Mi
         ConfigurationError: An item is not a migration.
         GraphError: One of them names a state or a transition that does not exist.
     """
-    if not all(_has_methods(each, "matches", "check") for each in migrations):
+    if not all(has_methods(each, "matches", "check") for each in migrations):
         raise ConfigurationError("migrations must be a list of migrations, as in migrations=[Migration(old)]")
     for each in migrations:
         each.check(graph)

@@ -14,6 +14,7 @@ from agentfsm.errors import (
     RunError,
     SuspensionExpiredError,
     SuspensionRecordError,
+    ToolsetError,
 )
 from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.hooks import logger
@@ -131,7 +132,7 @@ async def _act_on(config: AgentConfig, head: Head, signal: Signal) -> Run[Any, A
 async def _loaded(run: Run[Any, Any]) -> Run[Any, Any] | None:
     try:
         await run.load()
-    except (JournalError, MissingDepsError, MissingModelError) as error:
+    except (JournalError, MissingDepsError, MissingModelError, ToolsetError) as error:
         logger.warning("%s", error)
     except (SuspensionRecordError, RunError):  # it has ended or been suspended since the list was read
         pass

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from agentfsm.agent.resume_checks import check_agent, check_reply
 from agentfsm.agent.run_options import restore_options
 from agentfsm.errors import (
     ConfigurationError,
@@ -17,29 +17,20 @@ from agentfsm.errors import (
     StaleLease,
     SuspensionExpiredError,
     SuspensionFormatError,
-    SuspensionGuardrailsError,
     SuspensionRegistryError,
-    SuspensionRulesError,
-    SuspensionToolError,
     SuspensionUsedError,
 )
-from agentfsm.loop.extension import check_extension
-from agentfsm.loop.human_input import HumanReply, PendingRequest
-from agentfsm.loop.messages import ToolCall
+from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.model import Model
 from agentfsm.loop.state import RunState
-from agentfsm.loop.state_json import FORMER_BEHAVIOR
 from agentfsm.loop.suspension import IN_STORE, SuspensionRecord, check_human_reply, open_record
-from agentfsm.machine.graph import State
-from agentfsm.runtime.approval import HumanInput, shown_arguments, to_human_reply
-from agentfsm.runtime.context import AgentConfig
+from agentfsm.runtime.approval import HumanInput, to_human_reply
+from agentfsm.runtime.context import AgentConfig, Context
 from agentfsm.runtime.driver import RunRequest, escalation_is_due, identify_actor
-from agentfsm.runtime.hooks import DenyCall, HookContext
 from agentfsm.runtime.host import Host, InMemoryReplayGuard
+from agentfsm.runtime.preparation import add_tools, make_deps
 from agentfsm.runtime.run import Run, stored_run
 from agentfsm.runtime.run_context import check_deps
-from agentfsm.runtime.tool_dispatch import calling_run
-from agentfsm.runtime.tools import Tool, describe_validation_error
 
 if TYPE_CHECKING:
     from agentfsm.journal.load import LoadedRun
@@ -48,8 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ResumeRequest",
-    "check_agent",
-    "check_reply",
+    "config_with_tools",
     "dismiss_run",
     "is_run_id",
     "load_dismissed",
@@ -191,6 +181,7 @@ def _with_deps(config: AgentConfig, state: RunState, run_request: RunRequest, de
         MissingDepsError: The run was started with dependencies, and there are none now.
     """
     remedy = "agent.resume(..., deps=...), or give the agent a deps_factory"
+    deps = run_request.deps if deps is None else deps
     if deps is None and config.deps_factory is not None:
         return run_request
     if deps is None and state.details.has_deps:
@@ -271,26 +262,59 @@ async def load_resumed(
         StoreError: The run is not in the store, or the store cannot be read.
         JournalGraphError: The run belongs to another graph, and no migration accepts it.
     """
-    state, run_request = await _check_resumed(config, record, request)
-    own_config = restore_options(config, state, request.model)
-    return own_config, state, _with_deps(config, state, run_request, request.deps)
+    if isinstance(record, str):
+        config, state, run_request = await _resume_from_store(config, record, request)
+    else:
+        config, state, run_request = await _check_resumed(config, record, request)
+    return config, state, _with_deps(config, state, run_request, request.deps)
 
 
 async def _check_resumed(
-    config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest
-) -> tuple[RunState, RunRequest]:
-    if isinstance(record, str):
-        return await _resume_from_store(config, record, request)
+    config: AgentConfig, record: SuspensionRecord, request: ResumeRequest
+) -> tuple[AgentConfig, RunState, RunRequest]:
     state = await open_suspended_state(config, record)
     _require_calling_run(state)
-    config = restore_options(config, state, request.model)
+    config, deps = await _config_for_run(config, state, request)
     if request.human_input is None and escalation_is_due(config, state):
-        return await _resume_from_record(config, record, state, RunRequest(suspension_record=record), request)
-    reply = request.to_human_reply(record.kind)
-    check_agent(config, state, record.state)
-    await check_reply(config, state, reply)
-    run_request = RunRequest(suspension_record=record, reply=reply, by=request.by)
-    return await _resume_from_record(config, record, state, run_request, request)
+        run_request = RunRequest(suspension_record=record, deps=deps)
+    else:
+        reply = request.to_human_reply(record.kind)
+        check_agent(config, state, record.state)
+        await check_reply(config, state, reply, deps)
+        run_request = RunRequest(suspension_record=record, reply=reply, by=request.by, deps=deps)
+    return config, *await _resume_from_record(config, record, state, run_request, request)
+
+
+async def _config_for_run(config: AgentConfig, state: RunState, request: ResumeRequest) -> tuple[AgentConfig, Any]:
+    """The configuration with which a run goes on, and its dependencies, which are made now only if that needs them.
+
+    Raises:
+        MissingModelError: The run's model cannot be had again.
+        RunError: Its dependencies cannot be made, or it cannot have the tools of the agent's toolsets.
+    """
+    config, pending = restore_options(config, state, request.model), state.pending_request
+    if not config.toolsets and (pending is None or not pending.asker):
+        return config, request.deps
+    deps = _with_deps(config, state, RunRequest(), request.deps).deps
+    return await config_with_tools(config, state, deps)
+
+
+async def config_with_tools(config: AgentConfig, state: RunState, deps: Any) -> tuple[AgentConfig, Any]:
+    """The configuration of a stored run with the tools of its agent's toolsets, and its dependencies.
+
+    Args:
+        config: The agent's configuration.
+        state: The run.
+        deps: Its dependencies, or None for those that the agent's ``deps_factory`` makes.
+
+    Raises:
+        MissingDepsError: The run was started with dependencies, and there are none now.
+        RunError: The dependencies cannot be made, or a toolset failed.
+    """
+    context = Context(config, state, deps=deps)
+    await make_deps(context, dismissed=False)
+    await add_tools(context)
+    return context.config, context.deps
 
 
 async def load_dismissed(
@@ -341,10 +365,12 @@ def _require_calling_run(state: RunState) -> None:
         )
 
 
-async def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest) -> tuple[RunState, RunRequest]:
+async def _resume_from_store(
+    config: AgentConfig, run_id: str, request: ResumeRequest
+) -> tuple[AgentConfig, RunState, RunRequest]:
     loaded = await load_run(config, run_id)
     _require_calling_run(loaded.run)
-    config = restore_options(config, loaded.run, request.model)
+    config, deps = await _config_for_run(config, loaded.run, request)
     expires = loaded.resume_point.expires_at
     if loaded.suspension_id is None:
         if request.has_reply:
@@ -356,7 +382,7 @@ async def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRe
             raise HumanReplyError(f"run {run_id!r} was interrupted and asks nothing: resume it without a reply")
         first = loaded.run.steps == 1
         prompt = loaded.run.messages[-1].content if first and loaded.run.messages else ""
-        return loaded.run, RunRequest(prompt, resume_point=loaded.resume_point)
+        return config, loaded.run, RunRequest(prompt, resume_point=loaded.resume_point, deps=deps)
     now = config.host.clock.time()
     given_at = (
         now if request.signal is None else min(now, request.signal.sent_at)
@@ -364,17 +390,17 @@ async def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRe
     if expires is not None and given_at > expires:
         raise SuspensionExpiredError(f"the request expired without a reply; end the run with agent.dismiss({run_id!r})")
     if not request.has_reply and escalation_is_due(config, loaded.run):
-        return loaded.run, RunRequest(resume_point=loaded.resume_point)
+        return config, loaded.run, RunRequest(resume_point=loaded.resume_point, deps=deps)
     request.check_current(loaded)
     answer = request.to_human_reply(loaded.resume_point.kind)
     check_agent(config, loaded.run, loaded.pinned)
-    await check_reply(config, loaded.run, answer)
+    await check_reply(config, loaded.run, answer, deps)
     run_request = RunRequest(
-        reply=answer, resume_point=loaded.resume_point, by=request.actor, signal_id=request.signal_id
+        reply=answer, resume_point=loaded.resume_point, by=request.actor, deps=deps, signal_id=request.signal_id
     )
     if request.signal is not None:  # nobody waits for its error when the run starts
         await identify_actor(config, loaded.run, run_request)
-    return loaded.run, run_request
+    return config, loaded.run, run_request
 
 
 async def _resume_from_record(
@@ -392,7 +418,7 @@ async def _resume_from_record(
     request.check_current(loaded)
     if run_request.reply is not None:
         check_agent(config, loaded.run, loaded.pinned)
-        await check_reply(config, loaded.run, run_request.reply)
+        await check_reply(config, loaded.run, run_request.reply, run_request.deps)
     return loaded.run, replace(run_request, resume_point=loaded.resume_point)
 
 
@@ -449,135 +475,6 @@ def _require_registry(host: Host, record: SuspensionRecord) -> None:
             "same Host(replay_guard=FileReplayGuard(folder)), or the same store, to every process that suspends or "
             "resumes runs"
         )
-
-
-_GRANTING_REPLIES = frozenset({"allow", "edit", "did_not_run"})
-"""The kinds of replies after which a call runs."""
-
-
-def check_agent(config: AgentConfig, state: RunState, pinned: Mapping[str, Any]) -> None:
-    """Check that an agent has the rules and the limits of a run that it resumes.
-
-    A sub-agent's limits are what its caller had left, and follow from the caller. What an earlier release did not
-    write, and what follows from that (``FORMER_BEHAVIOR``), is not compared: such a run goes on as it began.
-
-    Args:
-        config: The agent's configuration.
-        state: The run.
-        pinned: What was written of it: ``rules`` and ``guardrails`` as JSON data.
-
-    Raises:
-        SuspensionRulesError: Its preset has other switches.
-        SuspensionGuardrailsError: It has other limits.
-    """
-    pinned_rules = {
-        name: value for name, value in pinned.get("rules", {}).items() if FORMER_BEHAVIOR.get(name) != value
-    }
-    rules = _differences(pinned_rules, config.behavior.model_dump(mode="json"))
-    if rules:
-        raise SuspensionRulesError(
-            f"run {state.run_id!r} has another preset than this agent ({rules}): resume it with an agent that has the "
-            "preset under which it was suspended; nothing was changed"
-        )
-    limits = {name: value for name, value in pinned.get("guardrails", {}).items() if name != "validity_s"}
-    if state.parent is None and (other := _differences(limits, config.guardrails.model_dump(mode="json"))):
-        raise SuspensionGuardrailsError(
-            f"run {state.run_id!r} has other guardrails than this agent ({other}): resume it with an agent that has "
-            "the guardrails under which it was suspended; nothing was changed"
-        )
-
-
-def _differences(pinned: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The fields with other values, as text; empty if there are none."""
-    return ", ".join(
-        f"{name}: {value!r} there, {now.get(name)!r} here" for name, value in pinned.items() if now.get(name) != value
-    )
-
-
-async def check_reply(config: AgentConfig, state: RunState, reply: HumanReply) -> None:
-    """Check that a suspended run can go on with a person's reply; nothing is changed.
-
-    Args:
-        config: The configuration of the agent that resumes it.
-        state: The run.
-        reply: The reply.
-
-    Raises:
-        SuspensionToolError: A call would run, and its tool is missing or is not the one that the person was shown.
-        HumanReplyError: An edit is not valid for the tool, or a permission policy denies it; or a limit cannot be
-            extended by the amount that the reply names.
-        SuspensionRecordError: It is for a sub-agent's run, which cannot go on.
-    """
-    request = state.pending_request
-    if request is None:
-        return
-    if request.asker:
-        await _check_reply_to_subagent(config, state, request, reply)
-    elif reply.kind == "extend":
-        check_extension(state, reply, config.guardrails)
-    elif reply.kind in _GRANTING_REPLIES:
-        tool = _tool_as_shown(config, state, request)
-        if reply.kind == "edit":
-            _check_edit(config, state, request, tool, reply)
-
-
-async def _check_reply_to_subagent(
-    config: AgentConfig, state: RunState, request: PendingRequest, reply: HumanReply
-) -> None:
-    call_state = next((each for each in state.batch if each.call.id == request.call_id), None)
-    if call_state is None or call_state.held is None:
-        return
-    tool = config.tools.get(call_state.call.name)
-    if tool is not None and tool.asks:
-        _tool_as_shown(config, state, request)
-        return
-    if tool is None or tool.delegate is None:
-        raise _missing_tool(config, state, call_state.call.name, "sub-agent")
-    await tool.delegate.check_reply(calling_run(config, state), call_state.held, reply)
-
-
-def _tool_as_shown(config: AgentConfig, state: RunState, request: PendingRequest) -> Tool:
-    tool = config.tools.get(request.tool)
-    if tool is None:
-        raise _missing_tool(config, state, request.tool, "tool")
-    if request.tool_digest and request.tool_digest != tool.digest:
-        raise SuspensionToolError(
-            f"run {state.run_id!r} waits for a reply about the tool {tool.name!r} with the digest "
-            f"{request.tool_digest[:12]}, and the agent's {tool.name!r} has the digest {tool.digest[:12]}: its "
-            "description, its schema, its function or its server's definition is another. Resume the run with an agent "
-            "that has the tool as it was shown, or reply with Deny(reason); nothing was changed"
-        )
-    return tool
-
-
-def _missing_tool(config: AgentConfig, state: RunState, name: str, what: str) -> SuspensionToolError:
-    has = ", ".join(sorted(config.tools)) or "none"
-    return SuspensionToolError(
-        f"run {state.run_id!r} waits for a reply about a call of the {what} {name!r}, which this agent does not have "
-        f"(it has: {has}): resume the run with an agent that has it; nothing was changed"
-    )
-
-
-def _check_edit(config: AgentConfig, state: RunState, request: PendingRequest, tool: Tool, reply: HumanReply) -> None:
-    """Refuse an edit that does not validate, or that a permission policy denies.
-
-    Raises:
-        HumanReplyError: It is refused.
-    """
-    call = ToolCall(request.call_id or "", tool.name, reply.arguments)
-    try:
-        shown = shown_arguments(tool, call, tool.arguments(call.arguments))
-    except Exception as error:  # a validator of the tool's types may raise anything
-        raise HumanReplyError(
-            f"the edited arguments are not valid for {tool.name!r}, and the run still waits: "
-            f"{describe_validation_error(error)}"
-        ) from error
-    for policy in calling_run(config, state).permissions:
-        decision = policy(HookContext(State.DISPATCH_TOOL, state.view(), call, tool, shown))
-        if isinstance(decision, DenyCall):
-            raise HumanReplyError(
-                f"the edited arguments of {tool.name!r} are denied, and the run still waits: {decision.reason}"
-            )
 
 
 def parse_record(record: SuspensionRecord | str) -> SuspensionRecord:

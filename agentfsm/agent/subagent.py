@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 
 from agentfsm.agent.config import with_host
-from agentfsm.agent.resume import check_agent, check_reply, load_run, open_suspended_state, parse_record
+from agentfsm.agent.resume import config_with_tools, load_run, open_suspended_state, parse_record
+from agentfsm.agent.resume_checks import check_agent, check_reply
 from agentfsm.agent.shared_budget import Spent, cap_guardrails
 from agentfsm.errors import ConfigurationError, SuspensionRecordError, ToolError
 from agentfsm.loop.canonical_json import canonical_json
@@ -46,6 +47,7 @@ from agentfsm.runtime.result import ending_event
 from agentfsm.runtime.run import Run, count_model_requests, live_state, send_events, start_run
 from agentfsm.runtime.run_context import check_deps
 from agentfsm.runtime.tools import CallingRun, SampledReply, SampleRequest, Tool, as_tool, run_secrets
+from agentfsm.runtime.toolsets import Toolset, toolset_name
 
 if TYPE_CHECKING:
     from agentfsm.journal.load import LoadedRun
@@ -75,11 +77,13 @@ def subagent_tool(name: str, description: str, config: AgentConfig) -> Tool:
         "conversation is known there.\n"
     )
 
-    runs_on = {
+    runs_on: dict[str, Any] = {
         "graph": config.machine.graph.fingerprint,
         "rules": config.behavior.model_dump(mode="json"),
         "tools": {each.name: each.digest for each in config.tools.values()},
     }
+    if config.toolsets:
+        runs_on["toolsets"] = [toolset_name(each) for each in config.toolsets]
     return replace(as_tool(delegated, name=name), delegate=SubagentFactory(config), definition=canonical_json(runs_on))
 
 
@@ -114,6 +118,7 @@ class SubagentFactory:
         Raises:
             SuspensionRecordError: It cannot.
             JournalGraphError: It belongs to another graph, and no migration accepts it.
+            RunError: Its toolsets need dependencies that there are not, or a toolset failed.
         """
         factory = self.under(caller)
         loaded = await factory.load(held.run_id)
@@ -125,7 +130,10 @@ class SubagentFactory:
         else:
             state = loaded.run
             check_agent(factory.config, state, loaded.pinned)
-        await check_reply(factory.config, state, reply)
+        config, deps = factory.config, caller.deps
+        if config.toolsets:
+            config, deps = await config_with_tools(config, state, factory.deps_under(caller))
+        await check_reply(config, state, reply, deps)
 
     def sample(self, caller: CallingRun, call_id: str, run_id: str, request: SampleRequest) -> SampledRun:
         """The run that answers what a server asks a model during a call.
@@ -147,6 +155,11 @@ class SubagentFactory:
     def tools(self) -> Mapping[str, Tool]:
         """Its tools by name."""
         return self.config.tools
+
+    @property
+    def toolsets(self) -> tuple[Toolset[Any], ...]:
+        """What chooses the tools of its runs."""
+        return self.config.toolsets
 
     @property
     def hooks(self) -> Mapping[str, tuple[Hook, ...]]:

@@ -147,7 +147,8 @@ def check(
     an agent would refuse is refused.
 
     Of an agent, it also lists which calls of which tools can run without a person, by its permission rules, approvals
-    and hooks, and those of its sub-agents.
+    and hooks, and those of its sub-agents. Of a toolset, whose tools are known only when a run starts, it says so, and
+    the proofs count with tools of any kind.
 
     --reviewed compares the verdicts, bounds, unreachable rows and calls that can run without a person with those in a
     file, and shows what has changed.
@@ -158,7 +159,7 @@ def check(
     if graph and preset:
         raise click.UsageError("give MODULE:GRAPH or --preset, not both")
     loaded, guardrails, traits, agent = _load_inputs(graph, preset)
-    calls = () if agent is None else unattended_calls(agent.config.tools, agent.config.hooks)
+    calls = () if agent is None else _unattended_calls(agent)
     guardrails = change_guardrails(guardrails, limits)
     own = Assumptions() if assumptions is None else _load_assumptions(assumptions)
     properties = _build_properties(wanted, None if agent is None else agent.config.tools)
@@ -182,6 +183,11 @@ def check(
         click.echo(report_opts.promela, err=True)
     reviewed = matches_review(_format_review(analysis, _calls_to_review(calls, review_opts)), review_opts)
     ctx.exit(0 if analysis.ok and reviewed else 1 if not reviewed or _is_broken(analysis) else 4)
+
+
+def _unattended_calls(agent: Agent[Any, Any]) -> tuple[UnattendedCalls, ...]:
+    config = agent.config
+    return unattended_calls(config.tools, config.hooks, config.toolsets)
 
 
 def _report(analysis: Analysis, calls: Sequence[UnattendedCalls], *, as_json: bool) -> str:
@@ -281,7 +287,10 @@ def _approval_property(text: str, tools: Mapping[str, Tool] | None) -> SafetyPro
         if each.delegate is not None and any(inner.name == name for inner in with_subagents(each.delegate.tools)):
             raise ConfigurationError(f"the sub-agent of {each.name!r} has a tool {name!r}: check that agent itself")
     if name not in tools:
-        raise ConfigurationError(f"the agent has no tool {name!r}: it has {', '.join(sorted(tools))}")
+        raise ConfigurationError(
+            f"the agent has no tool {name!r}: it has {', '.join(sorted(tools)) or 'none'} (what its toolsets return is "
+            "not known before a run starts, and nothing is proved about it)"
+        )
     rule = tools[name].requires_approval
     if callable(rule):
         return found  # it decides for each call: that it asks for so many is an assumption

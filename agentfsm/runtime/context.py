@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,6 +30,7 @@ from agentfsm.runtime.host import Host, Memory
 from agentfsm.runtime.recorder import JournalSink, Recorder, ResumePoint
 from agentfsm.runtime.timeout import TimeLimitError, Timeout
 from agentfsm.runtime.tools import Tool
+from agentfsm.runtime.toolsets import Toolset
 
 if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
@@ -64,7 +65,7 @@ class AgentConfig:
         instructions: The system prompt, complete but for what ``make_instructions`` returns.
         guardrails: The limits of its runs.
         behavior: The switches of its preset.
-        tools: Every tool by name, including control tools.
+        tools: Every tool by name, including control tools; with toolsets, those that are known before a run starts.
         tool_specs: The tool descriptions sent to the model; empty in envelope mode.
         policy: The recovery policy.
         host: Clock, secret, seed and store.
@@ -87,6 +88,9 @@ class AgentConfig:
         reply_secrets: Finds what is secret in the text of a reply; None if nothing in it can be.
         history: What is kept of a long history, as runs have it in their journals; empty for everything.
         make_instructions: Returns the beginning of the system prompt for a run; None if ``instructions`` is all of it.
+        own_instructions: The beginning of ``instructions``, as the agent was given it.
+        toolsets: What chooses the tools of a run; empty if every run has the same.
+        with_tools: Makes the configuration of a run with these tools of toolsets; None without toolsets.
     """
 
     machine: Machine
@@ -117,6 +121,9 @@ class AgentConfig:
     output_validators: tuple[Callable[[Any, Any], Any], ...] = ()
     reply_secrets: ReplySecrets | None = None
     history: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    own_instructions: str = ""
+    toolsets: tuple[Toolset[Any], ...] = ()
+    with_tools: Callable[[AgentConfig, Iterable[Tool]], AgentConfig] | None = None
 
     @property
     def hides_text(self) -> bool:
@@ -181,6 +188,14 @@ class Context:
         self._seq = run.event_seq
         self.secrets = EventFilter(config.open_withholder, run)
         self._listener: Callable[[Event], None] | None = None
+
+    def use_config(self, config: AgentConfig) -> None:
+        """Give the run a configuration of its own, before it starts.
+
+        Args:
+            config: The configuration.
+        """
+        self.config, self.secrets = config, EventFilter(config.open_withholder, self.run)
 
     def view(self) -> RunView:
         """What user code may see of the run; made once for each state that the run enters."""

@@ -55,7 +55,7 @@ from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import HookAbortError, run_hooks
 from agentfsm.runtime.context import AgentConfig, Context, Effect, Monitor
-from agentfsm.runtime.preparation import add_instructions, make_deps
+from agentfsm.runtime.preparation import add_instructions, add_tools, make_deps
 from agentfsm.runtime.recorder import JournalSink, ResumePoint, RunHeader
 from agentfsm.runtime.result import ending_event, run_final_hooks, shielded, suspend, typed_output
 from agentfsm.runtime.timeout import CancelRequests, being_cancelled
@@ -398,8 +398,12 @@ class Driver:
         waits = self._states[run.state].waits
         if run.details.has_deps or config.deps_factory is not None:
             await make_deps(self.context, dismissed=request.dismiss_reason is not None)
-        if config.make_instructions is not None and record is None and resume_point is None:
-            await add_instructions(self.context)
+        if config.toolsets or config.make_instructions is not None:
+            new = record is None and resume_point is None
+            await add_tools(self.context, dismissed=request.dismiss_reason is not None)
+            config = self._config = self.context.config
+            if new:
+                await add_instructions(self.context)
         self._escalates = waits and request.dismiss_reason is None and escalation_is_due(config, run)
         if self._escalates:
             require_transition(config.machine, run, Escalated())

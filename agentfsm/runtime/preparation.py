@@ -1,6 +1,6 @@
-"""What a run needs before its first record: its dependencies, and its instructions where a function makes them.
+"""What a run needs before its first record: its dependencies, and tools and instructions that depend on its context.
 
-Both are made before the run takes its lease and writes anything, so a function that raises leaves nothing behind.
+All of them are made before the run takes its lease and writes anything, so a function that raises changes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 
-from agentfsm.errors import MissingDepsError, RunError
+from agentfsm.errors import ConfigurationError, MissingDepsError, RunError, ToolsetError
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import Message
 from agentfsm.loop.read_only import code_name
@@ -19,8 +19,9 @@ from agentfsm.runtime.approval import hook_limit_s
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.run_context import check_deps, run_context
 from agentfsm.runtime.timeout import reraise_cancellation
+from agentfsm.runtime.toolsets import choose_tools
 
-__all__ = ["add_instructions", "make_deps"]
+__all__ = ["add_instructions", "add_tools", "make_deps"]
 
 
 async def make_deps(context: Context, *, dismissed: bool) -> None:
@@ -52,8 +53,34 @@ async def make_deps(context: Context, *, dismissed: bool) -> None:
         run.details = replace(run.details, has_deps=True)
 
 
+async def add_tools(context: Context, *, dismissed: bool = False) -> None:
+    """Give a run the tools that its agent's toolsets choose for it.
+
+    Args:
+        context: The run.
+        dismissed: Whether the run is only ended: then it goes on with the tools that are known without its toolsets.
+
+    Raises:
+        ToolsetError: A toolset failed, or the run cannot have what it returned.
+    """
+    config = context.config
+    if config.with_tools is None:
+        return
+    try:
+        chosen = [
+            tool
+            for each in config.toolsets
+            for tool in choose_tools(each, await _call(context, "toolset", each.get_tools))
+        ]
+        context.use_config(config.with_tools(config, chosen))
+    except (RunError, ConfigurationError) as error:
+        if not dismissed:
+            raise ToolsetError(f"run {context.run.run_id!r} cannot have its tools: {error}") from error
+        context.warn("the run is dismissed without the tools of its toolsets", f"{error}")
+
+
 async def add_instructions(context: Context) -> None:
-    """Put the text that the agent's function of instructions returns at the beginning of a new run's transcript.
+    """Put the system prompt at the beginning of a new run's transcript, with what a function of the agent returns.
 
     Args:
         context: The run.
@@ -62,12 +89,11 @@ async def add_instructions(context: Context) -> None:
         RunError: The function failed, or returned something else than a text.
     """
     config, run = context.config, context.run
-    function = config.make_instructions
-    if function is None:
-        return
-    text = await _call(context, "instructions", function)
-    if not isinstance(text, str):
-        raise RunError(f"instructions {code_name(function)} must return a string, not {type(text).__name__}")
+    function, text = config.make_instructions, ""
+    if function is not None:
+        text = await _call(context, "instructions", function)
+        if not isinstance(text, str):
+            raise RunError(f"instructions {code_name(function)} must return a string, not {type(text).__name__}")
     whole = "\n\n".join(part for part in (text, config.instructions) if part)
     if whole:
         run.messages = [Message.system(whole), *run.messages]

@@ -156,7 +156,8 @@ class Run(Generic[Deps, Output]):
         Raises:
             agentfsm.errors.JournalError: A record cannot be read.
         """
-        return self._config.read_journal(self._driver.context.recorder, self._driver.context.run)
+        context = self._driver.context
+        return context.config.read_journal(context.recorder, context.run)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Cancel the run: the current effect is cancelled, and the run ends as ``RunCancelled``.
@@ -528,7 +529,8 @@ def new_run(
         run_id: The run's id.
         details: What else it is given.
     """
-    system = [Message.system(config.instructions)] if config.instructions and config.make_instructions is None else []
+    made_later = config.make_instructions is not None or config.toolsets
+    system = [Message.system(config.instructions)] if config.instructions and not made_later else []
     return RunState(
         run_id=run_id,
         session_id=session_id,

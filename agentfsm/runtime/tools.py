@@ -233,7 +233,12 @@ class Delegate(Protocol):
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """Its tools by name."""
+        """Its tools by name, as far as they are known before it runs."""
+        ...
+
+    @property
+    def toolsets(self) -> tuple[Any, ...]:
+        """What chooses the tools of its runs; empty if all of them are the same."""
         ...
 
     @property

@@ -10,11 +10,13 @@ from agentfsm.machine.graph import State
 from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.permissions import PermissionPolicy, policies_of, table
 from agentfsm.runtime.tools import Tool
+from agentfsm.runtime.toolsets import Toolset, is_open, toolset_name
 
 __all__ = ["Unattended", "UnattendedCalls", "unattended_calls"]
 
-Unattended = Literal["always", "sometimes", "never"]
-"""Whether the calls of a tool can run without a person: all of them, those that the rules let pass, or none."""
+Unattended = Literal["always", "sometimes", "never", "unknown"]
+"""Whether the calls of a tool can run without a person: all of them, those that the rules let pass, or none; of the
+tools that a toolset returns it is not known before a run starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class UnattendedCalls:
     """Whether the calls of one tool can run without a person.
 
     Attributes:
-        tool: The tool's name; after those of the sub-agents that lead to it, as in ``helper/shell``.
+        tool: The tool's name, or that of a toolset; after those of the sub-agents that lead to it, as in
+            ``helper/shell``.
         unattended: Which of its calls can.
         decided_by: What decides, in order: permission rules, approvals and hooks. Empty if nothing does.
     """
@@ -42,18 +45,25 @@ class UnattendedCalls:
         return table(("tool", "without a person", "decided by"), rows)
 
 
-def unattended_calls(tools: Mapping[str, Tool], hooks: Mapping[str, Sequence[Hook]]) -> tuple[UnattendedCalls, ...]:
+def unattended_calls(
+    tools: Mapping[str, Tool], hooks: Mapping[str, Sequence[Hook]], toolsets: Sequence[Toolset[Any]] = ()
+) -> tuple[UnattendedCalls, ...]:
     """Which calls can run without a person, for each tool of an agent and of its sub-agents.
 
     Args:
         tools: The agent's tools by name.
         hooks: Its hooks by state.
+        toolsets: Its toolsets.
     """
-    return tuple(_of_agent(tools, hooks, "", ()))
+    return tuple(_of_agent(tools, hooks, toolsets, "", ()))
 
 
 def _of_agent(
-    tools: Mapping[str, Tool], hooks: Mapping[str, Sequence[Hook]], prefix: str, above: tuple[PermissionPolicy, ...]
+    tools: Mapping[str, Tool],
+    hooks: Mapping[str, Sequence[Hook]],
+    toolsets: Sequence[Toolset[Any]],
+    prefix: str,
+    above: tuple[PermissionPolicy, ...],
 ) -> Iterator[UnattendedCalls]:
     policies = above + policies_of(hooks)
     others = [each for each in hooks.get(State.DISPATCH_TOOL, ()) if not isinstance(each.function, PermissionPolicy)]
@@ -65,7 +75,10 @@ def _of_agent(
         verdict: Unattended = "never" if "never" in verdicts else "sometimes" if "sometimes" in verdicts else "always"
         yield UnattendedCalls(prefix + tool.name, verdict, tuple(text for _, text in checks))
         if tool.delegate is not None:
-            yield from _of_agent(tool.delegate.tools, tool.delegate.hooks, f"{prefix}{tool.name}/", policies)
+            inner = tool.delegate
+            yield from _of_agent(inner.tools, inner.hooks, inner.toolsets, f"{prefix}{tool.name}/", policies)
+    for each in filter(is_open, toolsets):
+        yield UnattendedCalls(prefix + toolset_name(each), "unknown", ("a toolset: only a run knows its tools",))
 
 
 def _by_policy(policy: PermissionPolicy, tool: Tool) -> tuple[Unattended, str]:

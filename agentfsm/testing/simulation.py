@@ -437,6 +437,8 @@ class Simulator:
             deps_type=None,
             deps_factory=None,
             make_instructions=None,
+            toolsets=(),
+            with_tools=None,
             output_validators=(),
             effects={name: self._with_scripted_result(name, effect) for name, effect in config.effects.items()},
         )

@@ -13,6 +13,7 @@ from agentfsm.agent.recover import accepts_graph, began_with
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.journal.run_info import first_info
+from agentfsm.runtime.toolsets import is_open, toolset_name
 from agentfsm.workers.submission import agent_tag
 
 __all__ = ["ServedAgent", "ServedAgents"]
@@ -32,10 +33,11 @@ class ServedAgent:
 
     @property
     def version(self) -> str:
-        """What its runs depend on, as 12 hex digits: the graph and the tools."""
+        """What its runs depend on, as 12 hex digits: the graph, the tools and the toolsets."""
         config = self.agent.config
         tools = sorted((tool.name, tool.digest) for tool in config.tools.values())
-        text = json.dumps([config.machine.graph.fingerprint, tools])
+        toolsets = [toolset_name(each) for each in config.toolsets]
+        text = json.dumps([config.machine.graph.fingerprint, tools, *filter(None, [toolsets])])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -46,12 +48,15 @@ class ServedAgent:
     def knows(self, graph: str, tools: Mapping[str, str]) -> bool:
         """Whether a run that was submitted to it can go on with it: its tools may have changed since.
 
+        Which tools a toolset returns is known only when the run goes on.
+
         Args:
             graph: The fingerprint of the graph that the run's journal pins.
             tools: The digests of the tools that it began with, by name.
         """
         config = self.agent.config
-        return accepts_graph(config, graph) and tools.keys() <= config.tools.keys()
+        has_tools = any(map(is_open, config.toolsets)) or tools.keys() <= config.tools.keys()
+        return accepts_graph(config, graph) and has_tools
 
 
 class ServedAgents:

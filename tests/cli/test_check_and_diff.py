@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -401,3 +402,36 @@ def test_update_without_a_reviewed_file_is_wrong_usage(cli: Cli) -> None:
     result = cli("check", "--update")
     assert result.exit_code == 2
     assert "name it with --reviewed" in result.stderr
+
+
+TOOLSETS = """
+from agentfsm import Agent, FilteredToolset, tool
+from agentfsm.testing import ScriptedModel
+
+
+@tool(requires_approval=True)
+def pay(usd: int) -> str:
+    \"\"\"Pay.\"\"\"
+    return "paid"
+
+
+class Plugins:
+    def get_tools(self, context):
+        raise RuntimeError("check starts no run")
+
+
+AGENT = Agent(ScriptedModel([]), tools=[FilteredToolset([pay], lambda context, tool: False), Plugins()])
+"""
+
+
+def test_check_lists_the_tools_that_a_filter_declares_and_says_what_it_cannot_know_of_other_toolsets(
+    cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "toolsets.py").write_text(TOOLSETS)
+    table = cli("check", "toolsets.py:AGENT").stdout
+    assert re.search(r"pay +never +requires_approval", table)
+    assert re.search(r"Plugins +unknown +a toolset: only a run knows its tools", table)
+    assert "needs_approvals" not in cli("check", "toolsets.py:AGENT", "--needs-approvals", "pay=1").stderr
+    unknown = cli("check", "toolsets.py:AGENT", "--needs-approvals", "deploy=1")
+    assert unknown.exit_code == 2
+    assert "what its toolsets return is not known before a run starts" in unknown.stderr

@@ -316,6 +316,11 @@ class RemoteCalls:
         return MappingProxyType({})
 
     @property
+    def toolsets(self) -> tuple[Any, ...]:
+        """None."""
+        return ()
+
+    @property
     def hooks(self) -> Mapping[str, tuple[Any, ...]]:
         """None."""
         return MappingProxyType({})

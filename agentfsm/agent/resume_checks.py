@@ -1,0 +1,152 @@
+"""Checks that a suspended run can go on with an agent and with a person's reply; nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from agentfsm.errors import HumanReplyError, SuspensionGuardrailsError, SuspensionRulesError, SuspensionToolError
+from agentfsm.loop.extension import check_extension
+from agentfsm.loop.human_input import HumanReply, PendingRequest
+from agentfsm.loop.messages import ToolCall
+from agentfsm.loop.state import RunState
+from agentfsm.loop.state_json import FORMER_BEHAVIOR
+from agentfsm.machine.graph import State
+from agentfsm.runtime.approval import shown_arguments
+from agentfsm.runtime.context import AgentConfig
+from agentfsm.runtime.hooks import DenyCall, HookContext
+from agentfsm.runtime.tool_dispatch import calling_run
+from agentfsm.runtime.tools import Tool, describe_validation_error
+
+__all__ = ["check_agent", "check_reply"]
+
+
+_GRANTING_REPLIES = frozenset({"allow", "edit", "did_not_run"})
+"""The kinds of replies after which a call runs."""
+
+
+def check_agent(config: AgentConfig, state: RunState, pinned: Mapping[str, Any]) -> None:
+    """Check that an agent has the rules and the limits of a run that it resumes.
+
+    A sub-agent's limits are what its caller had left, and follow from the caller. What an earlier release did not
+    write, and what follows from that (``FORMER_BEHAVIOR``), is not compared: such a run goes on as it began.
+
+    Args:
+        config: The agent's configuration.
+        state: The run.
+        pinned: What was written of it: ``rules`` and ``guardrails`` as JSON data.
+
+    Raises:
+        SuspensionRulesError: Its preset has other switches.
+        SuspensionGuardrailsError: It has other limits.
+    """
+    pinned_rules = {
+        name: value for name, value in pinned.get("rules", {}).items() if FORMER_BEHAVIOR.get(name) != value
+    }
+    rules = _differences(pinned_rules, config.behavior.model_dump(mode="json"))
+    if rules:
+        raise SuspensionRulesError(
+            f"run {state.run_id!r} has another preset than this agent ({rules}): resume it with an agent that has the "
+            "preset under which it was suspended; nothing was changed"
+        )
+    limits = {name: value for name, value in pinned.get("guardrails", {}).items() if name != "validity_s"}
+    if state.parent is None and (other := _differences(limits, config.guardrails.model_dump(mode="json"))):
+        raise SuspensionGuardrailsError(
+            f"run {state.run_id!r} has other guardrails than this agent ({other}): resume it with an agent that has "
+            "the guardrails under which it was suspended; nothing was changed"
+        )
+
+
+def _differences(pinned: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The fields with other values, as text; empty if there are none."""
+    return ", ".join(
+        f"{name}: {value!r} there, {now.get(name)!r} here" for name, value in pinned.items() if now.get(name) != value
+    )
+
+
+async def check_reply(config: AgentConfig, state: RunState, reply: HumanReply, deps: Any = None) -> None:
+    """Check that a suspended run can go on with a person's reply; nothing is changed.
+
+    Args:
+        config: The configuration of the agent that resumes it.
+        state: The run.
+        reply: The reply.
+        deps: The run's dependencies, which a sub-agent's run may need; or None.
+
+    Raises:
+        SuspensionToolError: A call would run, and its tool is missing or is not the one that the person was shown.
+        HumanReplyError: An edit is not valid for the tool, or a permission policy denies it; or a limit cannot be
+            extended by the amount that the reply names.
+        SuspensionRecordError: It is for a sub-agent's run, which cannot go on.
+    """
+    request = state.pending_request
+    if request is None:
+        return
+    if request.asker:
+        await _check_reply_to_subagent(config, state, request, reply, deps)
+    elif reply.kind == "extend":
+        check_extension(state, reply, config.guardrails)
+    elif reply.kind in _GRANTING_REPLIES:
+        tool = _tool_as_shown(config, state, request)
+        if reply.kind == "edit":
+            _check_edit(config, state, request, tool, reply)
+
+
+async def _check_reply_to_subagent(
+    config: AgentConfig, state: RunState, request: PendingRequest, reply: HumanReply, deps: Any
+) -> None:
+    call_state = next((each for each in state.batch if each.call.id == request.call_id), None)
+    if call_state is None or call_state.held is None:
+        return
+    tool = config.tools.get(call_state.call.name)
+    if tool is not None and tool.asks:
+        _tool_as_shown(config, state, request)
+        return
+    if tool is None or tool.delegate is None:
+        raise _missing_tool(config, state, call_state.call.name, "sub-agent")
+    await tool.delegate.check_reply(replace(calling_run(config, state), deps=deps), call_state.held, reply)
+
+
+def _tool_as_shown(config: AgentConfig, state: RunState, request: PendingRequest) -> Tool:
+    tool = config.tools.get(request.tool)
+    if tool is None:
+        raise _missing_tool(config, state, request.tool, "tool")
+    if request.tool_digest and request.tool_digest != tool.digest:
+        raise SuspensionToolError(
+            f"run {state.run_id!r} waits for a reply about the tool {tool.name!r} with the digest "
+            f"{request.tool_digest[:12]}, and the agent's {tool.name!r} has the digest {tool.digest[:12]}: its "
+            "description, its schema, its function or its server's definition is another. Resume the run with an agent "
+            "that has the tool as it was shown, or reply with Deny(reason); nothing was changed"
+        )
+    return tool
+
+
+def _missing_tool(config: AgentConfig, state: RunState, name: str, what: str) -> SuspensionToolError:
+    has = ", ".join(sorted(config.tools)) or "none"
+    return SuspensionToolError(
+        f"run {state.run_id!r} waits for a reply about a call of the {what} {name!r}, which this agent does not have "
+        f"(it has: {has}): resume the run with an agent that has it; nothing was changed"
+    )
+
+
+def _check_edit(config: AgentConfig, state: RunState, request: PendingRequest, tool: Tool, reply: HumanReply) -> None:
+    """Refuse an edit that does not validate, or that a permission policy denies.
+
+    Raises:
+        HumanReplyError: It is refused.
+    """
+    call = ToolCall(request.call_id or "", tool.name, reply.arguments)
+    try:
+        shown = shown_arguments(tool, call, tool.arguments(call.arguments))
+    except Exception as error:  # a validator of the tool's types may raise anything
+        raise HumanReplyError(
+            f"the edited arguments are not valid for {tool.name!r}, and the run still waits: "
+            f"{describe_validation_error(error)}"
+        ) from error
+    for policy in calling_run(config, state).permissions:
+        decision = policy(HookContext(State.DISPATCH_TOOL, state.view(), call, tool, shown))
+        if isinstance(decision, DenyCall):
+            raise HumanReplyError(
+                f"the edited arguments of {tool.name!r} are denied, and the run still waits: {decision.reason}"
+            )
