@@ -45,7 +45,7 @@ class AgentOptions:
 
 _EXPECTED_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "tools": (
-        "a list of functions, as in tools=[look], or a function of the run's context",
+        "a list of functions, as in tools=[look]",
         lambda v: not isinstance(v, (str, bytes)) and (isinstance(v, (Iterable, Toolset)) or takes_run_context(v)),
     ),
     "instructions": ("a string, or a function of the run's context", lambda v: isinstance(v, str) or callable(v)),

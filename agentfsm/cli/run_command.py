@@ -9,8 +9,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -24,6 +26,7 @@ from agentfsm.cli.options import (
     AgentCliOptions,
     ReportOptions,
     agent_options,
+    collect_options,
     report_options,
     require_secret,
     signing_secret,
@@ -31,9 +34,10 @@ from agentfsm.cli.options import (
 from agentfsm.cli.progress import ProgressDisplay
 from agentfsm.cli.run_report import RunReport, exit_code, print_failure, print_json, print_report
 from agentfsm.cli.terminal_prompt import REPLY_FORMATS, TerminalPrompter
-from agentfsm.errors import ConfigurationError, HumanReplyError
+from agentfsm.errors import ConfigurationError, HumanReplyError, SessionOpenError
 from agentfsm.loop.events import UserInputRequested
 from agentfsm.loop.keys import SECRET_VARIABLE
+from agentfsm.loop.messages import MEDIA_TYPES, File, Image
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.approval import HumanInput
@@ -261,15 +265,95 @@ Examples:
   agentfsm run "Who wrote this?" --model claude-sonnet-4-6 --tools my_tools.py
   git diff | agentfsm run - --model openai:gpt-5-mini --instructions "Review this diff."
   agentfsm run "Tidy up" -m gpt-5-mini -t my_tools.py --record wait.json --json
+  agentfsm run "What does this bill say?" -m claude-sonnet-4-6 --file bill.pdf --image lamp.png
+  agentfsm run "And yesterday?" -m gpt-5-mini --session ann-42
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class _PromptOptions:
+    """What else a prompt has, and the conversation that it continues."""
+
+    image: tuple[Path, ...]
+    file: tuple[Path, ...]
+    session: str | None
+
+    def read_parts(self) -> list[Image | File]:
+        """The images and files.
+
+        Raises:
+            click.BadParameter: One of them is nothing that a model takes.
+        """
+        return [
+            *(_read_part("--image", path, Image.from_bytes) for path in self.image),
+            *(_read_part("--file", path, partial(_as_part, path.name)) for path in self.file),
+        ]
+
+
+_FILE_ARGUMENT = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+_prompt_options = collect_options(
+    _PromptOptions,
+    "prompt_opts",
+    [
+        click.option(
+            "--image", multiple=True, type=_FILE_ARGUMENT, help="An image that follows the prompt; repeatable."
+        ),
+        click.option(
+            "--file",
+            multiple=True,
+            type=_FILE_ARGUMENT,
+            help="A PDF, text or image that follows the prompt and its images; repeatable.",
+        ),
+        click.option("--session", metavar="ID", help="Continue or begin this conversation; PROMPT may be left out."),
+    ],
+)
+
+
+def _as_part(name: str, content: bytes) -> Image | File:
+    is_image = any(head.match(content) for head in MEDIA_TYPES.values())
+    return Image.from_bytes(content) if is_image else File.from_bytes(content, name)
+
+
+def _read_part(option: str, path: Path, read: Callable[[bytes], Image | File]) -> Image | File:
+    try:
+        return read(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"{path}: {error}", param_hint=option) from None
+
+
+def _session_run(agent: Agent, session_id: str, prompt: Sequence[str | Image | File] | None) -> Run:
+    """The next run of a session, read from the store.
+
+    Raises:
+        ConfigurationError: Its last run has not ended; the error says which command goes on with it.
+    """
+    if agent.config.host.store is None:
+        raise ConfigurationError("--session continues a conversation that is stored: leave --no-store out")
+    try:
+        return command_runner().run(agent.session(session_id).run(prompt).load())
+    except SessionOpenError as error:
+        asks = "was interrupted" if error.request is None else f"asks: {error.request}"
+        reply = "" if error.request is None else " ANSWER"
+        raise ConfigurationError(
+            f"the last run of session {session_id!r} has not ended: run {error.run_id} {asks}. Continue it with: "
+            f"agentfsm resume {error.run_id}{reply}; or end it with: agentfsm resume {error.run_id} --dismiss REASON"
+        ) from None
+
+
 @click.command(epilog=_EXAMPLES)
-@click.argument("prompt")
+@click.argument("prompt", required=False)
+@_prompt_options
 @agent_options
 @report_options
 @click.pass_context
-def run(ctx: click.Context, prompt: str, agent_opts: AgentCliOptions, report_opts: ReportOptions) -> None:
+def run(
+    ctx: click.Context,
+    prompt: str | None,
+    prompt_opts: _PromptOptions,
+    agent_opts: AgentCliOptions,
+    report_opts: ReportOptions,
+) -> None:
     """Run an agent on PROMPT ("-" reads it from stdin).
 
     The answer goes to stdout, everything else to stderr. At a terminal, you are asked for approvals and
@@ -279,8 +363,13 @@ def run(ctx: click.Context, prompt: str, agent_opts: AgentCliOptions, report_opt
 
     API keys come from OPENAI_API_KEY, ANTHROPIC_API_KEY and the other variables of the providers.
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if not text.strip():
+    text, attached = sys.stdin.read() if prompt == "-" else prompt, prompt_opts.read_parts()
+    if text is None and (prompt_opts.session is None or attached):
+        raise click.UsageError("Missing argument 'PROMPT'.")
+    if text is not None and not text.strip():
         raise click.UsageError("the prompt is empty")
-    agent = agent_opts.build_agent()
-    ctx.exit(drive_and_report(agent, agent.run(text), agent_opts, report_opts))
+    parts = None if text is None else [text, *attached]
+    agent = agent_opts.build_agent(require_store=prompt_opts.session is not None)
+    session = prompt_opts.session
+    made = agent.run(parts or "") if session is None else _session_run(agent, session, parts)
+    ctx.exit(drive_and_report(agent, made, agent_opts, report_opts))

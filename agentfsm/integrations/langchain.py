@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from agentfsm.errors import MissingExtraError, ProviderError, TransientProviderError
 from agentfsm.integrations.foreign_models import ForeignModel, finish_reason, with_images_after_results
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.messages import FinishReason, Image, Message, Reply, Role, Usage
+from agentfsm.loop.messages import File, FinishReason, Image, Message, Reply, Role, Usage
 from agentfsm.loop.model import ModelRequest, StreamChunk, StreamingModel, TextChunk, ToolCallChunk
 from agentfsm.loop.prompts import as_user_message
 from agentfsm.loop.read_only import thaw
@@ -241,9 +241,13 @@ def _encode_message(message: Message, origin: str) -> BaseMessage:
                 status="error" if message.is_error else "success",
             )
         case Role.USER:
-            text: list[str | dict[Any, Any]] = [{"type": "text", "text": message.content}] if message.content else []
-            images = list(map(_image_block, message.images))
-            return HumanMessage(content=[*text, *images] if images else message.content)
+            if not message.images:
+                return HumanMessage(content=message.content)
+            parts = (part for part in message.parts if not isinstance(part, File))
+            content: list[str | dict[Any, Any]] = [
+                {"type": "text", "text": part} if isinstance(part, str) else _image_block(part) for part in parts
+            ]
+            return HumanMessage(content=content)
         case Role.ASSISTANT:
             return _encode_reply(message, origin)
 

@@ -202,8 +202,8 @@ def _encode(messages: Iterable[Message], origin: str) -> Iterator[theirs.ModelMe
             parts.append(theirs.SystemPromptPart(each.content))
         else:
             shown = as_user_message(each)
-            binary = list(map(_encode_binary, shown.attachments))
-            parts.append(theirs.UserPromptPart([shown.content, *binary] if binary else shown.content))
+            mixed = [part if isinstance(part, str) else _encode_binary(part) for part in shown.parts]
+            parts.append(theirs.UserPromptPart(mixed if shown.attachments else shown.content))
     if parts:
         yield theirs.ModelRequest(parts)
 

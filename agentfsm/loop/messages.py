@@ -277,6 +277,8 @@ class Message:
         extra: What the provider must get back unchanged in later requests (reasoning, signatures); JSON.
         images: The images of a user or tool message.
         files: The files of a user message that are no texts: PDFs.
+        layout: Where its images and files stand among its texts, in the order of the prompt: for each, how long the
+            content before it is, and its index in ``attachments``. Empty if they have no place of their own.
     """
 
     role: Role
@@ -288,6 +290,7 @@ class Message:
     extra: Mapping[str, Any] | None = None
     images: tuple[Image, ...] = ()
     files: tuple[File, ...] = ()
+    layout: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.extra is not None:
@@ -300,6 +303,38 @@ class Message:
     def attachments(self) -> tuple[Image | File, ...]:
         """Its images and files."""
         return (*self.images, *self.files)
+
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether it is known where its images and files stand: the layout still fits the text."""
+        ends = [end for end, _ in self.layout]
+        return (
+            bool(ends)
+            and sorted(index for _, index in self.layout) == list(range(len(self.attachments)))
+            and ends == sorted(ends)
+            and all(end == 0 or self._is_boundary(end) for end in ends)
+        )
+
+    def _is_boundary(self, end: int) -> bool:
+        """Whether a text of the content ends there: not if what it says was changed, as a secret in a journal is."""
+        return 0 < end <= len(self.content) and self.content[end : end + 2] in ("", "\n\n")
+
+    @property
+    def parts(self) -> tuple[str | Image | File, ...]:
+        """Its texts, images and files in their order; the text first if that is not known."""
+        attachments, places = self.attachments, self.layout
+        if not self.is_laid_out:
+            places = tuple((len(self.content), index) for index in range(len(attachments)))
+        found: list[str | Image | File] = []
+        start = 0
+        for end, index in (*places, (len(self.content), None)):
+            text = self.content[start:end]
+            if text := text.removeprefix("\n\n") if start else text:
+                found.append(text)
+            if index is not None:
+                found.append(attachments[index])
+            start = end
+        return tuple(found)
 
     @classmethod
     def system(cls, content: str) -> Message:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agentfsm.errors import ConfigurationError, ProviderError
-from agentfsm.loop.messages import File, FinishReason, Message, Reply, Role, ToolCall, Transcript, Usage
+from agentfsm.loop.messages import File, FinishReason, Image, Message, Reply, Role, ToolCall, Transcript, Usage
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.http_model import HttpModel
 from agentfsm.models.output_schema import ANTHROPIC_RULES, strict_schema
@@ -26,6 +26,7 @@ from agentfsm.models.wire_format import (
     as_object,
     as_text,
     dumps,
+    encode_parts,
     final_finish_reason,
     mark_unpriced,
     own_extra,
@@ -347,6 +348,9 @@ def _encode_user(message: Message) -> list[dict[str, Any]]:
         if message.images:
             result["content"] = [*_text_blocks(message.content), *_image_blocks(message)]
         return [result | {"is_error": True} if message.is_error else result]
+    if message.is_laid_out:
+        blocks = encode_parts(message, lambda text: {"type": "text", "text": text}, _image_block, _document_block)
+        return [each for each in blocks if each.get("text", "-").strip()]  # the API rejects a blank text
     return [*map(_document_block, message.files), *_image_blocks(message), *_text_blocks(message.content)]
 
 
@@ -356,10 +360,11 @@ def _document_block(file: File) -> dict[str, Any]:
 
 
 def _image_blocks(message: Message) -> list[dict[str, Any]]:
-    return [
-        {"type": "image", "source": {"type": "base64", "media_type": image.media_type, "data": image.data}}
-        for image in message.images
-    ]
+    return list(map(_image_block, message.images))
+
+
+def _image_block(image: Image) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": image.media_type, "data": image.data}}
 
 
 def _encode_assistant(message: Message, origin: str) -> list[dict[str, Any]]:

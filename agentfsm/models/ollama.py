@@ -13,6 +13,7 @@ import json
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 from agentfsm.errors import ConfigurationError, ProviderError, TransientProviderError
@@ -159,6 +160,17 @@ def _new_encoder(origin: str, images: bool) -> PerMessageEncoder:
     return PerMessageEncoder(partial(_encode_message, origin=origin), images)
 
 
+def _labelled_text(message: Message) -> str:
+    """The text of a user message; where images stand between its texts, each has a label in its place.
+
+    The images themselves are a list of their own, in the same order.
+    """
+    if len([part for part in message.parts if isinstance(part, str)]) < 2:
+        return message.content
+    numbers = count(1)
+    return "\n\n".join(part if isinstance(part, str) else f"[image {next(numbers)}]" for part in message.parts)
+
+
 def _encode_message(message: Message, origin: str) -> list[dict[str, Any]]:
     # The server accepts images in any message (``msg.Images`` in its ``server/prompt.go``).
     images = {"images": [image.data for image in message.images]} if message.images else {}
@@ -169,7 +181,7 @@ def _encode_message(message: Message, origin: str) -> list[dict[str, Any]]:
             result = {"role": "tool", "content": message.content, **name, "tool_call_id": message.tool_call_id}
             return [result | images]
         case Role.TOOL | Role.USER:
-            return [{"role": "user", "content": message.content, **images}]
+            return [{"role": "user", "content": _labelled_text(message), **images}]
         case Role.SYSTEM:
             return [{"role": "system", "content": message.content}]
         case Role.ASSISTANT:

@@ -30,6 +30,7 @@ from agentfsm.models.wire_format import (
     as_text,
     data_url,
     dumps,
+    encode_parts,
     filename_of,
     final_finish_reason,
     function_spec,
@@ -277,12 +278,13 @@ def _encode_images(results: list[Message]) -> list[dict[str, Any]]:
 def _encode_user(message: Message) -> dict[str, Any]:
     if not message.images and not message.files:
         return {"role": "user", "content": message.content}
-    text = [{"type": "text", "text": message.content}] if message.content else []
-    images = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in message.images]
-    files = [
-        {"type": "file", "file": {"filename": filename_of(each), "file_data": data_url(each)}} for each in message.files
-    ]
-    return {"role": "user", "content": [*text, *images, *files]}
+    content = encode_parts(
+        message,
+        lambda text: {"type": "text", "text": text},
+        lambda image: {"type": "image_url", "image_url": {"url": data_url(image)}},
+        lambda file: {"type": "file", "file": {"filename": filename_of(file), "file_data": data_url(file)}},
+    )
+    return {"role": "user", "content": content}
 
 
 def _encode_message(message: Message, origin: str, call_id: Callable[[str], str]) -> list[dict[str, Any]]:

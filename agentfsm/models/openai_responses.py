@@ -29,6 +29,7 @@ from agentfsm.models.wire_format import (
     as_text,
     data_url,
     dumps,
+    encode_parts,
     filename_of,
     final_finish_reason,
     function_spec,
@@ -225,12 +226,12 @@ def _encode_content(message: Message) -> str | list[dict[str, Any]]:
     """The content of a user or tool message: a text, or parts if there are images or files."""
     if not message.images and not message.files:
         return message.content
-    text = [{"type": "input_text", "text": message.content}] if message.content else []
-    images = [{"type": "input_image", "detail": "auto", "image_url": data_url(i)} for i in message.images]
-    files = [
-        {"type": "input_file", "filename": filename_of(each), "file_data": data_url(each)} for each in message.files
-    ]
-    return [*text, *images, *files]
+    return encode_parts(
+        message,
+        lambda text: {"type": "input_text", "text": text},
+        lambda image: {"type": "input_image", "detail": "auto", "image_url": data_url(image)},
+        lambda file: {"type": "input_file", "filename": filename_of(file), "file_data": data_url(file)},
+    )
 
 
 _FINAL_STATUSES = {

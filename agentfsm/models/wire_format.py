@@ -243,6 +243,26 @@ def refuse_parts(messages: Sequence[Message], images: bool, files: bool) -> None
             )
 
 
+def encode_parts(
+    message: Message,
+    text: Callable[[str], dict[str, Any]],
+    image: Callable[[Image], dict[str, Any]],
+    file: Callable[[File], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """The texts, images and files of a message, in their order.
+
+    Args:
+        message: The message.
+        text: Encodes a text.
+        image: Encodes an image.
+        file: Encodes a PDF.
+    """
+    return [
+        text(part) if isinstance(part, str) else image(part) if isinstance(part, Image) else file(part)
+        for part in message.parts
+    ]
+
+
 def data_url(image: Image | File) -> str:
     """An image or a file as a ``data:`` URL."""
     return f"data:{image.media_type};base64,{image.data}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -424,3 +426,69 @@ def test_show_cannot_send_control_characters_to_the_terminal(cli: Cli) -> None:
     shown = cli("show", cli("runs").stdout.split()[0]).stdout
     assert "post_llm.tool_calls -> dispatch_tool" in shown
     assert "\x1b" not in shown
+
+
+def test_images_and_files_of_the_command_line_follow_the_prompt_in_their_order(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "lamp.gif").write_bytes(b"GIF89a...")
+    (tmp_path / "page.gif").write_bytes(b"GIF87a...")
+    (tmp_path / "prices.csv").write_text("lamp,20")
+    files = ["--file", "prices.csv", "--file", "page.gif", "--image", "lamp.gif"]
+    with fake_model_server(text_output("Yes.")) as server:
+        result = cli("run", "Is it paid?", "-m", "some-model", "--base-url", server.url, *files)
+    assert (result.exit_code, result.stdout) == (0, "Yes.\n")
+    (message,) = server.requests[0]["messages"]
+    first, lamp, table, page = message["content"]
+    assert (first["text"], lamp["type"], page["type"]) == ("Is it paid?", "image_url", "image_url")
+    assert "lamp,20" in table["text"]
+    assert lamp["image_url"]["url"].endswith(base64.b64encode(b"GIF89a...").decode())
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--image", "notes.bin"], "Invalid value for --image: notes.bin: the file is not an image that models accept"),
+        (["--file", "notes.bin"], "Invalid value for --file: notes.bin: the file is neither a PDF nor a text"),
+        (["--file", "missing.pdf"], "does not exist"),
+    ],
+)
+def test_a_file_that_no_model_takes_is_refused_before_the_model_is_called(
+    cli: Cli, tmp_path: Path, words: list[str], why: str
+) -> None:
+    (tmp_path / "notes.bin").write_bytes(b"\xff\xfe\x00")
+    result = cli("run", "hi", "-m", "ollama:m", *words)
+    assert result.exit_code == 2
+    assert why in " ".join(result.stderr.split())
+
+
+def test_a_prompt_is_missing_without_a_session(cli: Cli) -> None:
+    result = cli("run", "-m", "ollama:m")
+    assert result.exit_code == 2
+    assert "Missing argument 'PROMPT'" in result.stderr
+
+
+def test_a_session_goes_on_from_command_to_command(cli: Cli) -> None:
+    with fake_model_server(text_output("Hello Ann."), text_output("Ann."), text_output("As I said: Ann.")) as server:
+        agent = ("-m", "some-model", "--base-url", server.url, "--session", "ann 42", "-q")
+        said = [cli("run", *prompt, *agent).stdout for prompt in (["I am Ann."], ["Who am I?"], [])]
+    assert said == ["Hello Ann.\n", "Ann.\n", "As I said: Ann.\n"]
+    texts = [[message["content"] for message in request["messages"]] for request in server.requests]
+    assert texts[1] == ["I am Ann.", "Hello Ann.", "Who am I?"]
+    assert texts[2][:4] == [*texts[1], "Ann."]
+    assert len(cli("runs", "--session", "ann 42", "--json").stdout.splitlines()) == 3
+
+
+def test_a_session_that_waits_names_the_commands_that_go_on_with_it(cli: Cli) -> None:
+    with fake_model_server(tool_call_output(("remove", {"path": "a"})), text_output("Removed.")) as server:
+        agent = ("-m", "some-model", "--base-url", server.url, "-t", "tools.py")
+        assert cli("run", "Remove a.", *agent, "--session", "s").exit_code == 3
+        refused = cli("run", "And b.", *agent, "--session", "s")
+        assert refused.exit_code == 2
+        (run_id,) = set(re.findall(r"agentfsm resume (\w+)", refused.stderr))
+        assert "remove" in refused.stderr
+        assert cli("resume", run_id, "allow", *agent).stdout == "Removed.\n"
+
+
+def test_a_session_needs_a_store(cli: Cli) -> None:
+    result = cli("run", "hi", "-m", "ollama:m", "--session", "s", "--no-store")
+    assert result.exit_code == 2
+    assert "leave --no-store out" in result.stderr

@@ -9,14 +9,15 @@ from typing import Any
 import httpx
 import pytest
 
-from agentfsm import Agent, ConfigurationError, File, Handoff, Host, Image, MemoryStore, RunError, RunStarted
+from agentfsm import Agent, ConfigurationError, File, Handoff, Host, Image, MemoryStore, RunError, RunStarted, ask_user
 from agentfsm.journal.redact import redact_text
 from agentfsm.loop.messages import Message
 from agentfsm.loop.model import ModelRequest
+from agentfsm.loop.prompts import prompt_message
 from agentfsm.models import FallbackModel, ModelSettings, OllamaChat, OpenAIChat
 from agentfsm.report.fragments import transcript_html
 from agentfsm.runs import Runs
-from agentfsm.testing import RecordingModel, ScriptedModel
+from agentfsm.testing import RecordingModel, ScriptedModel, call
 from tests.helpers.model_clients import GOOD_BODIES, MODEL_CLASSES, WIRES, build_model, respond_with
 from tests.helpers.provider_rules import request_errors
 
@@ -82,6 +83,54 @@ def test_a_text_file_reaches_every_model(wire: str) -> None:
         assert b"<file>\\na,b\\n</file>" in seen[0]
 
     asyncio.run(main())
+
+
+def kinds(wire: str, content: Any) -> list[str]:
+    """The parts of a message as a server gets them: texts, and which image or file."""
+    names = {IMAGE.data: "<first>", SECOND.data: "<second>", REPORT.data: "<report>"}
+    return [
+        part.get("text") or next(name for data, name in names.items() if data in json.dumps(part)) for part in content
+    ]
+
+
+SECOND = Image.from_bytes(b"GIF87a...")
+MIXED = ["Is this lamp", SECOND, "on this page", REPORT, IMAGE, "or not?"]
+ORDER = ["Is this lamp", "<second>", "on this page", "<report>", "<first>", "or not?"]
+
+
+@pytest.mark.parametrize("wire", PARTS)
+@pytest.mark.parametrize(
+    ("prompt", "order"),
+    [
+        (MIXED, ORDER),
+        (["See:", IMAGE], ["See:", "<first>"]),
+        ([IMAGE, "What is it?"], ["<first>", "What is it?"]),
+        ([REPORT, IMAGE], ["<report>", "<first>"]),
+        ([IMAGE, "and again", IMAGE], ["<first>", "and again", "<first>"]),
+    ],
+)
+def test_the_parts_of_a_prompt_are_sent_in_their_order(wire: str, prompt: list[Any], order: list[str]) -> None:
+    sent = body(wire, prompt_message(prompt), files=True)
+    assert kinds(wire, sent["input" if wire == "responses" else "messages"][0]["content"]) == order
+    assert request_errors(wire, sent) == []
+
+
+def test_ollama_gets_its_images_in_order_and_a_label_where_each_stands() -> None:
+    (message,) = body("ollama", prompt_message(["Is this lamp", SECOND, "like that one", IMAGE, "or not?"]))["messages"]
+    assert message["images"] == [SECOND.data, IMAGE.data]
+    assert message["content"] == "Is this lamp\n\n[image 1]\n\nlike that one\n\n[image 2]\n\nor not?"
+    (plain,) = body("ollama", prompt_message(["See:", IMAGE]))["messages"]
+    assert plain["content"] == "See:"
+
+
+def test_the_order_is_kept_in_a_journal_and_after_a_restart() -> None:
+    store = MemoryStore()
+    host = Host(store=store, secret=b"s" * 32)
+    waits = Agent(ScriptedModel([call("ask_user", question="Which?")]), tools=[ask_user], host=host)
+    waits.run_sync(MIXED, run_id="r")
+    model = RecordingModel(ScriptedModel(["ok"]))
+    Agent(model, tools=[ask_user], host=host).resume_sync("r", "that")
+    assert list(model.requests[0].messages[0].parts) == MIXED
 
 
 def refuses(request: httpx.Request) -> httpx.Response:
