@@ -81,6 +81,8 @@ class StoredRequest:
         return f"{self.kind}: {self.question}{votes}{about}"
 
 
+_ACQUIRED = ("run.resumed", "run.migrated", "run.adopted")
+
 _QUORUM: TypeAdapter[Quorum | None] = TypeAdapter(Quorum | None)
 _LIMIT: TypeAdapter[ReachedLimit | None] = TypeAdapter(ReachedLimit | None)
 
@@ -123,6 +125,12 @@ async def pending_request(store: Store, head: Head) -> StoredRequest | None:
         )
     except (LookupError, TypeError, AttributeError, ValueError, ConfigurationError) as error:
         raise JournalError(f"record {record.seq} has no valid request") from error
+
+
+def _stepped_at(records: Sequence[SealedRecord]) -> float | None:
+    """When a run took its last step, in seconds since the epoch: to acquire it again is none."""
+    last = next((each for each in reversed(records) if not any(is_kind(each, kind) for kind in _ACQUIRED)), None)
+    return None if last is None else decode(last.body)["ts"] / 1000
 
 
 def _expiry(suspension: Mapping[str, Any]) -> float | None:
@@ -224,6 +232,7 @@ def _load(
         secrets=tuple(opener.opened.values()),
         epoch=rehydrated.epoch,
         records=records,
+        stepped_at=_stepped_at(records),
     )
     suspension_id = None if suspension is None else str(suspension["id"])
     return LoadedRun(run, resume_point, suspension_id, rehydrated.created, tuple(rehydrated.asked))

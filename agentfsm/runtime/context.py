@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
 
-__all__ = ["AgentConfig", "Context", "Effect", "Monitor"]
+__all__ = ["AgentConfig", "Context", "Effect", "LongWait", "Monitor"]
 
 
 YIELD_AFTER_S = 0.005
@@ -45,6 +45,18 @@ YIELD_AFTER_S = 0.005
 
 Effect = Callable[["Context"], Any]
 """What a state does to the outside world: returns an outcome, or a coroutine that returns one."""
+
+
+class LongWait(Exception):  # noqa: N818  # it is no error: the run goes on later
+    """A run waits for longer than whoever advances it wishes to hold it: it is at a durable point, and goes on later.
+
+    Args:
+        until: When it goes on, in seconds since the epoch.
+    """
+
+    def __init__(self, until: float) -> None:
+        super().__init__(until)
+        self.until = until
 
 
 class Monitor(Protocol):
@@ -157,6 +169,9 @@ class Context:
         seen: What user code sees of the run in its current state, once there was any to see it.
         sequential_search: Where tool dispatch has searched the batch: the batch, and two indexes in it.
         charged_at: When the run was last charged for its time, as a reading of ``Clock.monotonic`` in seconds.
+        longest_wait_s: How long whoever advances the run holds it while it waits before a retry; None for any time.
+        waits_since: For a run that was resumed in the state of that wait, until it is left: when it entered the state,
+            in seconds since the epoch; else None.
     """
 
     def __init__(self, config: AgentConfig, run: RunState, prompt: str = "", deps: Any = None) -> None:
@@ -184,6 +199,8 @@ class Context:
         self.sequential_search: tuple[object, int, int] = (None, 0, 0)
         self.yield_at = perf_counter() + YIELD_AFTER_S
         self.charged_at = 0.0
+        self.longest_wait_s: float | None = None
+        self.waits_since: float | None = None
         self._blocked: list[str] = []
         self._seq = run.event_seq
         self.secrets = EventFilter(config.open_withholder, run)

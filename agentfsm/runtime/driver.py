@@ -36,6 +36,7 @@ from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.outcomes import (
     CHECK_BUDGETS,
+    CHOOSE_RECOVERY,
     RUN_CALLS,
     Aborted,
     Cancelled,
@@ -54,7 +55,7 @@ from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import HookAbortError, run_hooks
-from agentfsm.runtime.context import AgentConfig, Context, Effect, Monitor
+from agentfsm.runtime.context import AgentConfig, Context, Effect, LongWait, Monitor
 from agentfsm.runtime.preparation import add_instructions, add_tools, make_deps
 from agentfsm.runtime.recorder import JournalSink, ResumePoint, RunHeader
 from agentfsm.runtime.result import ending_event, run_final_hooks, shielded, suspend, typed_output
@@ -336,6 +337,7 @@ class Driver:
 
         Raises:
             agentfsm.errors.StoreError: The journal cannot be written; the run must not continue.
+            LongWait: The run is to wait for longer than ``context.longest_wait_s``.
         """
         requests, task = self.cancel_requests, current_task()
         self._owner = self.context.timeout.owner = task
@@ -420,6 +422,8 @@ class Driver:
         self.context.may_lack_values = resume_point is not None or record is not None
         if resume_point is not None:
             recorder.restore_attempts(resume_point.attempts)
+            if self._states[run.state].effect is CHOOSE_RECOVERY:
+                self.context.waits_since = resume_point.stepped_at
             self.context.visited_before_resume = resume_point.visited
             self.context.completed_results.extend(resume_point.results.values())
             if resume_point.migration_details:
@@ -510,7 +514,7 @@ class Driver:
             return self._exception_outcome(state, error)  # raised by what user code awaited, like any other error
         except HookAbortError as error:
             return self._aborted_outcome(str(error), error.__cause__ or error)
-        except (StoreError, JournalError):  # a run that cannot be journaled must not continue
+        except (StoreError, JournalError, LongWait):  # a run that cannot be journaled must not continue; or not now
             raise
         except Exception as error:
             return self._exception_outcome(state, error)

@@ -35,7 +35,7 @@ from agentfsm.loop.outcomes import (
 from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.reply_reader import read_reply
 from agentfsm.machine.declaration import EffectSpec
-from agentfsm.runtime.context import Context, Effect
+from agentfsm.runtime.context import Context, Effect, LongWait
 from agentfsm.runtime.host import Memory
 from agentfsm.runtime.model_call import call_model
 from agentfsm.runtime.output_validators import validate_reply
@@ -120,8 +120,12 @@ def no_effect(context: Context) -> None:
 
 
 def choose_recovery(context: Context) -> Outcome | Awaitable[Outcome]:
-    """The effect of ``recover``: let the policy decide what to do about the failure, and wait as long as it says."""
+    """The effect of ``recover``: let the policy decide what to do about the failure, and wait as long as it says.
+
+    A run that was interrupted while it waited waits for the rest only.
+    """
     run = context.run
+    since, context.waits_since = context.waits_since, None
     decided = decide_recovery(context.config.policy, run, context.config.host.seed)
     if run.failure is not None and decided.action in (Action.retry, Action.narrow_scope):
         context.emit(
@@ -131,12 +135,18 @@ def choose_recovery(context: Context) -> Outcome | Awaitable[Outcome]:
             attempt=run.attempts(run.failure.kind) + 1,
             backoff_s=decided.backoff_s,
         )
-    return _back_off(context, decided) if decided.backoff_s else decided
+    return _back_off(context, decided, since) if decided.backoff_s else decided
 
 
-async def _back_off(context: Context, decided: RecoveryDecided) -> Outcome:
+async def _back_off(context: Context, decided: RecoveryDecided, since: float | None) -> Outcome:
     context.recorder.push()  # so that nothing is lost if the process dies while it sleeps
-    await context.config.host.clock.sleep(decided.backoff_s)
+    clock, rest_s = context.config.host.clock, decided.backoff_s
+    if since is not None:
+        rest_s = min(rest_s, since + rest_s - clock.time())  # at most all of it, whatever the clock says
+    if context.longest_wait_s is not None and rest_s > context.longest_wait_s:
+        raise LongWait(clock.time() + rest_s)
+    if rest_s > 0:
+        await clock.sleep(rest_s)
     return decided
 
 

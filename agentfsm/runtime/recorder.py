@@ -84,6 +84,7 @@ class ResumePoint:
         secrets: The values that its records withhold.
         epoch: The epoch in which its last record was written.
         records: Its records.
+        stepped_at: When it took its last step, in seconds since the epoch; None if its records do not say.
     """
 
     seq: int
@@ -99,6 +100,7 @@ class ResumePoint:
     secrets: tuple[Any, ...] = field(default=(), repr=False)
     epoch: int = 0
     records: Sequence[SealedRecord] = field(default=(), repr=False)
+    stepped_at: float | None = None
 
 
 class JournalSink(Protocol):

@@ -320,15 +320,25 @@ def send_events(run: Run[Any, Any], listener: Callable[[Event], None]) -> None:
     run._driver.context.set_listener(listener)  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
 
 
-async def advance(run: Run[Any, Any]) -> None:
+async def advance(run: Run[Any, Any], *, longest_wait_s: float | None = None) -> None:
     """Start a run if it has not started, await one effect and take one transition.
 
+    Args:
+        run: The run.
+        longest_wait_s: How long it is held while it waits before a retry; None for any time.
+
     Raises:
+        LongWait: It is to wait for longer. It is at a durable point: hand it over, and resume it then.
         SuspensionRecordError: The run is resumed, and the record or the reply is invalid.
         agentfsm.errors.StoreError: The run is not in the store, or its journal cannot be written.
         agentfsm.errors.JournalError: The stored run cannot be resumed.
     """
-    await _advance(run, Driver.advance)
+
+    async def step(driver: Driver) -> None:
+        driver.context.longest_wait_s = longest_wait_s
+        await driver.advance()
+
+    await _advance(run, step)
 
 
 async def hand_over(run: Run[Any, Any]) -> None:

@@ -34,7 +34,8 @@ SCHEMA = "agentfsm_dbos"
 WORKFLOW = "agentfsm.activation"
 PORTABLE = WorkflowSerializationFormat.PORTABLE
 DELAYED, DELIVERED = "DELAYED", "PENDING"
-UNFINISHED: list[str] = ["ENQUEUED", DELAYED, DELIVERED]
+QUEUED = ["ENQUEUED", DELAYED]
+UNFINISHED: list[str] = [*QUEUED, DELIVERED]
 FINISHED: list[str] = ["SUCCESS", "ERROR", "CANCELLED"]
 SET_ASIDE, PUT_BACK = "set aside", "put back"
 FORGET_AT_ONCE = 500
@@ -66,17 +67,17 @@ class DbosWaker:
         self._opened: DBOSClient | None = None
         self._opening = threading.Lock()
 
-    # -- queueing -------------------------------------------------------------------------------------
-
     async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
         """Have an activation delivered once; see ``Waker.wake``."""
         return await self._call(lambda: self._wake(activation, delay_s))
 
     def _wake(self, activation: Activation, delay_s: float) -> bool:
         known = _status(self._client, activation.key)
-        self._bring_forward(known, time.time() + max(0.0, delay_s))
-        if known is not None and (known.status in UNFINISHED or _attributes(known).get("state") == SET_ASIDE):
-            return False
+        moves = known is not None and known.status in QUEUED and known.queue_name != activation.queue
+        if known is not None and not moves:
+            self._bring_forward(known, time.time() + max(0.0, delay_s))
+            if known.status in UNFINISHED or _attributes(known).get("state") == SET_ASIDE:
+                return False
         if known is not None:
             self._client.delete_workflow(activation.key)
         options: EnqueueOptions = {
@@ -101,12 +102,13 @@ class DbosWaker:
         await self._call(lambda: self._bring_forward(_status(self._client, key), time.time()))
 
     def _bring_forward(self, known: WorkflowStatus | None, due: float) -> None:
-        if known is not None and known.status == DELAYED and due * 1000 < (known.delay_until_epoch_ms or 0):
+        if known is not None and due < _due_at(known):
             self._client.set_workflow_delay(known.workflow_id, delay_until_epoch_ms=int(due * 1000))
 
-    async def has_unfinished(self, prefix: str) -> bool:
-        """Whether an activation is not finished; see ``Waker.has_unfinished``."""
-        return bool(await self._call(lambda: self._client.list_workflows(workflow_id_prefix=prefix, status=UNFINISHED)))
+    async def next_due(self, prefix: str) -> float | None:
+        """When an unfinished activation is delivered; see ``Waker.next_due``."""
+        found = await self._call(lambda: self._client.list_workflows(workflow_id_prefix=prefix, status=UNFINISHED))
+        return min((_due_at(each) for each in found), default=None)
 
     async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
         """What was delivered and is not finished; see ``Waker.unfinished``."""
@@ -151,8 +153,6 @@ class DbosWaker:
 
         await self._call(delete)
 
-    # -- set aside ------------------------------------------------------------------------------------
-
     async def set_aside(self, activation: Activation, reason: str, until: float | None = None) -> None:
         """Keep an activation, with a reason; see ``Waker.set_aside``."""
 
@@ -193,8 +193,6 @@ class DbosWaker:
         """Whether an activation was set aside and put back since; see ``Waker.was_put_back``."""
         known = await self._call(lambda: _status(self._client, activation.key))
         return known is not None and _attributes(known).get("state") == PUT_BACK
-
-    # -- serving --------------------------------------------------------------------------------------
 
     async def serve(self, queues: Sequence[str], deliver: Deliver) -> None:
         """Deliver activations of some queues to this process; see ``Waker.serve``."""
@@ -249,8 +247,6 @@ class DbosWaker:
             client, self._opened = self._opened, None
             await asyncio.to_thread(client.destroy)
 
-    # -- the database ---------------------------------------------------------------------------------
-
     @property
     def _client(self) -> DBOSClient:
         """What reads and writes the queues; the tables are created if they are missing."""
@@ -286,6 +282,10 @@ def _status(client: DBOSClient, key: str) -> WorkflowStatus | None:
 def _is_stale(workflow: WorkflowStatus, older_than_s: float) -> bool:
     delivered_ms = workflow.dequeued_at or 0
     return workflow.status == DELIVERED and delivered_ms <= (time.time() - older_than_s) * 1000
+
+
+def _due_at(workflow: WorkflowStatus) -> float:
+    return (workflow.delay_until_epoch_ms or 0) / 1000 if workflow.status == DELAYED else 0.0
 
 
 def _attributes(workflow: WorkflowStatus) -> dict[str, Any]:

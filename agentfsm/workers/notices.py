@@ -144,7 +144,7 @@ class Notices:
             agentfsm.errors.StoreError: The engine cannot be reached.
         """
         first = Activation(head.run_id, head.epoch, NOTICES, notice=1)
-        if not await self._waker.has_unfinished(first.key.removesuffix("1")):
+        if await self._waker.next_due(first.key.removesuffix("1")) is None:
             await self._waker.wake(first)
 
     async def deliver(self, activation: Activation) -> str:

@@ -14,7 +14,7 @@ from agentfsm.journal.store import Head, Store
 from agentfsm.workers.notices import Notices
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
 from agentfsm.workers.sweep import due_at, is_cut_off, stale_action
-from agentfsm.workers.waker import Activation, Waker
+from agentfsm.workers.waker import Activation, Waker, timer_key
 from agentfsm.workers.worker_metrics import WorkerCounts
 from agentfsm.workers.worker_settings import WorkerSettings
 
@@ -172,6 +172,8 @@ class RunWatcher:
         self._seen = {key: at for key, at in self._seen.items() if key in cut_off and now - at < WAKE_AGAIN_S}
         for run_id, epoch in sorted(cut_off - self._seen.keys()):
             self._seen[run_id, epoch] = now
+            if (await self._waker.next_due(timer_key(run_id, epoch)) or 0.0) > time.time():
+                continue  # nobody holds it while it waits
             served = await self._agent_of(run_id)
             if served is not None and await self._waker.wake(Activation(run_id, epoch, served.queue)):
                 self._counts.find_cut_off(served.queue)

@@ -11,10 +11,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["MAX_PRIORITY", "Activation", "Deliver", "DeliveredActivation", "SetAside", "Waker"]
+__all__ = ["MAX_PRIORITY", "Activation", "Deliver", "DeliveredActivation", "SetAside", "Waker", "timer_key"]
 
 MAX_PRIORITY = 1000
 """A priority is a whole number from minus this to this."""
+
+
+def timer_key(run_id: str, epoch: int) -> str:
+    """The key of the timer of a run, which has one in an epoch."""
+    return f"{run_id}:{epoch}:due"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class Activation:
         request: For a run that has not begun, what was submitted, sealed; else empty.
         priority: Lower numbers come first; 0 is the default.
         tenant: Whose run it is, for limits by tenant; empty for nobody's.
-        is_timer: Whether it is for when a request of the run expires or is escalated.
+        is_timer: Whether it is for a time: when a request of the run expires or is escalated, or a wait is over.
         notice: For a notice of what the run waits for, its place in the chain of these, from 1; else 0.
         reminder: For a notice, the number of the reminder; 0 for the first notice.
         attempt: For a notice, how often it could not be sent.
@@ -48,8 +53,9 @@ class Activation:
     @property
     def key(self) -> str:
         """``RUN:EPOCH``, with ``:due`` for a timer and ``:notice-N`` for a notice: two with the same key are one."""
-        purpose = ":due" if self.is_timer else f":notice-{self.notice}" if self.notice else ""
-        return f"{self.run_id}:{self.epoch}{purpose}"
+        if self.is_timer:
+            return timer_key(self.run_id, self.epoch)
+        return f"{self.run_id}:{self.epoch}{f':notice-{self.notice}' if self.notice else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,8 @@ class Waker(Protocol):
 
         Args:
             activation: The activation. One whose key is queued, being handled or set aside is not queued again; if it
-                waits for its time, it is brought forward. One that was handled is queued anew.
+                waits for its time, it is brought forward. One that was handled is queued anew, and
+                one that is in the queue of another version of its agent is moved.
             delay_s: Seconds to wait before that.
 
         Returns:
@@ -107,8 +114,12 @@ class Waker(Protocol):
         """Deliver an activation now if it waits for its time; do nothing if there is none with that key."""
         ...
 
-    async def has_unfinished(self, prefix: str) -> bool:
-        """Whether an activation whose key begins so is queued, waits for its time or is being handled."""
+    async def next_due(self, prefix: str) -> float | None:
+        """When the next unfinished activation whose key begins so is delivered, in seconds since the epoch.
+
+        Returns:
+            The time; 0 if it is queued or being handled now, and None if there is none.
+        """
         ...
 
     async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:

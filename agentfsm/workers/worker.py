@@ -20,6 +20,7 @@ from agentfsm.journal.load import pending_request
 from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.keys import Keyring
+from agentfsm.runtime.context import LongWait
 from agentfsm.runtime.run import Run, advance, hand_over
 from agentfsm.workers.notices import NOTICES, Notices
 from agentfsm.workers.run_watcher import RunWatcher
@@ -39,6 +40,9 @@ SUBMIT_WAIT_S = 0.1
 """Seconds between two attempts to begin a run that is still being listed by the process that submitted it."""
 
 SUBMIT_ATTEMPTS = 50
+
+LONGEST_WAIT_S = 60.0
+"""Seconds for which a run is held that waits before it repeats something; a longer wait frees the worker."""
 
 LONGEST_SKEW_S = 60.0
 """Seconds for which a timer that came too early is waited for in the worker."""
@@ -191,7 +195,7 @@ class Worker:
         if head.status == "finished":
             await served.agent.next_run(head.run_id)  # removes what was sent to it too late
             return "outdated"
-        if activation.is_timer:
+        if activation.is_timer and head.status == "suspended":
             return await self._act_when_due(served, head)
         if head.status == "running" and (reason := await self._reason_to_set_aside(activation, head)):
             return await self._set_aside(activation, reason)
@@ -270,7 +274,10 @@ class Worker:
                 if self._stopping.is_set():
                     await hand_over(run)
                     return "handed over"
-                await advance(run)
+                try:
+                    await advance(run, longest_wait_s=LONGEST_WAIT_S)
+                except LongWait as wait:
+                    return await self._go_on_later(served, run, wait.until)
             head = await self._store.head(run_id)
             if head is None or head.status != "suspended":
                 return "finished"
@@ -278,6 +285,15 @@ class Worker:
             await self._watcher.watch_request(served, head)
             run = await served.agent.next_run(run_id)  # it may have been answered meanwhile
         return word
+
+    async def _go_on_later(self, served: ServedAgent, run: Run[Any, Any], until: float) -> str:
+        """Hand a run over that waits before it repeats something. As long as it has a timer, it is not cut off."""
+        head = await self._store.head(run.run_id)
+        if head is not None:
+            timer = Activation(run.run_id, head.epoch, served.queue, is_timer=True)
+            await self._waker.wake(timer, delay_s=max(0.0, until - served.agent.config.host.clock.time()))
+        await hand_over(run)
+        return "waits"
 
     async def _set_aside(self, activation: Activation, reason: str, until: float | None = None) -> str:
         level = logging.ERROR if until is None else logging.INFO

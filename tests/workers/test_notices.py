@@ -45,8 +45,8 @@ class QueueWaker:
         self.clock = clock
         self.queued: dict[str, tuple[float, Activation]] = {}
 
-    async def has_unfinished(self, prefix: str) -> bool:
-        return any(key.startswith(prefix) for key in self.queued)
+    async def next_due(self, prefix: str) -> float | None:
+        return min((due for key, (due, _) in self.queued.items() if key.startswith(prefix)), default=None)
 
     async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
         known = self.queued.get(activation.key)

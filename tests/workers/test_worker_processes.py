@@ -237,7 +237,7 @@ def test_a_notice_that_a_killed_worker_could_not_send_is_sent_by_another_one(pro
         async with opened(processes.url) as (runs, waker):
             first = processes.start(*command)
             run_id = await runs.submit("cashier", "Refund order 0.")
-            await until(lambda: waker.has_unfinished(f"{run_id}:2:notice-2"))
+            await until(lambda: waker.next_due(f"{run_id}:2:notice-2"))
             first.kill()
             first.wait()
             processes.start(*command)

@@ -35,6 +35,9 @@ class HandWaker:
     async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
         return not delay_s
 
+    async def next_due(self, prefix: str) -> float | None:
+        return None
+
     async def was_put_back(self, activation: Activation) -> bool:
         return False
 

@@ -1,0 +1,152 @@
+"""A wait of more than a minute before a retry frees the worker; the run goes on when the wait is over, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from agentfsm import Agent, Host, MemoryStore, Runs, TransientProviderError
+from agentfsm.journal.verification import GOOD
+from agentfsm.testing import FakeClock, ScriptedModel
+from agentfsm.workers import Waker, Worker, WorkerSettings
+from agentfsm.workers.waker import Activation, Deliver
+
+SECRET = b"the secret of this process, long enough"
+EARLY_S = 100.0
+
+
+class HandWaker:
+    """As much of a ``Waker`` as is used here; the test delivers what is queued."""
+
+    deliver: Deliver
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.served = asyncio.Event()
+        self.queued: dict[str, tuple[float, Activation]] = {}
+        self.looked = 0
+
+    async def serve(self, queues: Any, deliver: Deliver) -> None:
+        self.queue, self.deliver = queues[-1], deliver
+        self.served.set()
+
+    async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
+        self.queued[activation.key] = (self.clock.time() + delay_s, activation)
+        return True
+
+    async def next_due(self, prefix: str) -> float | None:
+        self.looked += 1
+        return next((due for key, (due, _) in self.queued.items() if key.startswith(prefix)), None)
+
+    async def was_put_back(self, activation: Activation) -> bool:
+        return False
+
+    async def unfinished(self, older_than_s: float) -> list[Any]:
+        return []
+
+    async def stop(self, grace_s: float) -> None:
+        pass
+
+
+class Scene:
+    """A store, and an agent whose provider asks for a wait before it answers."""
+
+    def __init__(self, *waits: float) -> None:
+        self.store = MemoryStore()
+        self.clock = FakeClock()
+        self.runs = Runs(self.store, secret=SECRET)
+        busy = [TransientProviderError("busy", retry_after_s=wait, status=429) for wait in waits]
+        self.model = ScriptedModel([*busy, "Done."])
+        self.agent = Agent(self.model, host=Host(store=self.store, secret=SECRET, clock=self.clock, seed=1))
+
+    async def interrupt(self) -> str:
+        """A run that its process leaves in the middle of the wait."""
+        run = self.agent.run("Do it.")
+        slept = asyncio.Event()
+
+        async def sleep(seconds: float) -> None:
+            slept.set()
+            await asyncio.Event().wait()
+
+        own, self.clock.sleep = self.clock.sleep, sleep  # type: ignore[method-assign]  # until the process is gone
+        task = asyncio.ensure_future(run)
+        await slept.wait()
+        self.clock.sleep = own  # type: ignore[method-assign]
+        await run._driver.context.recorder.sink.release()  # as the store does for a process that is gone
+        self.leftover = task
+        return run.run_id
+
+    @asynccontextmanager
+    async def working(self) -> AsyncGenerator[HandWaker]:
+        """A worker at work."""
+        waker = HandWaker(self.clock)
+        settings = WorkerSettings(sweep_s=0.001)
+        worker = Worker({"clerk": self.agent}, self.store, cast("Waker", waker), secret=SECRET, settings=settings)
+        serving = asyncio.create_task(worker.run())
+        await waker.served.wait()
+        try:
+            yield waker
+        finally:
+            worker.stop()
+            await serving
+
+
+def test_a_long_wait_frees_the_worker_and_the_run_goes_on_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        scene = Scene(90, 45)
+        monkeypatch.setattr("agentfsm.workers.run_watcher.time.time", scene.clock.time)
+        run_id = await scene.interrupt()
+        async with scene.working() as waker:
+            while not waker.queued:  # it was cut off, and is found
+                await asyncio.sleep(0)
+            ((_, activation),) = waker.queued.values()
+            waker.queued.clear()
+            assert await waker.deliver(activation) == "waits"
+            head = await scene.store.head(run_id)
+            assert head is not None
+            assert (head.status, head.owner, scene.clock.slept) == ("running", None, [])
+            ((due, timer),) = waker.queued.values()
+            assert (due - scene.clock.time(), timer.is_timer) == (90, True)
+            looked = waker.looked
+            while waker.looked == looked:  # a sweep sees that it has a timer, and leaves it
+                await asyncio.sleep(0)
+            assert list(waker.queued.values()) == [(due, timer)]
+            scene.clock.advance(90)
+            assert await waker.deliver(timer) == "finished"
+        assert scene.clock.slept == [45]  # a short wait is waited for
+        report = await scene.runs.verify(run_id)
+        assert (report.code, (await scene.runs.get(run_id)).info.ending) == (GOOD, "completed")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("away_s", "rest_s"), [(0, [90]), (50, [40]), (90, []), (1000, []), (-1000, [90])])
+def test_a_run_that_was_interrupted_while_it_waited_waits_for_the_rest(away_s: float, rest_s: list[float]) -> None:
+    async def scenario() -> None:
+        scene = Scene(90)
+        run_id = await scene.interrupt()
+        scene.clock.advance(away_s)
+        result = await scene.agent.resume(run_id)
+        assert (result.output, scene.clock.slept) == ("Done.", rest_s)
+        assert (await scene.runs.verify(run_id)).code == GOOD
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_waits_without_a_process_is_cancelled_at_once() -> None:
+    async def scenario() -> None:
+        scene = Scene(90)
+        run_id = await scene.interrupt()
+        async with scene.working() as waker:
+            head = await scene.store.head(run_id)
+            assert head is not None
+            assert await waker.deliver(Activation(run_id, head.epoch, waker.queue)) == "waits"
+            await scene.runs.cancel(run_id, "no longer needed")
+            assert await waker.deliver(Activation(run_id, head.epoch + 1, waker.queue)) == "finished"
+        assert ((await scene.runs.get(run_id)).info.ending, scene.clock.slept) == ("cancelled", [])
+
+    asyncio.run(scenario())
