@@ -281,9 +281,8 @@ class Session(Generic[AgentDeps, Output]):
 
     async def _free_id(self, last_id: str) -> str:
         """The id of the run that follows another one: the ids of those that were purged are not used again."""
-        buried = {each.run_id for each in await self._store.maintenance.tombstones() if each.seq}
         run_id = _next_id(self.session_id, last_id)
-        while run_id in buried:
+        while await self._store.maintenance.was_purged(run_id):
             run_id = _next_id(self.session_id, run_id)
         return run_id
 

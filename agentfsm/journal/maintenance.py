@@ -222,6 +222,17 @@ class StoreMaintenance(Protocol):
         """
         ...
 
+    async def was_purged(self, run_id: str) -> bool:
+        """Whether a run that had records was purged, so that its id cannot be used again; it reads no tombstone.
+
+        Args:
+            run_id: The run.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        ...
+
     async def compact(self) -> str:
         """Return the space of what was deleted, so that nothing of it is left in the store. It may take a while.
 

@@ -96,6 +96,7 @@ class MemoryMaintenance:
         self._signals = signals
         self._holds: dict[str, Hold] = {}
         self._tombstones: dict[int, Tombstone] = {}
+        self._purged: set[str] = set()  # the ids that are not used again
 
     async def prepare(self) -> None:
         """Do nothing: it can always be written."""
@@ -134,6 +135,8 @@ class MemoryMaintenance:
         for each in purged:
             del self._runs[each.run_id]
             self._tombstones[each.number] = each
+            if each.seq:
+                self._purged.add(each.run_id)
             for signal in await self._signals.pending(each.run_id):
                 await self._signals.remove(signal.id)
         return [each.run_id for each in purged]
@@ -150,6 +153,10 @@ class MemoryMaintenance:
     async def tombstones(self) -> list[Tombstone]:
         """What remains of the runs that were purged; see ``StoreMaintenance.tombstones``."""
         return [self._tombstones[number] for number in sorted(self._tombstones)]
+
+    async def was_purged(self, run_id: str) -> bool:
+        """Whether a run that had records was purged; see ``StoreMaintenance.was_purged``."""
+        return run_id in self._purged
 
     async def compact(self) -> str:
         """Do nothing: what was deleted is gone."""
@@ -170,7 +177,7 @@ class MemoryMaintenance:
         Raises:
             RunExistsError: A run with this id was purged.
         """
-        if any(each.run_id == run_id and each.seq for each in self._tombstones.values()):
+        if run_id in self._purged:
             raise RunExistsError(f"run {run_id!r} existed until it was purged: its id cannot be used again")
         return 1 + max([0, *self._tombstones, *(stored.number for stored in self._runs.values())])
 

@@ -479,6 +479,8 @@ async def purges_whole_runs(make: OpenStore) -> None:
     await store.aclose()
     again = make()
     _require(await again.maintenance.tombstones() == tombstones)
+    purged = [run_id for run_id in ("run0", "run1", "run2", "run3") if await again.maintenance.was_purged(run_id)]
+    _require(purged == ["run0", "run2"])
     await _create(again, [_listed(3)])
     _require((await _tombstone(again, "run3")).number > tombstones[1].number)
     _require(await _found(again) == ["run3", "run1"])
@@ -505,6 +507,7 @@ async def purges_only_what_ended_and_did_not_change(make: OpenStore) -> None:
     _require(await store.maintenance.purge([await _tombstone(store, "empty")]) == [])
     await store.release(empty)
     _require(await store.maintenance.purge([await _tombstone(store, "empty")]) == ["empty"])
+    _require(not await store.maintenance.was_purged("empty"))
     await store.acquire("empty", "me", new=True)  # nothing of it was lost
     _require([head.run_id for head in await store.heads()] == ["run0", "run1", "run2", "empty"])
     await store.aclose()

@@ -18,6 +18,7 @@ from agentfsm.journal.maintenance import Hold
 from agentfsm.journal.purge import KeptRun, RetentionRule, apply_retention, verify_tombstone
 from agentfsm.journal.redact import redact
 from agentfsm.journal.run_info import RunQuery
+from agentfsm.journal.sqlite import sqlite_maintenance
 from agentfsm.journal.verification import GOOD, TAMPERED
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
@@ -112,6 +113,29 @@ def test_a_run_goes_with_those_that_it_called_or_not_at_all(make: Any) -> None:
             assert await ids(store) == sorted(["top2", below])
 
     asyncio.run(main())
+
+
+def test_a_session_whose_runs_were_purged_goes_on_without_reading_every_tombstone(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with make() as store:
+            first, second = [await agent(store, "ok").session("s").run("Go.") for _ in range(2)]
+            purged = [first.run_state.run_id, second.run_state.run_id]
+            assert (await Runs(store, secret=SECRET).purge(purged)).purged == tuple(purged)
+            monkeypatch.setattr(type(store.maintenance), "tombstones", None)
+            again = await agent(store, "again").session("s").run("Go.")
+            assert again.output == "again"
+            assert again.run_state.run_id not in purged
+
+    asyncio.run(main())
+
+
+def test_whether_a_run_was_purged_is_asked_by_an_index(tmp_path: Path) -> None:
+    asyncio.run(SqliteStore(tmp_path / "runs.db").maintenance.prepare())
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as db:
+        plan = db.execute(f"EXPLAIN QUERY PLAN {sqlite_maintenance._IS_PURGED}", ("r",)).fetchall()
+    assert any("USING INDEX tombstone_by_run_id" in row[-1] for row in plan)
 
 
 def test_a_held_run_is_not_redacted(make: Any) -> None:

@@ -127,6 +127,10 @@ class PostgresMaintenance:
         rows = await self._session().read(_select_tombstones, list[tuple[str, str]]())
         return [read_tombstone(*row) for row in rows]
 
+    async def was_purged(self, run_id: str) -> bool:
+        """Whether a run that had records was purged; see ``StoreMaintenance.was_purged``."""
+        return await self._session().read(lambda db: _was_purged(db, run_id), False)
+
     async def compact(self) -> str:
         """Rewrite the tables without dead rows; see ``StoreMaintenance.compact``. Writers wait meanwhile."""
         await self._session().write(lambda db, _: _compact(db))
@@ -200,6 +204,12 @@ async def _already_purged(db: Connection, tombstones: Sequence[Tombstone]) -> se
     query = "SELECT run_id FROM agentfsm.tombstone WHERE content = ANY(%s)"
     found = await (await db.execute(query, ([each.content for each in tombstones],))).fetchall()
     return {run_id for (run_id,) in found}
+
+
+async def _was_purged(db: Connection, run_id: str) -> bool:
+    query = "SELECT EXISTS (SELECT FROM agentfsm.tombstone WHERE run_id = %s AND seq > 0)"
+    row = await (await db.execute(query, (run_id,))).fetchone()
+    return row is not None and bool(row[0])
 
 
 async def _select_tombstones(db: Connection) -> list[tuple[str, str]]:

@@ -137,6 +137,10 @@ class SqliteMaintenance:
         rows = await self._reader.read(_select_tombstones, list[tuple[str, str]]())
         return [read_tombstone(*row) for row in rows]
 
+    async def was_purged(self, run_id: str) -> bool:
+        """Whether a run that had records was purged; see ``StoreMaintenance.was_purged``."""
+        return await self._reader.read(lambda db: _was_purged(db, run_id), False)
+
     async def compact(self) -> str:
         """Return the space of what was deleted to the file system; see ``StoreMaintenance.compact``."""
         async with self._turn.write() as owner:
@@ -193,6 +197,13 @@ def _bury(db: sqlite3.Connection, tombstone: Tombstone) -> None:
     db.execute("DELETE FROM signal WHERE run_id = ?", (tombstone.run_id,))
     delete_run_info(db, number)
     db.execute("DELETE FROM run WHERE id = ?", (number,))
+
+
+_IS_PURGED = "SELECT EXISTS (SELECT 1 FROM tombstone WHERE run_id = ? AND seq > 0)"
+
+
+def _was_purged(db: sqlite3.Connection, run_id: str) -> bool:
+    return sqlite_schema.has_tombstones(db) and bool(db.execute(_IS_PURGED, (run_id,)).fetchone()[0])
 
 
 def _select_tombstones(db: sqlite3.Connection) -> list[tuple[str, str]]:
