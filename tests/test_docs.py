@@ -50,6 +50,7 @@ OPTIONAL_MODULES = {
     "integrations.mcp": "mcp",
     "integrations.otel": "opentelemetry",
     "integrations.pydantic_ai": "pydantic_ai",
+    "starlette.applications": "starlette",
 }
 """Modules that a page needs where it says the word."""
 

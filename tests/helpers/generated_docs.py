@@ -16,10 +16,12 @@ from agentfsm import (
     LOOP,
     Action,
     Agent,
+    AgentGuardrails,
     Failure,
     FailureKind,
     Graph,
     Host,
+    ProviderError,
     RunState,
     ToolError,
     TransientProviderError,
@@ -150,7 +152,39 @@ def counterexample_picture() -> str:
     return diagram(graph_without_review, overlay=Counterexample(broken.path, broken.loop, broken.text))
 
 
+def look() -> str:
+    """Look for the answer."""
+    return "nothing yet"
+
+
+def guard_picture() -> str:
+    """A run that calls a tool and answers: the row whose guard held, in each state."""
+    return Agent(ScriptedModel([call("look"), "Nothing is there."]), tools=[look]).run_sync("Find it.").diagram()
+
+
+def detector_picture() -> str:
+    """The loop with one more detector."""
+    return diagram(graph_with_review, overlay=DiffOverlay(LOOP))
+
+
+def ending_picture() -> str:
+    """A run that is handed off: the provider refuses the key."""
+    refused = ProviderError("401, the key is not valid")
+    return Agent(ScriptedModel([refused])).run_sync("Find it.").diagram()
+
+
+def budget_picture() -> str:
+    """A run whose two model calls are used up."""
+    limits = AgentGuardrails(max_iterations=2, on_limit="stop")
+    agent = Agent(ScriptedModel([call("look"), call("look")]), tools=[look], guardrails=limits)
+    return agent.run_sync("Find it.").diagram()
+
+
 PICTURES: dict[str, Callable[[], str]] = {
+    "guard.svg": guard_picture,
+    "detector.svg": detector_picture,
+    "ending.svg": ending_picture,
+    "budget.svg": budget_picture,
     "run.svg": run_picture,
     "coverage.svg": coverage_picture,
     "difference.svg": difference_picture,
