@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         StoreFullError,
         StoreLockedError,
         StoreMovedError,
+        SuspensionApprovalError,
         SuspensionExpiredError,
         SuspensionFormatError,
         SuspensionGraphError,
@@ -269,6 +270,7 @@ __all__ = [
     "StoredRun",
     "SubagentEvent",
     "Summarize",
+    "SuspensionApprovalError",
     "SuspensionExpiredError",
     "SuspensionFormatError",
     "SuspensionGraphError",
@@ -334,9 +336,9 @@ if not TYPE_CHECKING:
                 "MissingKeyError MissingModelError ModelError ModelMismatchError NoTransitionError ProviderError "
                 "ReadOnlyError RepeatedVoteError RunError RunExistsError RunHeldError SessionBusyError "
                 "SessionOpenError StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError "
-                "StoreFullError StoreLockedError StoreMovedError SuspensionExpiredError SuspensionFormatError "
-                "SuspensionGraphError SuspensionGuardrailsError SuspensionRecordError SuspensionRegistryError "
-                "SuspensionRulesError SuspensionTamperedError SuspensionToolError "
+                "StoreFullError StoreLockedError StoreMovedError SuspensionApprovalError SuspensionExpiredError "
+                "SuspensionFormatError SuspensionGraphError SuspensionGuardrailsError SuspensionRecordError "
+                "SuspensionRegistryError SuspensionRulesError SuspensionTamperedError SuspensionToolError "
                 "SuspensionUsedError ToolDefinitionError ToolError ToolsetError TransientProviderError "
                 "UnknownModelError UnknownRunError"
             ),

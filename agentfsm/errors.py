@@ -29,6 +29,7 @@
     |   +-- SuspensionGraphError    it was written under another graph
     |   +-- SuspensionRulesError    the agent has another preset; the message says what differs
     |   +-- SuspensionGuardrailsError the agent has other limits; the message says which
+    |   +-- SuspensionApprovalError the agent would run calls that the run's own agent puts to people
     |   +-- SuspensionToolError     the tool of the call that waits is missing, or is not the one that was shown
     |   +-- HumanReplyError         the person's reply does not fit what the run waits for
     |       +-- BlankHumanReplyError    the reply is empty
@@ -85,6 +86,7 @@ __all__ = [
     "StoreFullError",
     "StoreLockedError",
     "StoreMovedError",
+    "SuspensionApprovalError",
     "SuspensionExpiredError",
     "SuspensionFormatError",
     "SuspensionGraphError",
@@ -256,6 +258,10 @@ class SuspensionRulesError(SuspensionRecordError):
 
 class SuspensionGuardrailsError(SuspensionRecordError):
     """The agent has other limits than the run; the message says which."""
+
+
+class SuspensionApprovalError(SuspensionRecordError):
+    """The agent would run calls that the agent of the run puts to people; the message says which, and what to do."""
 
 
 class SuspensionToolError(SuspensionRecordError):

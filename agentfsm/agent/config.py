@@ -13,6 +13,7 @@ import pydantic
 from pydantic import TypeAdapter
 
 from agentfsm.agent.agent_options import AgentOptions, has_methods, validate_types
+from agentfsm.agent.pinned_approvals import pin_approvals
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
@@ -114,6 +115,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         own_instructions=written,
         toolsets=toolsets,
         with_tools=_with_tools if toolsets else None,
+        pin_approvals=pin_approvals,
     )
 
 

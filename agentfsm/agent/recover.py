@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from agentfsm.agent.pinned_approvals import is_as_strict
 from agentfsm.agent.resume import ResumeRequest, dismiss_run, require_store, resume_run
 from agentfsm.errors import (
     HumanReplyError,
@@ -12,6 +14,7 @@ from agentfsm.errors import (
     MissingExtraError,
     MissingModelError,
     RunError,
+    SuspensionApprovalError,
     SuspensionExpiredError,
     SuspensionRecordError,
     ToolsetError,
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.signals import Signal
     from agentfsm.journal.store import Head
 
-__all__ = ["accepts_graph", "began_with", "next_run", "unfinished_runs"]
+__all__ = ["accepts_graph", "began_with", "next_run", "pinned_approvals", "unfinished_runs"]
 
 
 def accepts_graph(config: AgentConfig, graph: str) -> bool:
@@ -45,8 +48,8 @@ def accepts_graph(config: AgentConfig, graph: str) -> bool:
 def began_with(config: AgentConfig, first: SealedRecord) -> bool:
     """Whether a run began with what an agent has: a graph that it accepts, and the same tools or some of them.
 
-    Tools are compared by digest: one that only has the same name is another, which may need no approval. The digest
-    does not say whether a tool needs approval, so several agents can fit; a run is then nothing for any of them.
+    Tools are compared by digest: one that only has the same name is another, which may need no approval. An agent that
+    requires less approval than the one that the run began with does not fit.
 
     Args:
         config: The agent's configuration.
@@ -60,7 +63,18 @@ def began_with(config: AgentConfig, first: SealedRecord) -> bool:
     body = open_record(first)
     had: dict[str, str] = body.get("tools", {})
     has = {tool.name: tool.digest for tool in config.tools.values()}
-    return accepts_graph(config, str(body["graph"]["fingerprint"])) and had.items() <= has.items()
+    graph, approvals = str(body["graph"]["fingerprint"]), pinned_approvals(body)
+    return accepts_graph(config, graph) and had.items() <= has.items() and is_as_strict(config, approvals, graph)
+
+
+def pinned_approvals(first: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Which calls people have to approve, as the first record of a run has it; empty for an earlier release's.
+
+    Args:
+        first: The content of the record.
+    """
+    own: Mapping[str, Any] = first.get("approvals") or first.get("state", {}).get("details", {}).get("approvals", {})
+    return own
 
 
 async def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:
@@ -132,7 +146,7 @@ async def _act_on(config: AgentConfig, head: Head, signal: Signal) -> Run[Any, A
 async def _loaded(run: Run[Any, Any]) -> Run[Any, Any] | None:
     try:
         await run.load()
-    except (JournalError, MissingDepsError, MissingModelError, ToolsetError) as error:
+    except (JournalError, MissingDepsError, MissingModelError, SuspensionApprovalError, ToolsetError) as error:
         logger.warning("%s", error)
     except (SuspensionRecordError, RunError):  # it has ended or been suspended since the list was read
         pass

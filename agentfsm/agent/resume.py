@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from agentfsm.agent.pinned_approvals import as_strict_as_pinned
 from agentfsm.agent.resume_checks import check_agent, check_reply
 from agentfsm.agent.run_options import restore_options
 from agentfsm.errors import (
@@ -274,29 +275,35 @@ async def _check_resumed(
 ) -> tuple[AgentConfig, RunState, RunRequest]:
     state = await open_suspended_state(config, record)
     _require_calling_run(state)
-    config, deps = await _config_for_run(config, state, request)
+    config, deps, admitted = await _config_for_run(config, state, request, record.graph)
     if request.human_input is None and escalation_is_due(config, state):
-        run_request = RunRequest(suspension_record=record, deps=deps)
+        run_request = RunRequest(suspension_record=record, deps=deps, admitted=admitted)
     else:
         reply = request.to_human_reply(record.kind)
         check_agent(config, state, record.state)
         await check_reply(config, state, reply, deps)
-        run_request = RunRequest(suspension_record=record, reply=reply, by=request.by, deps=deps)
+        run_request = RunRequest(suspension_record=record, reply=reply, by=request.by, deps=deps, admitted=admitted)
     return config, *await _resume_from_record(config, record, state, run_request, request)
 
 
-async def _config_for_run(config: AgentConfig, state: RunState, request: ResumeRequest) -> tuple[AgentConfig, Any]:
-    """The configuration with which a run goes on, and its dependencies, which are made now only if that needs them.
+async def _config_for_run(
+    config: AgentConfig, state: RunState, request: ResumeRequest, graph: str
+) -> tuple[AgentConfig, Any, tuple[str, ...]]:
+    """The configuration with which a run goes on, its dependencies, and what a migration admits to ask people less.
+
+    The dependencies are made now only if the configuration needs them.
 
     Raises:
         MissingModelError: The run's model cannot be had again.
         RunError: Its dependencies cannot be made, or it cannot have the tools of the agent's toolsets.
+        SuspensionApprovalError: The agent would run calls that the run's own agent puts to people.
     """
-    config, pending = restore_options(config, state, request.model), state.pending_request
-    if not config.toolsets and (pending is None or not pending.asker):
-        return config, request.deps
-    deps = _with_deps(config, state, RunRequest(), request.deps).deps
-    return await config_with_tools(config, state, deps)
+    config, pending, deps = restore_options(config, state, request.model), state.pending_request, request.deps
+    if config.toolsets or (pending is not None and pending.asker):
+        deps = _with_deps(config, state, RunRequest(), deps).deps
+        config, deps = await config_with_tools(config, state, deps)
+    config, admitted = as_strict_as_pinned(config, state, graph)
+    return config, deps, admitted
 
 
 async def config_with_tools(config: AgentConfig, state: RunState, deps: Any) -> tuple[AgentConfig, Any]:
@@ -370,7 +377,8 @@ async def _resume_from_store(
 ) -> tuple[AgentConfig, RunState, RunRequest]:
     loaded = await load_run(config, run_id)
     _require_calling_run(loaded.run)
-    config, deps = await _config_for_run(config, loaded.run, request)
+    graph = str(loaded.pinned["graph"]["fingerprint"])
+    config, deps, admitted = await _config_for_run(config, loaded.run, request, graph)
     expires = loaded.resume_point.expires_at
     if loaded.suspension_id is None:
         if request.has_reply:
@@ -382,7 +390,7 @@ async def _resume_from_store(
             raise HumanReplyError(f"run {run_id!r} was interrupted and asks nothing: resume it without a reply")
         first = loaded.run.steps == 1
         prompt = loaded.run.messages[-1].content if first and loaded.run.messages else ""
-        return config, loaded.run, RunRequest(prompt, resume_point=loaded.resume_point, deps=deps)
+        return config, loaded.run, RunRequest(prompt, resume_point=loaded.resume_point, deps=deps, admitted=admitted)
     now = config.host.clock.time()
     given_at = (
         now if request.signal is None else min(now, request.signal.sent_at)
@@ -390,13 +398,18 @@ async def _resume_from_store(
     if expires is not None and given_at > expires:
         raise SuspensionExpiredError(f"the request expired without a reply; end the run with agent.dismiss({run_id!r})")
     if not request.has_reply and escalation_is_due(config, loaded.run):
-        return config, loaded.run, RunRequest(resume_point=loaded.resume_point, deps=deps)
+        return config, loaded.run, RunRequest(resume_point=loaded.resume_point, deps=deps, admitted=admitted)
     request.check_current(loaded)
     answer = request.to_human_reply(loaded.resume_point.kind)
     check_agent(config, loaded.run, loaded.pinned)
     await check_reply(config, loaded.run, answer, deps)
     run_request = RunRequest(
-        reply=answer, resume_point=loaded.resume_point, by=request.actor, deps=deps, signal_id=request.signal_id
+        reply=answer,
+        resume_point=loaded.resume_point,
+        by=request.actor,
+        deps=deps,
+        signal_id=request.signal_id,
+        admitted=admitted,
     )
     if request.signal is not None:  # nobody waits for its error when the run starts
         await identify_actor(config, loaded.run, run_request)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 
 from agentfsm.agent.config import with_host
+from agentfsm.agent.pinned_approvals import as_strict_as_pinned
 from agentfsm.agent.resume import config_with_tools, load_run, open_suspended_state, parse_record
 from agentfsm.agent.resume_checks import check_agent, check_reply
 from agentfsm.agent.shared_budget import Spent, cap_guardrails
@@ -133,6 +134,7 @@ class SubagentFactory:
         config, deps = factory.config, caller.deps
         if config.toolsets:
             config, deps = await config_with_tools(config, state, factory.deps_under(caller))
+        config, _ = as_strict_as_pinned(config, state, config.machine.graph.fingerprint)
         await check_reply(config, state, reply, deps)
 
     def sample(self, caller: CallingRun, call_id: str, run_id: str, request: SampleRequest) -> SampledRun:
@@ -342,8 +344,12 @@ class SubRun:
         limits = cap_guardrails(factory.config.guardrails, self._caller, state, uncharged, request.reply)
         if limits is None:
             return None
+        try:
+            config, admitted = as_strict_as_pinned(factory.config, state, factory.config.machine.graph.fingerprint)
+        except SuspensionRecordError as error:
+            raise ToolError(f"the sub-agent's run cannot be resumed: {error}") from error
         deps = factory.deps_under(self._caller)
-        return Run(factory.config, state, replace(request, guardrails=limits, deps=deps))
+        return Run(config, state, replace(request, guardrails=limits, deps=deps, admitted=admitted))
 
     def _note_progress(self, state: RunState) -> None:
         held = self._call_state.held

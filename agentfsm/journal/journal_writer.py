@@ -252,6 +252,8 @@ def _details_fields(details: RunDetails, commitments: CommitmentWriter) -> JsonF
         fields["own_guardrails"] = "true"
     if details.history:
         fields["history"] = commitments.commitment_json(details.history)
+    if details.approvals:
+        fields["approvals"] = commitments.commitment_json(details.approvals)
     return fields
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from agentfsm.errors import ConfigurationError, GraphError, JournalGraphError
 from agentfsm.journal.records import RenameMap, SealedRecord
@@ -31,7 +31,8 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{12,64}")
 class Migration:
     """Lets runs of an earlier graph continue on an agent's: ``Agent(..., graph=new, migrations=[Migration(old)])``.
 
-    A run is admitted if a replay of its path so far on the new graph makes the same transitions.
+    A run is admitted if a replay of its path so far on the new graph makes the same transitions. A migration from the
+    agent's own graph can admit that its runs go on with an agent that asks people less (``approvals``).
 
     Attributes:
         old: The earlier graph; or its fingerprint, or the first 12 or more hex digits of it, as errors and
@@ -41,6 +42,8 @@ class Migration:
             their guards have changed.
         vouched: Whether you vouch for the path of the runs: they then continue in their current state, without a
             replay.
+        approvals: Names of tools and hooks whose calls the runs may go on with although the agent requires less
+            approval of them than the agent that the runs began with; those of a sub-agent as ``"researcher/pay"``.
 
     Raises:
         ConfigurationError: The text is not a fingerprint, two names would become the same, or you vouch for the
@@ -51,8 +54,11 @@ class Migration:
     states: Mapping[str, str] = field(default_factory=dict[str, str])
     transitions: Mapping[str, str] = field(default_factory=dict[str, str])
     vouched: bool = False
+    approvals: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(cast("object", self.approvals), str):
+            raise ConfigurationError(f"approvals is a tuple of names, such as ({self.approvals!r},)")
         if isinstance(self.old, str) and not _FINGERPRINT.fullmatch(self.old):
             raise ConfigurationError(f"{self.old!r} is not the fingerprint of a graph: 12 to 64 hex digits")
         if self.old is None and self.vouched:

@@ -151,6 +151,7 @@ class RehydratedRun:
             "settings": body.get("own_settings", {}),
             "own_guardrails": body.get("own_guardrails", False),
             "history": body.get("history", {}),
+            "approvals": body.get("approvals", {}),
         }
 
     def _transition(self, body: Data) -> None:

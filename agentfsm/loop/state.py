@@ -124,6 +124,7 @@ class RunDetails:
         settings: Settings of its model, as JSON; empty for the model's own.
         own_guardrails: Whether its limits are its own, and not its agent's.
         history: What is kept of a long history, as JSON (``agentfsm.loop.history``); empty if everything is.
+        approvals: Which calls people have to approve, as JSON (``agentfsm.agent.pinned_approvals``).
     """
 
     tags: tuple[str, ...] = ()
@@ -134,8 +135,10 @@ class RunDetails:
     settings: Mapping[str, Any] = field(default_factory=FrozenDict)
     own_guardrails: bool = False
     history: Mapping[str, Any] = field(default_factory=FrozenDict)
+    approvals: Mapping[str, Any] = field(default_factory=FrozenDict)
 
     def __post_init__(self) -> None:
+        freeze_field(self, "approvals")
         freeze_field(self, "history")
         freeze_field(self, "metadata")
         freeze_field(self, "settings")

@@ -26,6 +26,7 @@ __all__ = [
 TEXT_FIELDS = frozenset(
     {
         "answer",
+        "approvals",
         "arguments",
         "blockers",
         "cancelled",

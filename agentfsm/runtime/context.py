@@ -99,6 +99,7 @@ class AgentConfig:
         output_validators: Functions that check each answer, in order.
         reply_secrets: Finds what is secret in the text of a reply; None if nothing in it can be.
         history: What is kept of a long history, as runs have it in their journals; empty for everything.
+        pin_approvals: Returns which calls people have to approve, as runs have it in their journals.
         make_instructions: Returns the beginning of the system prompt for a run; None if ``instructions`` is all of it.
         own_instructions: The beginning of ``instructions``, as the agent was given it.
         toolsets: What chooses the tools of a run; empty if every run has the same.
@@ -136,6 +137,7 @@ class AgentConfig:
     own_instructions: str = ""
     toolsets: tuple[Toolset[Any], ...] = ()
     with_tools: Callable[[AgentConfig, Iterable[Tool]], AgentConfig] | None = None
+    pin_approvals: Callable[[AgentConfig], dict[str, Any]] = lambda _: {}
 
     @property
     def hides_text(self) -> bool:

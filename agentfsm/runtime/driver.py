@@ -98,6 +98,7 @@ class RunRequest:
         deps: The run's dependencies, or None.
         signal_id: The id of the signal in the store that it acts on, or an empty string: ``by`` is then the actor of
             the signal, for whom a secret of the host vouches.
+        admitted: The tools and hooks that ask people less than when the run began, as a migration admits.
     """
 
     prompt: str = ""
@@ -109,6 +110,7 @@ class RunRequest:
     by: Any = field(default=None, repr=False)
     deps: Any = field(default=None, repr=False)
     signal_id: str = ""
+    admitted: tuple[str, ...] = ()
 
     @property
     def expires_at(self) -> float | None:
@@ -197,7 +199,11 @@ def resume_details(request: RunRequest) -> dict[str, Any]:
     resume_point = request.resume_point
     if resume_point is None:
         return {}
-    limits = {} if request.guardrails is None else {"guardrails": request.guardrails.model_dump(mode="json")}
+    limits: dict[str, Any] = {}
+    if request.guardrails is not None:
+        limits["guardrails"] = request.guardrails.model_dump(mode="json")
+    if request.admitted:
+        limits["approvals"] = list(request.admitted)
     if request.reply is None or resume_point.request_ref is None:
         return {"from": resume_point.kind, **limits}
     seq, digest = resume_point.request_ref
@@ -405,6 +411,8 @@ class Driver:
             await add_tools(self.context, dismissed=request.dismiss_reason is not None)
             config = self._config = self.context.config
             if new:
+                if (approvals := config.pin_approvals(config)) != run.details.approvals:  # those of its toolsets
+                    run.details = replace(run.details, approvals=approvals)
                 await add_instructions(self.context)
         self._escalates = waits and request.dismiss_reason is None and escalation_is_due(config, run)
         if self._escalates:

@@ -541,6 +541,7 @@ def new_run(
     """
     made_later = config.make_instructions is not None or config.toolsets
     system = [Message.system(config.instructions)] if config.instructions and not made_later else []
+    approvals = config.pin_approvals(config)
     return RunState(
         run_id=run_id,
         session_id=session_id,
@@ -548,7 +549,9 @@ def new_run(
         guardrails=config.guardrails,
         behavior=config.behavior,
         messages=[*system, *messages],
-        details=details if details.history == config.history else replace(details, history=config.history),
+        details=details
+        if details.history == config.history and details.approvals == approvals
+        else replace(details, history=config.history, approvals=approvals),
     )
 
 

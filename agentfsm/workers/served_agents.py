@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentfsm.agent.agent import Agent
-from agentfsm.agent.recover import accepts_graph, began_with
+from agentfsm.agent.pinned_approvals import is_as_strict, pin_approvals
+from agentfsm.agent.recover import accepts_graph, began_with, pinned_approvals
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.journal.run_info import first_info
@@ -33,11 +34,11 @@ class ServedAgent:
 
     @property
     def version(self) -> str:
-        """What its runs depend on, as 12 hex digits: the graph, the tools and the toolsets."""
+        """What its runs depend on, as 12 hex digits: the graph, the tools, the toolsets, and who approves calls."""
         config = self.agent.config
         tools = sorted((tool.name, tool.digest) for tool in config.tools.values())
         toolsets = [toolset_name(each) for each in config.toolsets]
-        text = json.dumps([config.machine.graph.fingerprint, tools, *filter(None, [toolsets])])
+        text = json.dumps([config.machine.graph.fingerprint, tools, toolsets, pin_approvals(config)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -45,18 +46,17 @@ class ServedAgent:
         """The queue of its runs that have begun: only workers with the same graph and tools serve it."""
         return f"{self.name}@{self.version}"
 
-    def knows(self, graph: str, tools: Mapping[str, str]) -> bool:
+    def knows(self, first: Mapping[str, Any]) -> bool:
         """Whether a run that was submitted to it can go on with it: its tools may have changed since.
 
         Which tools a toolset returns is known only when the run goes on.
 
         Args:
-            graph: The fingerprint of the graph that the run's journal pins.
-            tools: The digests of the tools that it began with, by name.
+            first: The content of the run's first record.
         """
-        config = self.agent.config
+        config, graph, tools = self.agent.config, str(first["graph"]["fingerprint"]), first.get("tools", {})
         has_tools = any(map(is_open, config.toolsets)) or tools.keys() <= config.tools.keys()
-        return accepts_graph(config, graph) and has_tools
+        return accepts_graph(config, graph) and has_tools and is_as_strict(config, pinned_approvals(first), graph)
 
 
 class ServedAgents:
@@ -92,7 +92,8 @@ class ServedAgents:
 
         A run that was submitted belongs to the agent with its name. Another one belongs to the one agent that
         accepts its graph and has the very tools that it began with; a run that fits several of them is left to the
-        program that started it, and so is one with the tags of several agents.
+        program that started it, and so is one with the tags of several agents. An agent that requires less approval
+        than the run began with fits neither.
 
         Args:
             run_id: The run.
@@ -105,8 +106,7 @@ class ServedAgents:
         if not is_kind(records[0], "run.created") or "call" in first.get("parent", {}):
             return None  # a fork is resumed by whoever made it, and a sub-agent's run by the run that called it
         if named := {tag for tag in tags if tag.startswith(agent_tag(""))}:
-            graph, tools = str(first["graph"]["fingerprint"]), dict[str, str](first.get("tools", {}))
             own = (each for each in self._served if {agent_tag(each.name)} == named)
-            return next((each for each in own if each.knows(graph, tools)), None)
+            return next((each for each in own if each.knows(first)), None)
         fitting = [each for each in self._served if began_with(each.agent.config, records[0])]
         return fitting[0] if len(fitting) == 1 else None

@@ -168,7 +168,10 @@ async def desk_of(context: RunContext) -> Desk:
     given = context.run_id, context.session_id, context.actor.id, context.tags, dict(context.metadata)
     return Desk(" ".join(map(str, given)), os.getpid())
 
-@tool(idempotent=True, requires_approval=lambda arguments: arguments["usd"] > 5)
+def large(arguments: dict) -> bool:
+    return arguments["usd"] > 5
+
+@tool(idempotent=True, requires_approval=large)
 def pay(context: ToolContext[Desk], usd: int) -> str:
     "Pay."
     if sys.argv[1] == "crash":

@@ -39,7 +39,8 @@ def agent(store: Any, tool: Tool, *script: Any) -> Agent[Any, Any]:
     [
         ([], ("finished", [1])),
         ([note], ("finished", [1])),
-        ([replace(pay, requires_approval=False)], ("suspended", [])),
+        ([replace(pay, requires_approval=False)], ("finished", [1])),
+        ([pay], ("suspended", [])),
     ],
 )
 def test_an_approved_run_goes_on_with_the_one_agent_that_has_its_tools(

@@ -51,8 +51,10 @@ def test_a_run_of_a_program_is_for_the_agent_with_the_very_tools_that_it_began_w
     assert taken_by([], other=note, same=pay) == "same"
 
 
-def test_a_run_that_fits_agents_which_differ_in_approval_is_for_none() -> None:
-    assert taken_by([], asks=pay, free=replace(pay, requires_approval=False)) == ""
+def test_a_run_is_for_the_agent_with_its_approval_and_for_none_if_several_have_it() -> None:
+    assert taken_by([], asks=pay, free=replace(pay, requires_approval=False)) == "asks"
+    assert taken_by([], free=replace(pay, requires_approval=False)) == ""
+    assert taken_by([], asks=pay, too=pay) == ""
 
 
 @pytest.mark.parametrize(

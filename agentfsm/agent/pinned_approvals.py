@@ -1,0 +1,248 @@
+"""Which calls of a run a person has to approve, as its first record has it, and whether an agent is as strict.
+
+A run goes on with an agent that asks people at least as often as the one that it began with. ``requires_approval`` and
+hooks with ``fail_open=False`` are compared, and a weaker agent is refused; permission policies are data, so those of
+the run apply beside the agent's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from inspect import unwrap
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from agentfsm.errors import ConfigurationError, SuspensionApprovalError
+from agentfsm.loop.quorum import Approval
+from agentfsm.loop.read_only import thaw
+from agentfsm.loop.state import RunState
+from agentfsm.loop.withholding import lacks_values
+from agentfsm.machine.graph import State
+from agentfsm.runtime.context import AgentConfig
+from agentfsm.runtime.hooks import Hook
+from agentfsm.runtime.permissions import PermissionHook, PermissionPolicy, PermissionRule, policies_of
+from agentfsm.runtime.tools import ApprovalRequirement, Tool
+
+__all__ = ["as_strict_as_pinned", "is_as_strict", "pin_approvals"]
+
+Pinned = Mapping[str, Any]
+_APPROVAL: TypeAdapter[Approval] = TypeAdapter(Approval)
+
+
+def pin_approvals(config: AgentConfig) -> dict[str, Any]:
+    """What stands between the calls of an agent and their execution, as JSON data; empty if nothing does.
+
+    Args:
+        config: The agent's configuration.
+    """
+    return _pin(config.tools, config.hooks)
+
+
+def _pin(tools: Mapping[str, Tool], hooks: Mapping[str, tuple[Hook, ...]]) -> dict[str, Any]:
+    pinned: dict[str, Any] = {
+        "tools": {
+            name: _pin_rule(tool.requires_approval)
+            for name, tool in tools.items()
+            if tool.requires_approval is not False
+        },
+        "hooks": dict(_closed_hooks(hooks)),
+        "permissions": [_pin_policy(policy) for policy in policies_of(hooks)],
+        "agents": {
+            name: below
+            for name, tool in tools.items()
+            if tool.delegate is not None and (below := _pin(tool.delegate.tools, tool.delegate.hooks))
+        },
+    }
+    return {name: value for name, value in pinned.items() if value}
+
+
+def _pin_rule(rule: ApprovalRequirement) -> Any:
+    if isinstance(rule, bool):
+        return rule
+    if isinstance(rule, Approval):
+        return _APPROVAL.dump_python(rule, mode="json", exclude_defaults=True)
+    returns = getattr(unwrap(rule), "__annotations__", {}).get("return")
+    pinned = {"function": _name_of(rule), "code": _code_of(rule)}
+    return {**pinned, "returns": "bool"} if returns in (bool, "bool") else pinned
+
+
+def _pin_policy(policy: PermissionPolicy) -> dict[str, Any]:
+    rules = [rule.model_dump(mode="json", exclude_unset=True) for rule in policy.rules]
+    return {"rules": rules, "otherwise": policy.otherwise}
+
+
+def _closed_hooks(hooks: Mapping[str, tuple[Hook, ...]]) -> Iterator[tuple[str, str]]:
+    """Name and code of each hook that checks calls and fails closed, but for permission policies."""
+    for each in hooks.get(State.DISPATCH_TOOL, ()):
+        if not each.fail_open and not isinstance(each.function, PermissionPolicy):
+            yield each.name or _name_of(each.function), _code_of(each.function)
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _code_of(function: Any) -> str:
+    """A digest of a function's code: of its source, or, if it has none of its own, of what this Python runs."""
+    try:
+        return _cached_code(function)
+    except TypeError:  # it cannot be hashed
+        return _digest_code(function)
+
+
+@lru_cache(maxsize=1024)
+def _cached_code(function: Any) -> str:
+    return _digest_code(function)
+
+
+def _digest_code(function: Any) -> str:
+    from agentfsm.analysis.code_comparison import code_digest, code_key  # only for agents with such functions
+
+    major, minor = sys.version_info[:2]
+    return code_digest(function) or f"{major}.{minor}:{code_key(function, sources=False)}"
+
+
+# -- comparing ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Weaker:
+    """Something that the run's own agent asks for, and another one does not.
+
+    Attributes:
+        name: The tool or the hook, after the names of the tools that are the sub-agents it belongs to.
+        text: What differs.
+    """
+
+    name: str
+    text: str
+
+
+def is_as_strict(config: AgentConfig, pinned: Pinned, graph: str) -> bool:
+    """Whether an agent asks people at least as often as a run's own, or whether its toolsets will tell.
+
+    Args:
+        config: The agent's configuration.
+        pinned: What the run's first record pins.
+        graph: The fingerprint of the run's graph.
+    """
+    admitted = _admitted(config, graph)
+    return bool(config.toolsets) or all(each.name in admitted for each in _weaker(pinned, config.tools, config.hooks))
+
+
+def as_strict_as_pinned(config: AgentConfig, state: RunState, graph: str) -> tuple[AgentConfig, tuple[str, ...]]:
+    """The configuration with which a run goes on, and which tools and hooks a migration admits to ask people less.
+
+    The permission policies that the run began with apply beside the agent's.
+
+    Args:
+        config: The agent's configuration.
+        state: The run.
+        graph: The fingerprint of its graph.
+
+    Raises:
+        SuspensionApprovalError: The agent would run calls that the run's own agent puts to people.
+    """
+    pinned: Pinned = thaw(state.details.approvals)
+    if not pinned:
+        return config, ()
+    weaker = [] if config.toolsets else list(_weaker(pinned, config.tools, config.hooks))  # a sub-agent's are not known
+    admitted = _admitted(config, graph)
+    if refused := [each for each in weaker if each.name not in admitted]:
+        names = ", ".join(repr(each.name) for each in refused)
+        raise SuspensionApprovalError(
+            f"run {state.run_id!r} began with an agent that asks people more than this one does: "
+            f"{'; '.join(each.text for each in refused)}. Go on with an agent that asks at least as much, or admit the "
+            f"change with Agent(..., migrations=[Migration({graph[:12]!r}, approvals=({names},))]); nothing was changed"
+        )
+    own = [_pin_policy(policy) for policy in policies_of(config.hooks)]
+    missing = [each for each in pinned.get("permissions", ()) if each not in own]
+    if missing:
+        at = str(State.DISPATCH_TOOL)
+        hooks = tuple(_permission_hook(state, each) for each in missing)
+        config = replace(config, hooks={**config.hooks, at: (*config.hooks.get(at, ()), *hooks)})
+    return config, tuple(each.name for each in weaker)
+
+
+def _permission_hook(state: RunState, pinned: Pinned) -> PermissionHook:
+    try:
+        if lacks_values(pinned):
+            raise ValueError("they hold a secret, which is not stored (the extra 'sealing' stores secrets encrypted)")
+        policy = PermissionPolicy(tuple(map(PermissionRule.model_validate, pinned["rules"])), pinned["otherwise"])
+    except (ValueError, ValidationError, LookupError, TypeError) as error:
+        raise SuspensionApprovalError(
+            f"the permission rules with which run {state.run_id!r} began are not those of this agent, and cannot be "
+            f"applied from its journal: {error}; nothing was changed"
+        ) from error
+    return PermissionHook(State.DISPATCH_TOOL, policy, fail_open=False, name="permissions")
+
+
+def _admitted(config: AgentConfig, graph: str) -> frozenset[str]:
+    return frozenset(name for each in config.migrations if each.matches(graph) for name in each.approvals)
+
+
+def _weaker(
+    pinned: Pinned, tools: Mapping[str, Tool], hooks: Mapping[str, tuple[Hook, ...]], above: str = ""
+) -> Iterator[_Weaker]:
+    """What is asked less of people than pinned. A tool that is not there any more runs nothing."""
+    for name, rule in pinned.get("tools", {}).items():
+        tool = tools.get(name)
+        if tool is not None and not _is_as_strict_rule(rule, tool.requires_approval):
+            yield _Weaker(above + name, f"the tool {above + name!r} {_text(rule, _pin_rule(tool.requires_approval))}")
+    has = set(_closed_hooks(hooks))
+    for name, code in pinned.get("hooks", {}).items():
+        if (name, code) not in has:
+            changed = "has other code here" if any(each == name for each, _ in has) else "is missing here"
+            yield _Weaker(above + name, f"the hook {above + name!r} {changed}")
+    for name, below in pinned.get("agents", {}).items():
+        delegate = None if (tool := tools.get(name)) is None else tool.delegate
+        if delegate is None:
+            continue
+        own = [_pin_policy(policy) for policy in policies_of(delegate.hooks)]
+        if any(each not in own for each in below.get("permissions", ())):
+            yield _Weaker(above + name, f"the sub-agent {above + name!r} has other permission rules here")
+        yield from _weaker(below, delegate.tools, delegate.hooks, f"{above}{name}/")
+
+
+def _is_as_strict_rule(pinned: Any, rule: ApprovalRequirement) -> bool:
+    """Whether a rule asks for all that a pinned one asks for; a function that is not the pinned one is not known to."""
+    code = cast("dict[str, Any]", pinned).get("code") if isinstance(pinned, dict) else None
+    if not isinstance(rule, (bool, Approval)):
+        return code == _code_of(rule)
+    if rule is False:
+        return False
+    return pinned is True or (_covers(rule, pinned) if code is None else "returns" in pinned)
+
+
+def _covers(rule: bool | Approval, pinned: Any) -> bool:
+    try:
+        wanted = _APPROVAL.validate_python(pinned)
+    except (ValidationError, ConfigurationError):  # written by a later release: what it asks for is not known
+        return False
+    if not isinstance(rule, Approval):
+        return not wanted.asks_who
+    may_answer = {*wanted.roles, *wanted.escalate_to}
+    later_only = set(rule.escalate_to) - set(wanted.roles)
+    return (
+        rule.n >= wanted.n
+        and rule.not_requester >= wanted.not_requester
+        and (not wanted.roles or (bool(rule.roles) and set(rule.roles) <= set(wanted.roles)))
+        and (not wanted.roles or set(rule.escalate_to) <= may_answer)
+        and (not later_only or not wanted.roles or (rule.escalate_after_s or 0) >= (wanted.escalate_after_s or 0))
+    )
+
+
+def _text(pinned: Any, now: Any) -> str:
+    return f"needs {_rule_text(pinned)} there, and {_rule_text(now)} here"
+
+
+def _rule_text(rule: Any) -> str:
+    if isinstance(rule, bool):
+        return "an approval" if rule else "none"
+    if "function" in rule:
+        return f"an approval where {rule['function']} ({rule['code'][:12]}) says so"
+    return f"Approval({', '.join(f'{name}={value!r}' for name, value in rule.items())})"
