@@ -364,10 +364,10 @@ class StoreJournal:
         """The hash of the last record that was pushed, 64 hex digits."""
         return self._writer.head
 
-    def watch_signals(self, cancel: Callable[[str], None], acted_on: str = "") -> None:
+    async def watch_signals(self, cancel: Callable[[str], None], acted_on: str = "") -> None:
         """Cancel the run if its store gets a request to do so; see ``JournalSink.watch_signals``."""
         if self._inbox is not None and self._lease is not None:
-            self._inbox.watch(self._lease, self._hash_of, cancel, acted_on)
+            await self._inbox.watch(self._lease, self._hash_of, cancel, acted_on)
 
     def _hash_of(self, seq: int) -> str | None:
         records = self.records

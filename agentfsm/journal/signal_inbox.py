@@ -42,10 +42,10 @@ class SignalInbox:
         """Whether anything is left to do once the run is durable."""
         return bool(self._acted_on or self._cancellations or self._reading)
 
-    def watch(
+    async def watch(
         self, lease: Lease, hash_of: Callable[[int], str | None], cancel: Callable[[str], None], acted_on: str
     ) -> None:
-        """Act on what arrives from now on, in the running event loop.
+        """Act on what has arrived, before anything else happens in the run, and on what arrives from now on.
 
         Args:
             lease: The lease of the run.
@@ -64,7 +64,9 @@ class SignalInbox:
 
         lease.on_signal = on_signal
         if lease.is_signalled or lease.epoch > 1:  # it may have been cancelled while nobody ran it
-            on_signal()
+            self.read()
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
 
     def read(self) -> None:
         """Read what has arrived, in a task."""

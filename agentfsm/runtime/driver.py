@@ -423,7 +423,7 @@ class Driver:
             self.cancel_reason = self.cancel_reason or request.dismiss_reason
         if config.open_journal_sink is not None:  # takes the run's lease: no other process can drive it from here on
             recorder.sink = await config.open_journal_sink(run, resume_point)
-            recorder.sink.watch_signals(self.cancel, request.signal_id)
+            await recorder.sink.watch_signals(self.cancel, request.signal_id)
         counted_elsewhere = resume_point is not None or run.parent is not None  # by the store, or by the calling run
         if record is not None and not counted_elsewhere and not config.host.replay_guard.claim(record.record_id):
             raise SuspensionUsedError(f"record {record.record_id!r} was already resumed")

@@ -138,8 +138,8 @@ class JournalSink(Protocol):
         """
         ...
 
-    def watch_signals(self, cancel: Callable[[str], None], acted_on: str = "") -> None:
-        """Cancel the run if its store gets a request to do so, from whatever process.
+    async def watch_signals(self, cancel: Callable[[str], None], acted_on: str = "") -> None:
+        """Cancel the run if its store gets a request to do so, from whatever process, or has got one before.
 
         Args:
             cancel: Cancels the run, with a reason; called in the event loop of the caller.

@@ -197,9 +197,9 @@ class Worker:
             return "outdated"
         if activation.is_timer and head.status == "suspended":
             return await self._act_when_due(served, head)
-        if head.status == "running" and (reason := await self._reason_to_set_aside(activation, head)):
-            return await self._set_aside(activation, reason)
         if head.status == "running" and await self._cancellation(head.run_id) is None:
+            if reason := await self._reason_to_set_aside(activation, head):
+                return await self._set_aside(activation, reason)
             return await self._drive(served, head.run_id, served.agent.resume(head.run_id))
         return await self._drive(served, head.run_id, await served.agent.next_run(head.run_id))
 

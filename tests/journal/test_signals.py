@@ -49,6 +49,7 @@ from agentfsm.errors import (
 from agentfsm.journal.signals import SealedSignal, open_signal, read_signals, seal_signal
 from agentfsm.journal.verification import GOOD
 from agentfsm.loop.keys import Keyring
+from agentfsm.runtime.run import advance, hand_over
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
 SECRET = b"the secret of the tests"
@@ -486,3 +487,35 @@ def test_an_answer_that_was_sent_in_time_counts_also_if_it_is_acted_on_later(wit
         assert shop.paid == [5]
 
     with_shop(scenario, clock=clock)
+
+
+@pytest.mark.parametrize("way", ["resume", "session", "next_run"])
+def test_an_interrupted_run_that_was_cancelled_does_nothing_more_however_slow_its_store_is(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> tuple[Any, list[int], int]:
+        shop = Shop(MemoryStore())
+        begun = shop.agent(call("pay", amount=5), rule=False).session("s").run("Pay 5.")
+        await begun.load()
+        while begun.run_state.state != "dispatch_tool":
+            await advance(begun)
+        await hand_over(begun)
+        await shop.runs.cancel(begun.run_id, "by mistake")
+        pending = shop.store.signals.pending
+
+        async def from_afar(run_id: str | None = None) -> list[SealedSignal]:
+            for _ in range(100):  # the round trip to a server
+                await asyncio.sleep(0)
+            return await pending(run_id)
+
+        monkeypatch.setattr(shop.store.signals, "pending", from_afar)
+        agent = shop.agent("Done.", rule=False)
+        if way == "next_run":
+            run = await agent.next_run(begun.run_id)
+            assert run is not None
+        else:
+            run = agent.resume(begun.run_id) if way == "resume" else agent.session("s").run()
+        return (await run).outcome, shop.paid, await shop.pending()
+
+    outcome, paid, left = asyncio.run(scenario())
+    assert (type(outcome), outcome.reason, paid, left) == (RunCancelled, "by mistake", [], 0)

@@ -358,7 +358,7 @@ def test_fork_and_redact(path):
     assert command("fork", "waits", "--at", 3, "--as", "other", "--store", path) == "other\n"
     assert "other" in command("runs", "--store", path)
     command("fork", "waits", "--at", 999, "--store", path, code=2)
-    assert command("redact", "whole", "1", "--by", "me", "--store", path) == "3 values deleted\n"
+    assert command("redact", "whole", "1", "--by", "me", "--store", path) == "4 values deleted\n"
     command("redact", "whole", "1", "--store", path, code=2)
     assert "(redacted)" in command("show", "whole", "--store", path)
     command("verify", "whole", "--store", path)

@@ -41,6 +41,9 @@ class HandWaker:
     async def was_put_back(self, activation: Activation) -> bool:
         return False
 
+    async def set_aside(self, activation: Activation, reason: str, until: float | None = None) -> None:
+        pass
+
     async def unfinished(self, older_than_s: float) -> list[Any]:
         return []
 
@@ -172,5 +175,25 @@ def test_a_timer_that_comes_early_leaves_a_newer_request_alone() -> None:
         assert await scene.activate(waiting.run_id, is_timer=True, meanwhile=answer) == "outdated"
         details = await scene.runs.get(waiting.run_id)
         assert (details.info.status, scene.acted) == ("suspended", ["pay"])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_run_that_was_cut_off_too_often_ends_if_it_was_cancelled_and_is_set_aside_otherwise(cancelled: bool) -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        run = scene.agent(call("send")).run("Send it.")
+        while run.run_state.state != "dispatch_tool":
+            await advance(run)
+        await hand_over(run)
+        for _ in range(5):  # workers that die at this point
+            lease = await scene.store.acquire(run.run_id, "a worker", keyring=scene.agent().config.host.keyring)
+            await scene.store.release(lease)
+        if cancelled:
+            await scene.runs.cancel(run.run_id, "sent by mistake")
+        expected = ("finished", "cancelled") if cancelled else ("set aside", "")
+        assert (await scene.activate(run.run_id, is_timer=False), await scene.ending(run.run_id)) == expected
+        assert scene.acted == []
 
     asyncio.run(scenario())
