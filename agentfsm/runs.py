@@ -426,8 +426,23 @@ class Runs:
         """
         keyring = self._require_keyring()
         if isinstance(what, RetentionRule):
-            return await apply_retention(self._store, what, keyring, by=by, dry_run=dry_run)
-        return await purge_runs(self._store, what, keyring, by=by, reason=reason, dry_run=dry_run)
+            report = await apply_retention(self._store, what, keyring, by=by, dry_run=dry_run)
+        else:
+            report = await purge_runs(self._store, what, keyring, by=by, reason=reason, dry_run=dry_run)
+        if not dry_run:
+            await self._drop_queued(report.purged)
+        return report
+
+    async def _drop_queued(self, purged: Iterable[str]) -> None:
+        """Take runs that were purged before a worker began with them from the queues."""
+        if self._waker is None:
+            return
+        from agentfsm.workers.waker import Activation  # only where workers are used
+
+        gone = set(purged)
+        for each in await self._store.maintenance.tombstones():
+            if each.run_id in gone and not each.seq:
+                await self._waker.drop(Activation(each.run_id, 0, ""))
 
     async def erase(self, person: ErasureQuery, *, by: str = "", dry_run: bool = False) -> ErasureReport:
         """Erase a person's data: purge their runs, delete a text from all other runs, and compact the store.
@@ -445,7 +460,10 @@ class Runs:
             agentfsm.errors.JournalError: The text is too short.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
-        return await erase(self._store, person, self._require_keyring(), by=by, dry_run=dry_run)
+        report = await erase(self._store, person, self._require_keyring(), by=by, dry_run=dry_run)
+        if not dry_run:
+            await self._drop_queued(report.purged)
+        return report
 
     def _require_keyring(self) -> Keyring:
         if self._keyring is None:

@@ -1,7 +1,8 @@
 """Conditions on the arguments of a call, in three values: a condition holds, does not hold, or cannot be evaluated.
 
 A condition cannot be evaluated (None) if its value is absent, of a type that it is not about, or a text that meets it
-only as a look-alike or in another case. ``PermissionRule`` says what each kind of rule makes of that.
+only as a look-alike, in another case or with other white space at its ends. ``PermissionRule`` says what each kind of
+rule makes of that.
 """
 
 from __future__ import annotations
@@ -246,6 +247,11 @@ def _fold(text: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", visible).translate(_LOOK_ALIKES))
 
 
+def _plain(text: str) -> str:
+    """A text without all in which texts that a tool may take for each other differ."""
+    return _fold(text).strip().casefold()
+
+
 def _fold_pattern(pattern: str) -> str:
     """A regular expression for folded texts."""
     return "".join(char if char.isascii() else re.escape(_fold(char)) for char in unicodedata.normalize("NFC", pattern))
@@ -296,8 +302,8 @@ def _text_matches(text: Any, patterns: tuple[_Matches, _Matches | None, _Matches
     exact, folded, any_case = patterns
     try:
         if folded is None or any_case is None:  # no look-alike can be recognised
-            return exact(text) if text.isascii() else None
-        alike = _fold(text)
+            return exact(text) if text.isascii() and text == text.strip() else None
+        alike = _fold(text).strip()
         holds = exact(text)
         if holds == folded(alike):
             return True if holds else None if any_case(alike) else False
@@ -343,7 +349,7 @@ def _equals(value: Any, expected: Any) -> bool | None:
     if isinstance(value, _NoValue) or value != value:  # NaN
         return None
     if isinstance(value, str) and isinstance(expected, str):
-        return True if value == expected else None if _fold(value).casefold() == _fold(expected).casefold() else False
+        return True if value == expected else None if _plain(value) == _plain(expected) else False
     if isinstance(value, list) and isinstance(expected, list | tuple):
         items, others = cast("list[object]", value), cast("list[object]", expected)
         return len(items) == len(others) and all_hold(map(_equals, items, others))
@@ -413,7 +419,8 @@ class ArgumentMatcher(BaseModel):
     """A condition on an argument. If several are given, all of them must hold.
 
     Each holds, does not hold, or cannot be evaluated for a value. Text is compared exactly. A text that meets a
-    condition only in another case, or only if look-alike characters are taken for each other, cannot be evaluated.
+    condition only in another case, only if look-alike characters are taken for each other, or only with or only
+    without the white space at its ends, cannot be evaluated.
 
     Attributes:
         equals: The whole value, a list included, equals this JSON value. Numbers are compared by value, so 1 equals

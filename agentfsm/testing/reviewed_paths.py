@@ -1,8 +1,8 @@
 """Reviewed paths: generated paths in a committed file, so that a changed table fails tests instead of changing them.
 
 ``agentfsm paths MODULE:AGENT --output paths.json`` writes the file, one path a line, with the rows of the table in
-their order and, for each approval rule, calls on both sides of it. With ``@pytest.mark.fsm(graph=AGENT,
-paths="paths.json")`` tests take their paths from it.
+their order and, for each approval rule, calls on both sides of it and who must approve them. With
+``@pytest.mark.fsm(graph=AGENT, paths="paths.json")`` tests take their paths from it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path as FilePath
 from typing import Any, cast
 
+from pydantic import TypeAdapter
+
 from agentfsm.agent import Agent
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.presets import Preset
+from agentfsm.loop.quorum import Approval
 from agentfsm.machine.graph import Graph, Transition
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.path_generation import (
@@ -108,7 +111,7 @@ class ReviewedPaths:
                 str(data["graph"]),
                 str(data["cover"]),
                 tuple(map(str, data["table"])),
-                tuple(ApprovalCase(str(a["tool"]), a["arguments"], bool(a["required"])) for a in data["approvals"]),
+                tuple(map(_read_case, data["approvals"])),
                 tuple(tuple(str(line).split(" > ")) for line in data["paths"]),
             )
         except FileNotFoundError:
@@ -119,7 +122,7 @@ class ReviewedPaths:
 
     def to_json(self) -> str:
         """The text of the file: each row, each approval and each path has a line of its own."""
-        approvals = [{"tool": a.tool, "arguments": dict(a.arguments), "required": a.required} for a in self.approvals]
+        approvals = list(map(_case_to_json, self.approvals))
         parts: list[tuple[str, Sequence[object]]] = [
             ("table", self.table),
             ("approvals", approvals),
@@ -273,9 +276,35 @@ def _approval_differences(reviewed: Sequence[ApprovalCase], source: Source) -> I
             yield f"{case}: these arguments are not valid any more, or the approval rule raises"
         elif bool(required) is not case.required:
             yield f"{case} {'needs approval now' if required else 'needs no approval any more'}"
+        elif (now := required if isinstance(required, Approval) else Approval()) != (case.rule or Approval()):
+            yield f"{case} needs {_rule_text(now)} now, and needed {_rule_text(case.rule or Approval())}"
     known = {case.tool for case in reviewed}
     ruled = [name for name, tool in tools.items() if tool.requires_approval is not False]
     yield from (f"the approval rule of {name!r} is not in the file" for name in ruled if name not in known)
+
+
+_RULE: TypeAdapter[Approval] = TypeAdapter(Approval)
+
+
+def _rule_fields(rule: Approval) -> dict[str, Any]:
+    """What a rule says that ``Approval()`` does not."""
+    fields: dict[str, Any] = _RULE.dump_python(rule, mode="json", exclude_defaults=True)
+    return fields
+
+
+def _rule_text(rule: Approval) -> str:
+    return f"Approval({', '.join(f'{name}={value!r}' for name, value in _rule_fields(rule).items())})"
+
+
+def _case_to_json(case: ApprovalCase) -> dict[str, Any]:
+    data = {"tool": case.tool, "arguments": dict(case.arguments), "required": case.required}
+    rule = {} if case.rule is None else _rule_fields(case.rule)
+    return {**data, "rule": rule} if rule else data
+
+
+def _read_case(data: Mapping[str, Any]) -> ApprovalCase:
+    rule = _RULE.validate_python(data["rule"]) if "rule" in data else None
+    return ApprovalCase(str(data["tool"]), data["arguments"], bool(data["required"]), rule)
 
 
 def _telling_cases(source: Source) -> Iterator[ApprovalCase]:

@@ -218,6 +218,8 @@ class Worker:
         if head is not None and head.seq:
             return "outdated"
         run_id = activation.run_id
+        if head is None and any(each.run_id == run_id for each in await self._store.maintenance.tombstones()):
+            return "outdated"  # it was purged while it was queued
         given = open_submission(activation.request, run_id, self._keyring)
         if reason := await self._spend_limits.reached(given.all_tags):
             return await self._set_aside(activation, reason, time.time() + SPENT_AGAIN_S)

@@ -88,6 +88,11 @@ def plain(text: str) -> str:
     return unicodedata.normalize("NFKC", "".join(LETTERS.get(c, c) for c in unicodedata.normalize("NFKC", text)))
 
 
+def stripped(text: str) -> str:
+    """A text as it looks, without white space at its ends, which a tool may strip."""
+    return plain(text).strip()
+
+
 def reference(condition: Any, value: Any, absent: bool = False, unreachable: bool = False) -> bool | None:
     if isinstance(condition, str):
         condition = {"glob": condition}
@@ -148,6 +153,10 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
+def bare(text: str) -> str:
+    return stripped(text).casefold()
+
+
 def ref_equals(value: Any, wanted: Any) -> bool | None:
     if type(value) is float and math.isnan(value):
         return None
@@ -156,7 +165,7 @@ def ref_equals(value: Any, wanted: Any) -> bool | None:
     if type(value) is not type(wanted):
         return False
     if isinstance(value, str):
-        return True if value == wanted else None if plain(value).casefold() == plain(wanted).casefold() else False
+        return True if value == wanted else None if bare(value) == bare(wanted) else False
     if isinstance(value, list):
         if len(value) != len(wanted):
             return False
@@ -164,7 +173,7 @@ def ref_equals(value: Any, wanted: Any) -> bool | None:
         return False if False in verdicts else None if None in verdicts else True
     if isinstance(value, dict):
         if sorted(value) != sorted(wanted):
-            alike = sorted(plain(k).casefold() for k in value) == sorted(plain(k).casefold() for k in wanted)
+            alike = sorted(map(bare, value)) == sorted(map(bare, wanted))
             return None if alike else False
         verdicts = [ref_equals(value[k], wanted[k]) for k in wanted]
         return False if False in verdicts else None if None in verdicts else True
@@ -182,7 +191,7 @@ def ref_text(value: Any, matches: Callable[[str, bool, bool], bool]) -> bool | N
 
 def ref_glob(value: Any, pattern: str) -> bool | None:
     def matches(text: str, folded: bool, any_case: bool) -> bool:
-        text, wanted = (plain(text), plain(pattern)) if folded else (text, pattern)
+        text, wanted = (stripped(text), plain(pattern)) if folded else (text, pattern)
         return glob_walk(text.casefold(), wanted.casefold()) if any_case else glob_walk(text, wanted)
 
     return ref_text(value, matches)
@@ -204,7 +213,9 @@ def glob_walk(text: str, pattern: str) -> bool:
 def ref_regex(value: Any, pattern: str) -> bool | None:
     def matches(text: str, folded: bool, any_case: bool) -> bool:
         flags = re.DOTALL | (re.IGNORECASE if any_case else 0)
-        return bool(re.compile(plain(pattern) if folded else pattern, flags).fullmatch(plain(text) if folded else text))
+        return bool(
+            re.compile(plain(pattern) if folded else pattern, flags).fullmatch(stripped(text) if folded else text)
+        )
 
     return ref_text(value, matches)
 
@@ -256,7 +267,22 @@ def test_the_reference_gives_the_verdicts_of_the_table() -> None:
 
 keys = st.sampled_from(["a", "b", "a.b", "c[0]"])
 texts = st.sampled_from(
-    ["", "x", "X", "xy", "rm x", FULL_WIDTH_RM, ZERO_WIDTH_RM, CYRILLIC_EVE, "eve", NFC_CAFE, NFD_CAFE]
+    [
+        "",
+        " ",
+        "x",
+        " x",
+        "x\n",
+        "X",
+        "xy",
+        "rm x",
+        FULL_WIDTH_RM,
+        ZERO_WIDTH_RM,
+        CYRILLIC_EVE,
+        "eve",
+        NFC_CAFE,
+        NFD_CAFE,
+    ]
 )
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 2), st.sampled_from([0.1, 1.0, -0.0, NAN, INF, 10**400]), texts

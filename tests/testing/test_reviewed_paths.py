@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from agentfsm import LOOP, Agent, ConfigurationError, Graph, tool
+from agentfsm import LOOP, Agent, Approval, ConfigurationError, Graph, tool
+from agentfsm.loop.transition_table import with_votes
 from agentfsm.testing import Path, ReviewedPaths, ScriptedModel, paths
 from agentfsm.testing.reviewed_paths import BrokenPath
 
 REVIEWED = ReviewedPaths.generate(LOOP)
-Rule = bool | Callable[[Mapping[str, Any]], bool]
+Rule = bool | Approval | Callable[[Mapping[str, Any]], bool | Approval]
 
 
 def paying(rule: Rule, graph: Graph = LOOP) -> Agent:
@@ -135,6 +136,24 @@ def test_calls_on_both_sides_of_an_approval_rule_are_kept() -> None:
 def test_a_changed_approval_rule_is_a_difference(rule: Rule, expected: str) -> None:
     changes = ReviewedPaths.generate(paying(large), "transitions").differences(paying(rule))
     assert any(each.startswith(expected) for each in changes), changes
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (Approval(n=3, roles=("boss",)), None),
+        (True, "needs Approval() now, and needed Approval(n=3, roles=['boss'])"),
+        (Approval(n=2, roles=("boss",)), "needs Approval(n=2, roles=['boss']) now, and needed Approval(n=3"),
+        (Approval(n=3), "needs Approval(n=3) now, and needed Approval(n=3, roles=['boss'])"),
+        (Approval(n=3, roles=("boss",), not_requester=True), "needs Approval(n=3, roles=['boss'], not_requester=True)"),
+    ],
+)
+def test_how_many_must_approve_and_who_is_kept_in_the_file(now: Rule, expected: str | None, tmp_path: FilePath) -> None:
+    graph = with_votes(LOOP)
+    file = tmp_path / "paths.json"
+    file.write_text(ReviewedPaths.generate(paying(Approval(n=3, roles=("boss",)), graph), "transitions").to_json())
+    changes = ReviewedPaths.read(file).differences(paying(now, graph))
+    assert [expected in each for each in changes] == [True] if expected else changes == []
 
 
 def test_a_tool_that_is_gone_and_a_rule_that_is_new_are_differences() -> None:

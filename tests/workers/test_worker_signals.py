@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from agentfsm import Agent, Allow, Approval, Host, MemoryStore, Runs, tool
+from agentfsm import Actor, Agent, Allow, Approval, Host, MemoryStore, Runs, tool
+from agentfsm.journal.erasure import ErasureQuery
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Store
 from agentfsm.runtime.run import advance, hand_over
@@ -195,5 +197,35 @@ def test_a_run_that_was_cut_off_too_often_ends_if_it_was_cancelled_and_is_set_as
         expected = ("finished", "cancelled") if cancelled else ("set aside", "")
         assert (await scene.activate(run.run_id, is_timer=False), await scene.ending(run.run_id)) == expected
         assert scene.acted == []
+
+    asyncio.run(scenario())
+
+
+def test_a_queued_run_of_a_person_whose_data_was_erased_is_dropped_and_does_not_begin() -> None:
+    async def scenario() -> None:
+        scene, queue, dropped = Scene(), HandWaker(), list[str]()
+        submitted = list[Activation]()
+
+        async def wake(activation: Activation, *, delay_s: float = 0.0) -> bool:
+            submitted.append(activation)
+            return True
+
+        async def drop(activation: Activation) -> None:
+            dropped.append(activation.key)
+
+        queue.wake, queue.drop = wake, drop  # type: ignore[method-assign, attr-defined]
+        runs = Runs(scene.store, secret=SECRET, waker=cast("Waker", queue))
+        ann, bob = [await runs.submit("clerk", "Send it.", actor=Actor(name)) for name in ("ann", "bob")]
+        report = await runs.erase(ErasureQuery(actor="ann"))
+        assert (report.purged, dropped) == ((ann,), [f"{ann}:0"])
+        waker = HandWaker()
+        worker = Worker({"clerk": scene.agent(call("send"), "ok")}, scene.store, cast("Waker", waker), secret=SECRET)
+        serving = asyncio.create_task(worker.run())
+        await waker.served.wait()
+        words = [await waker.deliver(replace(each, queue="clerk")) for each in submitted]
+        worker.stop()
+        await serving
+        assert (words, scene.acted) == (["outdated", "finished"], ["send"])
+        assert [head.run_id for head in await scene.store.heads()] == [bob]
 
     asyncio.run(scenario())
