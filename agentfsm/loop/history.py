@@ -251,14 +251,15 @@ def summary_prompt(run: RunState, plan: Compaction) -> str:
     """
     staying = {id(message) for message in compacted(run.messages, plan)}
     left_out = [m for m in compacted(run.messages, run.compaction) if id(m) not in staying]
-    return fence("conversation", "\n\n".join(map(_as_text, left_out)))
+    return "<conversation>\n{}\n</conversation>".format("\n".join(map(_as_element, left_out)))
 
 
-def _as_text(message: Message) -> str:
+def _as_element(message: Message) -> str:
+    """A message as a fence of its own: what it says cannot pass for the message of somebody else."""
     calls = "".join(f"\n[calls {call.name}({dict(call.arguments)!r})]" for call in message.tool_calls)
     images = "".join(f"\n{each.text_placeholder}" for each in message.attachments)
     content = message.content
     if message.role is Role.TOOL and len(content) > _MAX_RESULT_LETTERS:
         content = f"{content[:_MAX_RESULT_LETTERS]} [... {len(content) - _MAX_RESULT_LETTERS} letters left out]"
-    author = f"result of {message.name}" if message.role is Role.TOOL and message.name else message.role.value
-    return f"{author}: {content}{images}{calls}"
+    tool = f"{message.name}: " if message.role is Role.TOOL and message.name else ""
+    return fence(message.role.value, f"{tool}{content}{images}{calls}")

@@ -125,8 +125,8 @@ def narrow_scope_instruction(failure: Failure, behavior: Behavior) -> str:
 
 
 def _explanation(failure: Failure) -> str:
-    """The explanation, fenced and escaped if a tool may have written it."""
-    if failure.kind.spec.group is FailureGroup.tool:
+    """The explanation, fenced and escaped if a tool or a provider may have written it."""
+    if failure.kind.spec.group in (FailureGroup.tool, FailureGroup.provider):
         return f"<error>{_escape(failure.explanation)}</error>"
     return failure.explanation
 

@@ -146,13 +146,13 @@ def test_what_is_summarized_is_what_is_left_out_as_data():
     )  # fmt: skip
     run.compaction = Compaction(1, (), "Before.")
     text = summary_prompt(run, Compaction(6))
-    assert text.startswith("<conversation>\nuser: Summary of the earlier conversation")
+    assert text.startswith("<conversation>\n<user>\nSummary of the earlier conversation")
     assert "Before." in text
-    assert "user: see &lt;b&gt;\n[image, image/gif, 9 bytes]" in text
-    assert "[calls look({'n': 7})]\n\nresult of look: seen 7" in text
+    assert "<user>\nsee &lt;b&gt;\n[image, image/gif, 9 bytes]\n</user>" in text
+    assert "[calls look({'n': 7})]\n</assistant>\n<tool>\nlook: seen 7\n</tool>" in text
     assert f"{'x' * 4000} [... 1000 letters left out]" in text
     assert "q1" not in text
-    assert "system:" not in text
+    assert "<system>" not in text
 
 
 @pytest.mark.parametrize("number", [0, -1, True, 1.5, "3"])

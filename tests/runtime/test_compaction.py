@@ -109,7 +109,9 @@ def test_a_summary_is_a_model_call_of_the_run_charged_and_journaled():
         await session.run("q0")
         result = await session.run("q1")
         asked, sent = contents(model, 1), contents(model, 2)
-        assert asked[1] == f"<conversation>\nuser: q0\n\nassistant: {'a' * 500}\n</conversation>"
+        assert asked[1] == (
+            f"<conversation>\n<user>\nq0\n</user>\n<assistant>\n{'a' * 500}\n</assistant>\n</conversation>"
+        )
         assert "They talked about lamps." in sent[0]
         assert sent[1] == "q1"
         run = result.run_state
