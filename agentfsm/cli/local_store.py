@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -22,7 +23,7 @@ from agentfsm.errors import AgentfsmError, ConfigurationError
 from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation, locate_store, open_store
-from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
+from agentfsm.loop.keys import OLD_SECRETS_VARIABLE, SECRET_VARIABLE, Keyring
 
 __all__ = [
     "STORE_HELP",
@@ -193,30 +194,50 @@ def _own_file(location: StoreLocation, suffix: str) -> Path:
 def store_secrets(location: StoreLocation, *, create: bool = False) -> list[bytes]:
     """The secrets under which a store's journals are sealed, the current one first; empty if there is none.
 
-    They are ``AGENTFSM_SECRET``, if it is set, and the one in the store's key file. For a store on a server, processes
-    on other machines do not have that file: set the variable there.
+    They are ``AGENTFSM_SECRET`` and those in ``AGENTFSM_OLD_SECRETS``, with spaces between them; else the one in the
+    store's key file. Beside a secret of its own, the file would let whoever can write to its folder add another one.
+    For a store on a server, processes on other machines do not have that file: set the variable there.
 
     Args:
         location: The store.
         create: Whether to create the key file if there is no secret yet. Only its owner can read it.
 
     Raises:
-        ConfigurationError: The key file cannot be read or created, or is empty.
+        ConfigurationError: The key file cannot be read or created, is empty, or others can write it.
     """
-    file = key_file(location)
     given = os.environ.get(SECRET_VARIABLE, "").strip().encode()
-    found = [given] if given else []
+    if given:
+        return [given, *os.environ.get(OLD_SECRETS_VARIABLE, "").encode().split()]
+    file = key_file(location)
     try:
-        if create and not found and not file.exists():
+        if create and not file.exists():
             with contextlib.suppress(FileExistsError):  # another process was faster
                 _create_key_file(file)
-        if file.exists():
-            found.append(file.read_bytes().strip())
+        if not file.exists():
+            return []
+        _check_key_file(file)
+        secret = file.read_bytes().strip()
     except OSError as error:
         raise ConfigurationError(f"{file}, the key file of the store, cannot be used: {error.strerror}") from error
-    if not all(found):
+    if not secret:
         raise ConfigurationError(f"{file}, the key file of the store, is empty: restore it, or delete it for a new one")
-    return found
+    return [secret]
+
+
+def _check_key_file(file: Path) -> None:
+    """Refuse a key file that somebody else may have written: they would know the secret.
+
+    Raises:
+        ConfigurationError: It belongs to somebody else, or others can write it.
+    """
+    if os.name != "posix":
+        return
+    status = file.stat()
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigurationError(
+            f"{file}, the key file of the store, is not yours alone to write: whoever wrote it can forge runs. If it "
+            f"is the right one, chmod 600 {file}"
+        )
 
 
 def write_private(file: Path, content: bytes) -> None:

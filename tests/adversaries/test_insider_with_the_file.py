@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from agentfsm import Actor, Agent, AgentfsmError, Allow, Approval, Host, SqliteStore, tool
+from agentfsm.cli.app import app
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
@@ -139,6 +141,7 @@ ATTACKS: dict[str, Callable[[Path], None]] = {
         "INSERT INTO journal (key, body, hash, hidden, mac) SELECT (1 << 32) | (key & 4294967295), body, hash, hidden, "
         "mac FROM journal WHERE key >> 32 = 2",
     ),
+    "no pinned approval": text('"approvals"', '"approvale"'),
     "no MAC at all": sql("UPDATE journal SET mac = NULL", "UPDATE run SET mac = NULL"),
     **{f"without record {n + 1}": without(n) for n in range(10)},
     **{f"record {n + 1} twice": twice(n) for n in range(10)},
@@ -180,6 +183,33 @@ def test_an_untouched_run_pays_after_its_second_vote(made: Path, tmp_path: Path)
     path, paid = Path(shutil.copy(made, tmp_path / "runs.db")), list[int]()
     host(path, paid, lambda agent: agent.resume("r", Allow(), by=CY))
     assert paid == [5]
+
+
+def test_a_key_that_he_puts_beside_the_store_is_not_the_hosts(made: Path, tmp_path: Path) -> None:
+    """He forges a whole run under a secret of his own, and leaves that where the command line looks for one."""
+    path, his = Path(shutil.copy(made, tmp_path / "runs.db")), "a secret of the insider, 32 bytes and more"
+
+    async def forge() -> None:
+        with SqliteStore(path) as store:
+            settings = Host(clock=FakeClock(), secret=his.encode(), store=store)
+            await Agent(ScriptedModel(["Paid."]), host=settings).run("Pay.", run_id="forged", actor=ANN)
+
+    asyncio.run(forge())
+    key = path.with_name("runs.db.key")
+    key.write_text(his)
+    key.chmod(0o600)
+
+    def command(*words: str, **environment: str) -> Result:
+        given = {"AGENTFSM_SECRET": SECRET.decode(), **environment}
+        return CliRunner().invoke(app, [*words, "--store", str(path)], env=given)
+
+    verified = command("verify", "forged")
+    assert (verified.exit_code, "another secret" in verified.stdout) == (3, True)
+    assert command("verify", "r").exit_code == 4  # it waits
+    assert command("verify", "forged", AGENTFSM_OLD_SECRETS=f"an-earlier-one {his.replace(' ', '-')}").exit_code == 3
+    key.chmod(0o660)
+    refused = command("verify", "forged", AGENTFSM_SECRET="")
+    assert (refused.exit_code, "is not yours alone to write" in refused.stderr) == (2, True)
 
 
 def test_the_attacks_are_counted(counted: Callable[[str], None]) -> None:

@@ -310,3 +310,18 @@ def test_a_new_store_and_the_files_beside_it_are_readable_by_their_owner_only(tm
         os.umask(old)
     assert "runs.db" in modes
     assert set(modes.values()) == {0o600}
+
+
+@pytest.mark.parametrize("planted", ["symbolic link", "hard link", "pipe"])
+def test_a_lock_that_leads_to_another_file_does_not_overwrite_it(tmp_path, planted):
+    precious, lock = tmp_path / "precious.txt", tmp_path / "runs.db-lock"
+    precious.write_text("many words of somebody else")
+    if planted == "symbolic link":
+        lock.symlink_to(precious)
+    elif planted == "hard link":
+        lock.hardlink_to(precious)
+    else:
+        os.mkfifo(lock)
+    with pytest.raises(StoreError, match=r"runs.db-lock is (a symbolic link|no file of its own)"):
+        SqliteStore(tmp_path / "runs.db").claim()
+    assert precious.read_text() == "many words of somebody else"

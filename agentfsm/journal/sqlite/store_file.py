@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import sqlite3
+import stat
 import sys
 import threading
 import time
@@ -71,9 +72,14 @@ class FileLock:
             StoreError: The lock file cannot be created.
         """
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
         except OSError as error:
-            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+            what = "is a symbolic link" if self.path.is_symlink() else f"cannot be written: {error.strerror}"
+            raise StoreError(f"{self.path} {what}") from error
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # what is written to it would overwrite that
+            os.close(descriptor)
+            raise StoreError(f"{self.path} is no file of its own: delete it")
         name = f"process {os.getpid()} on {socket.gethostname()}{BRIEFLY if briefly else ''}\n".encode()
         owner = _lock_or_owner(descriptor)
         if owner is not None:
