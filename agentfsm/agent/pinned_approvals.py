@@ -199,8 +199,12 @@ def _weaker(
             changed = "has other code here" if any(each == name for each, _ in has) else "is missing here"
             yield _Weaker(above + name, f"the hook {above + name!r} {changed}")
     for name, below in pinned.get("agents", {}).items():
-        delegate = None if (tool := tools.get(name)) is None else tool.delegate
-        if delegate is None:
+        if (tool := tools.get(name)) is None:
+            continue
+        if (delegate := tool.delegate) is None:
+            yield _Weaker(
+                above + name, f"the tool {above + name!r} is no sub-agent here, whose calls would be asked about"
+            )
             continue
         own = [_pin_policy(policy) for policy in policies_of(delegate.hooks)]
         if any(each not in own for each in below.get("permissions", ())):

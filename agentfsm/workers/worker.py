@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentfsm.agent.agent import Agent
-from agentfsm.errors import AgentfsmError, RunExistsError, StaleLease, StoreError
+from agentfsm.errors import AgentfsmError, JournalError, RunExistsError, StaleLease, StoreError
 from agentfsm.journal.load import pending_request
 from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head, Store
@@ -192,6 +192,8 @@ class Worker:
             return await self._begin(served, activation, head)
         if head is None or head.epoch != activation.epoch or head.owner is not None:
             return "outdated"
+        if self._agents.for_run(head.run_id, await self._store.records(head.run_id)) is not served:
+            return "outdated"  # queues are not sealed: what is in one does not say which agent a run belongs to
         if head.status == "finished":
             await served.agent.next_run(head.run_id)  # removes what was sent to it too late
             return "outdated"
@@ -221,6 +223,8 @@ class Worker:
         if head is None and any(each.run_id == run_id for each in await self._store.maintenance.tombstones()):
             return "outdated"  # it was purged while it was queued
         given = open_submission(activation.request, run_id, self._keyring)
+        if given.agent != served.name:
+            raise JournalError(f"run {run_id!r} was submitted to {given.agent!r}, and queued for {served.name!r}")
         if reason := await self._spend_limits.reached(given.all_tags):
             return await self._set_aside(activation, reason, time.time() + SPENT_AGAIN_S)
         for _ in range(SUBMIT_ATTEMPTS):

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Allow, Approval, Host, MemoryStore, Migration, Runs, hook, tool
-from agentfsm.errors import ConfigurationError, SuspensionApprovalError
+from agentfsm.errors import ConfigurationError, JournalError, SuspensionApprovalError
 from agentfsm.journal.fork import fork
 from agentfsm.journal.records import open_record
+from agentfsm.journal.redact import redact
 from agentfsm.loop.transition_table import LOOP, with_votes
 from agentfsm.runtime.hooks import AskApproval, DenyCall
 from agentfsm.runtime.permissions import allow, ask, deny, permissions
@@ -348,6 +349,31 @@ def test_what_a_sub_agent_asks_is_pinned_with_the_run_that_calls_it(weaker: str)
             await now.resume("r", Allow())
         outcome = (await caller(store, True, [rules], *script).resume("r", Allow())).outcome
         assert (outcome.kind, outcome.tool) == ("approval", "pay")
+
+    asyncio.run(scenario())
+    assert PAID == []
+
+
+def test_a_tool_in_place_of_a_sub_agent_that_asks_is_refused():
+    async def scenario() -> None:
+        store = MemoryStore()
+        payer = Agent(ScriptedModel(), tools=[paying(True)])
+        await an_agent(store, call("look"), tools=[payer.as_tool("payer", "Pays.")]).run("go", run_id="r")
+        plain = replace(pay, spec=replace(pay.spec, name="payer"))
+        with pytest.raises(SuspensionApprovalError, match="'payer' is no sub-agent here"):
+            await an_agent(store, call("payer", amount=666), "done", tools=[plain]).resume("r", Allow())
+
+    asyncio.run(scenario())
+    assert PAID == []
+
+
+def test_a_run_whose_pin_was_redacted_does_not_go_on():
+    async def scenario() -> None:
+        store = MemoryStore()
+        await suspended(store)
+        assert await redact(store, "r", "1.approvals", Host(secret=SECRET).keyring) == 1
+        with pytest.raises(JournalError, match="a value in it was redacted"):
+            await weak(store).resume("r", Allow())
 
     asyncio.run(scenario())
     assert PAID == []

@@ -229,3 +229,41 @@ def test_a_queued_run_of_a_person_whose_data_was_erased_is_dropped_and_does_not_
         assert [head.run_id for head in await scene.store.heads()] == [bob]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_somebody_moves_to_the_queue_of_another_agent_is_not_worked_on_by_it(begun: bool) -> None:
+    """The engine's tables are not sealed, and another agent may have tools that this one must not have."""
+
+    async def scenario() -> None:
+        scene, waker, queue = Scene(), HandWaker(), HandWaker()
+        submitted = list[Activation]()
+
+        async def wake(activation: Activation, *, delay_s: float = 0.0) -> bool:
+            submitted.append(activation)
+            return True
+
+        queue.wake = wake  # type: ignore[method-assign]
+        runs = Runs(scene.store, secret=SECRET, waker=cast("Waker", queue))
+        run_id = await runs.submit("chat", "Hello.")
+        chat, admin = scene.agent("Hi."), scene.agent(call("send"), "Sent.")
+        worker = Worker({"chat": chat, "admin": admin}, scene.store, cast("Waker", waker), secret=SECRET)
+        serving = asyncio.create_task(worker.run())
+        await waker.served.wait()
+        moved = replace(submitted[0], queue="admin")
+        if begun:
+            run = chat.run("Hello.", run_id=run_id, tags=["agent:chat"])
+            await run.load()
+            await advance(run)
+            await hand_over(run)
+            head = await scene.store.head(run_id)
+            assert head is not None
+            moved = Activation(run_id, head.epoch, waker.queue)  # of the agent that was named last
+        assert await waker.deliver(moved) == ("outdated" if begun else "set aside")
+        if begun:
+            assert await waker.deliver(replace(moved, queue="chat")) == "finished"
+        worker.stop()
+        await serving
+        assert scene.acted == []
+
+    asyncio.run(scenario())
