@@ -53,6 +53,9 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 
+FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"})
+"""The headers by which a proxy on this machine shows that a request may come from another one."""
+
 FRAMES = frozenset({"iframe", "frame", "object", "embed", "fencedframe"})
 
 
@@ -107,6 +110,8 @@ class Access:
             )
         if self.authenticate is None and not _is_loopback(request):
             raise PageError(403, "without authentication the viewer answers this machine only")
+        if self.authenticate is None and not FORWARDED.isdisjoint(request.headers.keys()):
+            raise PageError(403, "a proxy passes requests of others on: give app(store, authenticate=...)")
         site, mode = request.headers.get("sec-fetch-site", ""), request.headers.get("sec-fetch-mode", "")
         if request.headers.get("sec-fetch-dest", "") in FRAMES:
             raise PageError(403, "the viewer is not shown inside another page")

@@ -93,6 +93,14 @@ def test_without_authentication_only_this_machine_is_answered(local: Starlette, 
     assert ask(known, "/api/runs", client="192.0.2.7", who="ann").status_code == 200
 
 
+@pytest.mark.parametrize("header", ["forwarded", "via", "x_forwarded_for", "x_forwarded_host", "x_real_ip"])
+def test_without_authentication_what_a_proxy_on_this_machine_passes_on_is_refused(
+    local: Starlette, known: Starlette, header: str
+) -> None:
+    assert ask(local, "/api/runs", **{header: "192.0.2.7"}).status_code == 403
+    assert ask(known, "/api/runs", **{header: "192.0.2.7"}, who="ann").status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/", "/api/runs", "/api/run?run=waits", "/api/run/events?run=waits", "/api/session"])
 def test_somebody_unknown_sees_nothing(known: Starlette, path: str) -> None:
     answer = ask(known, path)
