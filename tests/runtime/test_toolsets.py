@@ -18,6 +18,7 @@ from agentfsm import (
     Host,
     MemoryStore,
     RunContext,
+    SuspensionApprovalError,
     SuspensionToolError,
     Tool,
     ToolContext,
@@ -161,7 +162,7 @@ def other_delete(page: str) -> str:
 
 @pytest.mark.parametrize(
     ("later", "why"),
-    [([], "this agent does not have"), ([tool(name="delete")(other_delete)], "another")],
+    [([], "this agent does not have"), ([tool(name="delete", requires_approval=True)(other_delete)], "another")],
     ids=["no longer has it", "has another one"],
 )
 @pytest.mark.parametrize("stored", [True, False])
@@ -443,3 +444,15 @@ def test_an_agent_with_other_toolsets_is_another_tool():
 
     assert digest([EditorTools()]) == digest([EditorTools()])
     assert len({digest([]), digest([EditorTools()]), digest([Broken()])}) == 3
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_the_approval_that_chosen_tools_need_is_pinned_when_the_run_begins(stored: bool):
+    host = Host(store=MemoryStore() if stored else None, secret=b"s" * 32)
+    begun = agent_with([EditorTools(delete, tool(look))], call("delete", page="a"), host=host)
+    waits = begun.run_sync("go", run_id="r", tags=["editor"])
+    record: Any = "r" if stored else waits.outcome.suspension_record
+    weaker = agent_with([EditorTools(replace(delete, requires_approval=False))], call("delete", page="b"), host=host)
+    with pytest.raises(SuspensionApprovalError, match="'delete' needs an approval there, and none here"):
+        weaker.resume_sync(record, Allow())
+    assert agent_with([EditorTools(delete)], "ok", host=host).resume_sync(record, Deny("no")).output == "ok"
