@@ -430,19 +430,8 @@ class Runs:
         else:
             report = await purge_runs(self._store, what, keyring, by=by, reason=reason, dry_run=dry_run)
         if not dry_run:
-            await self._drop_queued(report.purged)
+            await _drop_queued(self._store, self._waker, report.purged)
         return report
-
-    async def _drop_queued(self, purged: Iterable[str]) -> None:
-        """Take runs that were purged before a worker began with them from the queues."""
-        if self._waker is None:
-            return
-        from agentfsm.workers.waker import Activation  # only where workers are used
-
-        gone = set(purged)
-        for each in await self._store.maintenance.tombstones():
-            if each.run_id in gone and not each.seq:
-                await self._waker.drop(Activation(each.run_id, 0, ""))
 
     async def erase(self, person: ErasureQuery, *, by: str = "", dry_run: bool = False) -> ErasureReport:
         """Erase a person's data: purge their runs, delete a text from all other runs, and compact the store.
@@ -462,10 +451,22 @@ class Runs:
         """
         report = await erase(self._store, person, self._require_keyring(), by=by, dry_run=dry_run)
         if not dry_run:
-            await self._drop_queued(report.purged)
+            await _drop_queued(self._store, self._waker, report.purged)
         return report
 
     def _require_keyring(self) -> Keyring:
         if self._keyring is None:
             raise ConfigurationError("what is written has to be sealed: give the secret, as in Runs(store, secret=...)")
         return self._keyring
+
+
+async def _drop_queued(store: Store, waker: Waker | None, purged: Iterable[str]) -> None:
+    """Take runs that were purged before a worker began with them from the queues."""
+    if waker is None:
+        return
+    from agentfsm.workers.waker import Activation  # only where workers are used
+
+    gone = set(purged)
+    for each in await store.maintenance.tombstones():
+        if each.run_id in gone and not each.seq:
+            await waker.drop(Activation(each.run_id, 0, ""))
