@@ -10,7 +10,7 @@ from typing import Any
 
 from agentfsm.analysis.analysis_limits import AnalysisLimitError, AnalysisLimits, Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
-from agentfsm.analysis.bounds import Bounds, compute_bounds, moves_by_counters, with_unseen_calls
+from agentfsm.analysis.bounds import MAX_TRACE_ROWS, Bounds, compute_bounds, moves_by_counters, with_unseen_calls
 from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions, makes_unseen_calls
 from agentfsm.analysis.model_checker import ModelChecker, SafetyProperty, Trace, find_lasso, row_ids
 from agentfsm.analysis.state_space import BreadthFirstSearch, CompiledRow, Configuration, StateSpace
@@ -18,9 +18,6 @@ from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.machine.graph import Graph
 
 __all__ = ["Analysis", "DeadTransition", "Verdict", "analyse"]
-
-MAX_TRACE_ROWS = 5_000
-"""A longest run with more moves than this is not replayed under all assumptions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ The result is the same as over the full state space; see ``counter_acceleration`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import prod
 
 from agentfsm.analysis.analysis_limits import Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
@@ -16,6 +18,7 @@ from agentfsm.analysis.counter_acceleration import (
     CounterShift,
     PathSummary,
     flatten_rows,
+    is_foldable,
     max_summary,
     shift_values,
 )
@@ -34,9 +37,16 @@ from agentfsm.loop.detectors import ITERATIONS
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.guards import approval_required, in_doubt
 from agentfsm.loop.outcomes import CALL_MODEL, RUN_CALLS
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = ["Bounds", "compute_bounds", "moves_by_counters", "row_cost", "with_unseen_calls"]
+__all__ = ["MAX_TRACE_ROWS", "Bounds", "compute_bounds", "moves_by_counters", "row_cost", "with_unseen_calls"]
+
+MAX_LAYER_VALUES = 200
+"""How many combinations of values of large counters there may be in a layer before counters are left free."""
+
+MAX_TRACE_ROWS = 5_000
+"""A longest run with more moves than this is cut off, and not replayed under all assumptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,8 @@ class Bounds:
         tool_calls: Tool calls of replies between two waits; not those of sub-agents and of states of your own.
         model_calls_in_all: Model calls of a whole run, including all extensions by a person.
         tool_calls_in_all: Tool calls of replies in a whole run.
-        longest: The places of the rows of a run that ends with a longest stretch between two waits.
+        longest: The places of the rows of a run that ends with a longest stretch between two waits; those after the
+            first ``MAX_TRACE_ROWS + 1`` are left out.
         reachable_rows: The places of the rows that some run takes, judged by the budget counters alone.
         assumptions: What the bounds depend on.
         from_counters: A bound on the moves between two waits that follows from the declared counters alone.
@@ -82,7 +93,7 @@ def compute_bounds(graph: Graph, assumptions: Assumptions, meter: Meter | None =
         AnalysisLimitError: The meter's limit is reached.
     """
     dead = dead_variables(graph, assumptions)
-    space = StateSpace(graph, assumptions, [c.name for c in assumptions.counters if c.budget], meter, dead)
+    space = StateSpace(graph, assumptions, _followed(graph, assumptions), meter, dead)
     try:
         bounds = _BoundsComputation(space, count_model_calls=True, count_tool_calls=True).result()
     except UnboundedError:
@@ -95,6 +106,33 @@ def compute_bounds(graph: Graph, assumptions: Assumptions, meter: Meter | None =
     model = _BoundsComputation(space, count_model_calls=True, count_tool_calls=False).result()
     tools = _BoundsComputation(space, count_model_calls=False, count_tool_calls=True).result()
     return replace(bounds, model_calls_in_all=model.model_calls_in_all, tool_calls_in_all=tools.tool_calls_in_all)
+
+
+def _followed(graph: Graph, assumptions: Assumptions) -> list[str]:
+    """The counters to follow: the budgets.
+
+    Large ones multiply the state space. If they are too many, those of your own are left free whose limits are not
+    needed for a bound, because other counters bound the moves. The bounds hold all the same, but may be less close.
+    """
+    budgets = [c for c in assumptions.counters if c.budget]
+    large = sorted((c for c in budgets if is_foldable(c)), key=lambda c: c.limit)
+    of_the_loop = {c.name for c in LOOP.counters}
+    left_out: set[str] = set()
+    for each in (c for c in reversed(large) if c.name not in of_the_loop):
+        left = [c for c in large if c.name not in left_out]
+        if prod(c.limit + 1 for c in left[:-1]) <= MAX_LAYER_VALUES:  # the largest of them orders the layers
+            break
+        if _is_bounded_without(graph, left_out | {each.name}):
+            left_out.add(each.name)
+    return [c.name for c in budgets if c.name not in left_out]
+
+
+def _is_bounded_without(graph: Graph, names: Set[str]) -> bool:
+    try:
+        graph.max_moves(lambda counter: None if counter.name in names else 1)
+    except GraphError:
+        return False
+    return True
 
 
 def with_unseen_calls(bounds: Bounds, graph: Graph, guardrails: AgentGuardrails) -> Bounds:
@@ -204,7 +242,7 @@ class _BoundsComputation:
         if not graph.unbounded:
             with suppress(UnboundedError):
                 in_all = LongestPaths(layered, lambda s: _calls(s.with_waits)).from_start[1:]
-        rows = tuple(_longest(layered, paths))
+        rows = tuple(islice(_longest(layered, paths), MAX_TRACE_ROWS + 1))
         return Bounds(*paths.most, *in_all, rows, frozenset(graph.rows_seen))
 
     def _hub(self, node: Configuration) -> int:

@@ -29,6 +29,7 @@ __all__ = [
     "PathSummary",
     "ReachedNode",
     "flatten_rows",
+    "is_foldable",
     "max_summary",
     "shift_values",
 ]
@@ -111,7 +112,7 @@ class AcceleratedGraph:
     def __init__(self, space: StateSpace, row_cost: Callable[[int], Cost]) -> None:
         self.space = space
         self._row_cost = row_cost
-        self.large = tuple(i for i, c in enumerate(space.counters, 1) if _is_foldable(c))
+        self.large = tuple(i for i, c in enumerate(space.counters, 1) if is_foldable(c))
         self.limits = tuple(space.counters[i - 1].limit for i in self.large)
         self.increased = [n for n, i in enumerate(self.large) if not any(u.to for u in space.counters[i - 1].updates)]
         self.no_shift: CounterShift = (0,) * len(self.large)
@@ -340,7 +341,7 @@ def shift_values(values: Configuration, shift: CounterShift, limits: Configurati
     return tuple([-1 - by if by < 0 else min(limit, value + by) for value, by, limit in changes])
 
 
-def _is_foldable(counter: Variable) -> bool:
+def is_foldable(counter: Variable) -> bool:
     """Whether a counter is large, and its changes compose: it is only increased or set."""
     return (
         counter.accelerated

@@ -264,7 +264,9 @@ class _VariableBuilder(_RowReader):
         if row.extends and self.source(row).waits and not self.into_wait(row):
             if name == d.ITERATIONS.name:  # filled up, or as far as the person says
                 most = cap if counter == d.ITERATIONS else cap + 1  # one of another limit may be left empty
-                left = range(min(cap, spent), max(most, spent + 1))
+                least = min(cap, spent)
+                # where the real value may be larger anyway, the least stands for all
+                left = range(least, least + 1 if self.charged_unseen(counter) else max(most, spent + 1))
                 yield Update.of(row, to=tuple(left), when="about == iteration_limit")
             elif name == d.CONTINUES.name:
                 for label in _LIMIT_LABELS:

@@ -35,6 +35,9 @@ BOUNDS_AFTER_MOVES = 200
 Until then its calls are those of a path of the model, and no path of the model exceeds the bounds.
 """
 
+BOUNDS_LIMITS = AnalysisLimits(max_configurations=100_000, max_seconds=3.0)
+"""How much may be explored for the bounds: the event loop waits meanwhile. Past that, those of the counters remain."""
+
 NO_BOUNDS = Bounds(None, None, None, None, None)
 
 MAX_SUSPENDED = 1_000
@@ -98,11 +101,11 @@ class ProofModel:
         return self._spaces[guardrails]
 
     def bounds(self, guardrails: AgentGuardrails) -> Bounds:
-        """The bounds under given limits, as ``check`` prints them; without numbers if they are left open there."""
+        """The bounds under given limits, as ``check`` prints them; only that of the counters if they take too long."""
         if guardrails not in self._bounds:
             full, _ = self.spaces(guardrails)
             try:
-                bounds = compute_bounds(self.graph, full.assumptions, Meter(AnalysisLimits()))
+                bounds = compute_bounds(self.graph, full.assumptions, Meter(BOUNDS_LIMITS))
             except AnalysisLimitError as error:
                 bounds = replace(NO_BOUNDS, limit=str(error))
             else:

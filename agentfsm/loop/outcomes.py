@@ -48,12 +48,11 @@ __all__ = [
 ]
 
 
-CHECK_BUDGETS = EffectSpec("check_budgets", outcomes=("checked",))
+CHECK_BUDGETS = EffectSpec("check_budgets")
 """Wait for the backoff and, on the first step, recall memories; the guards check the budgets."""
 
 CALL_MODEL = EffectSpec(
     "call_model",
-    outcomes=("replied",),
     exceptional=("transient_provider", "provider_error", "context_overflow"),
     charges=("iterations",),
 )
@@ -61,7 +60,6 @@ CALL_MODEL = EffectSpec(
 
 PARSE_REPLY = EffectSpec(
     "parse_reply",
-    outcomes=("answer",),
     exceptional=("output_malformed", "output_truncated", "output_refused"),
     on_request=("tool_calls",),
 )
@@ -69,21 +67,17 @@ PARSE_REPLY = EffectSpec(
 
 RUN_CALLS = EffectSpec(
     "run_calls",
-    outcomes=("calls_ran",),
     exceptional=("in_doubt",),
     on_request=("approval_required",),
     charges=("iterations",),
 )
 """Run the next call of the batch, or all that may run in parallel; a sub-agent's model calls are charged."""
 
-JUDGE_RESULTS = EffectSpec(
-    "judge_results", outcomes=("judged",), on_request=("question_asked", "declared_done", "declared_unable")
-)
+JUDGE_RESULTS = EffectSpec("judge_results", on_request=("question_asked", "declared_done", "declared_unable"))
 """Nothing: the results are in the run already, and the guards read them there."""
 
 CHOOSE_RECOVERY = EffectSpec(
     "choose_recovery",
-    outcomes=("retry", "narrow_scope"),
     exceptional=("ask_user", "handoff", "stop"),
     on_request=("retry_tool",),
 )

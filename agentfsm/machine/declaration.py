@@ -85,11 +85,12 @@ class Counter:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class EffectSpec:
-    """What is declared about an effect: the outcomes that it may come back with.
+    """What is declared about an effect: the outcomes that it may come back with and that need a row of their own.
+
+    What else it comes back with, any row of the state may take, also the one without a guard.
 
     Attributes:
         name: Its name, which the journal stores for each state.
-        outcomes: Outcomes that any row of the state may take, also the one without a guard.
         exceptional: Outcomes that need a row whose guard takes them (``takes``); a graph without one is refused.
         on_request: Outcomes that come only where a row takes them. An agent whose tools may lead to one is refused if
             its graph has no such row.
@@ -97,7 +98,6 @@ class EffectSpec:
     """
 
     name: str
-    outcomes: tuple[str, ...] = ()
     exceptional: tuple[str, ...] = ()
     on_request: tuple[str, ...] = ()
     charges: tuple[str, ...] = ()

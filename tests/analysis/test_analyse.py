@@ -17,6 +17,7 @@ from agentfsm.analysis import (
     Update,
     Variable,
     analyse,
+    bounds,
     iff,
     must_pass,
     never_after,
@@ -27,11 +28,13 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.loop.detectors import tool_error
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.guards import vote_recorded
+from agentfsm.loop.history import KeepLast, Summarize
 from agentfsm.loop.outcomes import CALL_MODEL
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.transition_table import LOOP, with_votes
 from agentfsm.machine import declaration
 from agentfsm.machine.graph import Graph, StateSpec, Transition
+from agentfsm.runtime.compaction import with_compaction
 from tests.helpers.graphs import (
     endless_retry,
     random_graph_with_assumptions,
@@ -39,6 +42,11 @@ from tests.helpers.graphs import (
     unasked_guard,
     unchecked_graph,
 )
+
+
+def never(run: object) -> bool:
+    return False
+
 
 FEW = AgentGuardrails(max_iterations=3, max_steps=6)
 
@@ -82,6 +90,42 @@ def test_bounds_follow_the_guardrails(iterations: int, calls: int, retries: int)
     # 3 moves to the calls, 2 for each call, 1 to recover and back to pre_step; the end is the runaway
     assert found.bounds.moves == iterations * (3 + rounds * (2 * calls + 1)) + 1
     assert found.exact
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [KeepLast(turns=2), Summarize(above_tokens=50_000)], ids=["kept", "summarized"])
+def test_a_history_policy_leaves_the_bounds_of_the_default_limits_as_they_are(policy: KeepLast | Summarize) -> None:
+    """No lap that shortens the history is longer than one of the 750 that the longest run spends without a call."""
+    found = analyse(with_compaction(LOOP, policy))
+    assert found.ok
+    plain = analyse(LOOP).bounds
+    assert found.bounds == replace(
+        found.bounds,
+        moves=plain.moves,
+        tool_calls=plain.tool_calls,
+        tool_calls_in_all=plain.tool_calls_in_all,
+        model_calls=50,
+        model_calls_in_all=200,
+    )
+    assert found.explored < 100_000
+
+
+def test_counters_that_no_bound_needs_are_left_free_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds are then at least as large, and only where other counters bound the moves."""
+    graph = with_compaction(LOOP, KeepLast(turns=2, max_compactions=5))
+    known = graph_assumptions(graph, FEW)
+    close = bounds.compute_bounds(graph, known)
+    monkeypatch.setattr(bounds, "MAX_LAYER_VALUES", 0)
+    free = bounds.compute_bounds(graph, known)
+    assert close.moves is not None
+    assert free.moves is not None
+    assert close.moves <= free.moves < 2 * close.moves
+    needed = Graph(
+        (StateSpec("work"), StateSpec("end", final=True)),
+        (Transition("work", never, "work", spends="tries"), Transition("work", None, "end", ends="completed")),
+        counters=(declaration.Counter("tries", 5),),
+    )
+    assert analyse(needed).bounds.moves == 6
 
 
 def test_bounds_under_limits_that_are_too_large_for_an_analysis_are_left_open() -> None:

@@ -27,7 +27,15 @@ from agentfsm import (
     tool,
 )
 from agentfsm.agent.config import proof_traits
-from agentfsm.analysis import AgentTraits, Analysis, Assumptions, GuardAssumption, analyse
+from agentfsm.analysis import (
+    AgentTraits,
+    Analysis,
+    AnalysisLimits,
+    Assumptions,
+    GuardAssumption,
+    analyse,
+    run_monitor,
+)
 from agentfsm.analysis.bounds import Bounds
 from agentfsm.analysis.run_monitor import ProofModel, follow_rows
 from agentfsm.errors import GraphError, ModelMismatchError
@@ -187,6 +195,16 @@ def test_more_model_calls_than_are_printed_are_reported() -> None:
     assert agent_bounds(agent).bounds.model_calls == 3
     with pytest.raises(ModelMismatchError, match="at most 3 model calls without waiting, and the run has made 10"):
         agent.run_sync("go")
+
+
+def test_bounds_that_would_hold_up_the_event_loop_are_those_of_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_monitor, "BOUNDS_LIMITS", AnalysisLimits(max_configurations=10))
+    bounds = ProofModel(LOOP, AgentTraits()).bounds(LIMITS)
+    assert bounds.limit == "explored 10 configurations, which is the limit"
+    assert (bounds.moves, bounds.model_calls) == (None, None)
+    assert bounds.from_counters == analyse(LOOP, guardrails=LIMITS).bounds.from_counters
+    agent = Agent(Spendthrift(), guardrails=AgentGuardrails(max_iterations=3), host=Host(monitor="raise"))
+    assert agent.run_sync("go").ok  # it makes more model calls than `check` prints
 
 
 def agent_bounds(agent: Agent) -> Analysis:

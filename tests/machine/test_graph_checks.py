@@ -283,7 +283,7 @@ def test_a_row_that_leads_on_does_not_end_the_run():
 
 # -- 8 what an effect comes back with ------------------------------------------------------------------
 
-SHAKY = EffectSpec("shaky", outcomes=("fine",), exceptional=("late", "lost"), on_request=("asked",))
+SHAKY = EffectSpec("shaky", exceptional=("late", "lost"), on_request=("asked",))
 
 
 @takes("late")
