@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from agentfsm.cli.verify_command import (
 from agentfsm.errors import StoreError
 from agentfsm.journal.checkpoint import Checkpoint
 from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.verification import GOOD, TAMPERED, UNVERIFIABLE, VerificationReport, unchecked_lines, with_doubt
@@ -37,6 +38,7 @@ from agentfsm.report.findings import Findings, ReportedRun
 from agentfsm.report.markdown_report import run_markdown
 from agentfsm.report.page import DecisionFilter, find_decisions, period_page, run_page
 from agentfsm.report.pdf import render_pdf
+from agentfsm.runs import Runs
 
 __all__ = ["report"]
 
@@ -129,7 +131,7 @@ def report(
     It says what was asked, how it ended and who allowed what and when; it has the picture with the run's path, every
     move with the guards that said no and the one that held, the transcript, failures, costs and the graph; and what
     agentfsm verify finds, with the keys and the checkpoint that were used. What was redacted in the store, or
-    withheld from it, is not in the report either.
+    withheld from it, is not in the report either. The runs of its sub-agents follow it.
 
     With --tool, --since or --until it lists what people decided, over all runs: all approvals of a tool in a month.
 
@@ -169,6 +171,7 @@ def _collect(
     hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(location))
     problems = [VerificationReport("(log)", TAMPERED, 0, None, changed)] if changed else []
     runs: list[ReportedRun] = []
+    run_ids = tuple(dict.fromkeys(each for run_id in run_ids for each in _with_sub_agents(Runs(store), run_id)))
     stored = {head.run_id for head in await_result(store.heads())}
     for found in map(with_doubt, verify_runs(run_ids, None, location, hashes, keyring)):
         if found.run_id in stored or found.run_id in run_ids:
@@ -185,6 +188,22 @@ def _collect(
         unchecked=tuple(unchecked_lines(keyring is not None, None if signed is None else signed.date)),
         problems=tuple(problems),
     )
+
+
+def _with_sub_agents(runs: Runs, run_id: str) -> Iterator[str]:
+    """A run, and after it the runs that it called as sub-agents, each with those that it called."""
+    yield run_id
+    query = RunQuery(parent=run_id, limit=_PAGE_SIZE)
+    while True:
+        page = await_result(runs.list(query))
+        for info in page.runs:
+            yield from _with_sub_agents(runs, info.run_id)
+        if not page.next:
+            return
+        query = replace(query, after=page.next)
+
+
+_PAGE_SIZE = 100
 
 
 def _read_records(store: Store, run_id: str) -> tuple[SealedRecord, ...]:

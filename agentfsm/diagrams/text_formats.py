@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from agentfsm.diagrams.style import Palette, Theme, palette_for
-from agentfsm.diagrams.view import Box, RowKind, TableRow, View
+from agentfsm.diagrams.view import Box, LegendKey, RowKind, TableRow, View
 from agentfsm.machine.graph import StateSpec, Transition
 
 __all__ = ["markdown", "mermaid", "plain_text", "plantuml"]
@@ -94,6 +94,7 @@ def _mermaid(view: View, p: Palette) -> Iterator[str]:
         label = "<br/>".join(_row_text(r) for r in rows) + _ending_text(rows[0].transition)
         arrow = "-.->" if rows[0].mark == "removed" else _MERMAID_ARROWS[rows[0].kind]
         yield f'  {_mermaid_id(source)} {arrow}|"{label}"| {_mermaid_id(target)}'
+    yield from _mermaid_legend(view)
     completed: tuple[RowKind, ...] = ("done",) if any(b.kind == "done" for b in view.boxes) else ()
     kinds: tuple[RowKind, ...] = ("happy", "recover", "wait", "stop", *completed)
     for box_kind in kinds:
@@ -110,6 +111,35 @@ def _mermaid(view: View, p: Palette) -> Iterator[str]:
     dim = [str(i) for i, (_, _, rows) in enumerate(edges, 1) if _all_dim(rows)]
     if dim:
         yield f"  linkStyle {','.join(dim)} stroke:{p.faint}"
+
+
+_TINT_MEANINGS: dict[RowKind, str] = {
+    "happy": "happy path",
+    "recover": "recovery",
+    "wait": "waiting for a person",
+    "done": "the run completed",
+    "stop": "the end",
+}
+"""What the tint of a box means."""
+
+
+def _mermaid_legend(view: View) -> Iterator[str]:
+    """A box for each tint that there is, and for the thick frame, in a group of its own."""
+    classes = dict.fromkeys(_mermaid_class(box) for box in view.boxes)
+    marks = dict(view.legend)
+    texts: dict[str, str] = {kind: text for kind, text in _TINT_MEANINGS.items() if kind in classes}
+    texts |= {name: marks.get(key, key) for name, key in _FADED.items() if name in classes}
+    yield '  subgraph legend-box["legend"]'
+    for name, text in texts.items():
+        yield f'    legend-{name}["{_escape_mermaid(text)}"]:::{name}'
+    if "current" in marks:
+        yield f'    legend-current["{_escape_mermaid(marks["current"])}"]'
+        yield "    style legend-current stroke-width:4px"
+    yield "  end"
+
+
+_FADED: dict[str, LegendKey] = {"dim": "dim", "gone": "removed"}
+"""The classes of boxes that an overlay fades, and what each is called in a legend."""
 
 
 def _all_dim(rows: list[TableRow]) -> bool:

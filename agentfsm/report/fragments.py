@@ -13,10 +13,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from agentfsm.diagrams import diagram
 from agentfsm.errors import AgentfsmError
+from agentfsm.loop.messages import Message
 from agentfsm.machine.graph import Graph
 from agentfsm.report.findings import Findings, ReportedRun, key_ids_of, verdict_of
-from agentfsm.report.ledger import CostLine, FailureEntry, HumanDecision, LedgerRow, RunLedger, TranscriptEntry
+from agentfsm.report.ledger import (
+    CostLine,
+    FailureEntry,
+    HumanDecision,
+    LedgerRow,
+    RunLedger,
+    TranscriptEntry,
+    json_of,
+)
 from agentfsm.report.run_graph import graph_of_run, path_of_run
+from agentfsm.report.sent_requests import SentRequest
 from agentfsm.report.visible_text import clip, escape, format_time
 
 __all__ = [
@@ -28,6 +38,8 @@ __all__ = [
     "ledger_html",
     "list_html",
     "picture_html",
+    "prompts_html",
+    "sub_runs_html",
     "summary_html",
     "table_html",
     "transcript_html",
@@ -234,6 +246,44 @@ def _message(entry: TranscriptEntry) -> str:
 
 
 _ROLES = {"user": "user", "assistant": "model", "tool": "tool", "system": "user", "person": "person"}
+
+
+def prompts_html(requests: Iterable[SentRequest]) -> str:
+    """Every request to the model as it was sent; what a request has in common with the one before is not repeated."""
+    found = "".join(
+        f"<details><summary>Request {number}, record {request.seq}: {_common(request)}</summary>"
+        f'<ol class="transcript">{"".join(map(_sent, request.added))}</ol></details>'
+        for number, request in enumerate(requests, 1)
+    )
+    return found or "<p>No model was called, or what it was sent was redacted.</p>"
+
+
+def _common(request: SentRequest) -> str:
+    total = f"{request.same + len(request.added):,} messages"
+    return f"{total}, the first {request.same:,} as in the request before" if request.same else total
+
+
+def _sent(message: Message) -> str:
+    calls = "".join(
+        f"<div>calls {_text(call.name)}{_block(json_of(call.arguments))}</div>" for call in message.tool_calls
+    )
+    head = f"<b>{escape(message.role.value)}</b>{f' {_text(message.name)}' if message.name else ''}"
+    return f"<li class={_ROLES.get(message.role.value, 'other')}>{head}{_block(message.content)}{calls}"
+
+
+def sub_runs_html(runs: Sequence[tuple[str, RunLedger]]) -> str:
+    """The runs that a run called as sub-agents.
+
+    Args:
+        runs: Each with the id of its part of the page.
+    """
+    items = (
+        f'<li><a href="#{escape(name)}">{escape(ledger.run_id)}</a>: {_text(clip(ledger.asked, MAX_SUMMARY))} '
+        f"<small>{escape(ledger.ending.replace('_', ' ') or ledger.status)}, "
+        f"{sum(line.cost_usd for line in ledger.costs):.4f} USD</small>"
+        for name, ledger in runs
+    )
+    return f"<ul>{''.join(items)}</ul>"
 
 
 def failures_html(failures: Sequence[FailureEntry]) -> str:

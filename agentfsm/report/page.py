@@ -20,6 +20,8 @@ from agentfsm.report.fragments import (
     how_to_verify_html,
     ledger_html,
     picture_html,
+    prompts_html,
+    sub_runs_html,
     summary_html,
     table_html,
     transcript_html,
@@ -27,6 +29,7 @@ from agentfsm.report.fragments import (
     verification_html,
 )
 from agentfsm.report.ledger import HumanDecision, RunLedger, read_ledger
+from agentfsm.report.sent_requests import sent_requests
 from agentfsm.report.stylesheet import STYLE
 from agentfsm.report.visible_text import escape, format_time
 
@@ -67,13 +70,16 @@ def run_page(runs: Sequence[ReportedRun], findings: Findings, made_at: float) ->
     """A report on runs, as one HTML page.
 
     Args:
-        runs: The runs, each with its records and what its verification found.
+        runs: The runs, each with its records and what its verification found; one that called another as a sub-agent
+            links to it.
         findings: How they were verified, and what is wrong with the store.
         made_at: When the report is made, in seconds since the epoch.
     """
     ledgers = [read_ledger(run.run_id, run.sealed) for run in runs]
     names = [_section_id(number) for number in range(1, len(runs) + 1)]
-    title = f"Report on run {runs[0].run_id}" if len(runs) == 1 else f"Report on {len(runs)} runs"
+    ids = {run.run_id for run in runs}
+    roots = [run for run, ledger in zip(runs, ledgers, strict=True) if ledger.parent not in ids]
+    title = f"Report on run {roots[0].run_id}" if len(roots) == 1 else f"Report on {len(runs)} runs"
 
     def body() -> Iterator[str]:
         if len(runs) > 1:
@@ -89,7 +95,8 @@ def run_page(runs: Sequence[ReportedRun], findings: Findings, made_at: float) ->
             )
             yield table_html("The runs of this report", ("run", "verification", "ended", "started", "moves"), rows)
         for name, run, ledger in zip(names, runs, ledgers, strict=True):
-            yield from _run_sections(name, run, ledger, findings)
+            called = [each for each in zip(names, ledgers, strict=True) if each[1].parent == run.run_id]
+            yield from _run_sections(name, run, ledger, findings, called)
         yield f'<section><h2 id="verify">How this was checked</h2>{how_to_verify_html(runs, findings)}</section>'
 
     return _page(title, findings.worst(runs), body, findings, made_at)
@@ -99,15 +106,20 @@ def _section_id(number: int) -> str:
     return f"r{number}"
 
 
-def _run_sections(name: str, run: ReportedRun, ledger: RunLedger, findings: Findings) -> Iterator[str]:
+def _run_sections(
+    name: str, run: ReportedRun, ledger: RunLedger, findings: Findings, called: Sequence[tuple[str, RunLedger]]
+) -> Iterator[str]:
     verdict = verdict_of(run.verification)
     yield f'<article data-run id="{name}"><h2>Run <span class="said">{escape(run.run_id)}</span></h2>'
     yield summary_html(ledger, verdict)
+    sub_agents = [("Sub-agents", sub_runs_html(called))] if called else []
     for title, fragment in (
         ("Who allowed what", decisions_html(ledger.decisions)),
+        *sub_agents,
         ("The path of the run", picture_html(ledger)),
         ("Ledger of moves", ledger_html(ledger.moves, name)),
         ("Transcript", transcript_html(ledger.transcript)),
+        ("Prompts as sent", prompts_html(sent_requests(run.sealed))),
         ("Failures", failures_html(ledger.failures)),
         ("Costs", costs_html(ledger.costs)),
         ("Graph", graph_html(ledger)),

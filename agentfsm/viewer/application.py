@@ -26,10 +26,9 @@ from agentfsm.runs import Runs
 from agentfsm.runtime.host import ReplayGuard
 from agentfsm.viewer.access import LOOPBACK_NAMES, Access, AccessMiddleware, Authenticate, PathScopes, visitor_of
 from agentfsm.viewer.agent_runner import AgentRunner
-from agentfsm.viewer.assets import serve_asset
 from agentfsm.viewer.followed_run import FollowedRuns
 from agentfsm.viewer.pages import PAGES
-from agentfsm.viewer.shell import page_html
+from agentfsm.viewer.shell import page_html, serve_asset
 from agentfsm.viewer.viewer_context import ViewerContext, context_of
 from agentfsm.viewer.viewer_page import Page, PageError, json_response, shown
 

@@ -70,6 +70,32 @@ def test_a_report_of_all_runs_has_each_of_them(store: Path, tmp_path: Path) -> N
     ]
 
 
+def test_the_runs_of_sub_agents_follow_the_run_that_called_them(tmp_path: Path) -> None:
+    file = tmp_path / "runs.db"
+    with SqliteStore(file) as opened:
+        host = Host(store=opened, secret=SECRET, clock=FakeClock())
+        inner = Agent(ScriptedModel(["the innermost"]), host=host)
+        outer = Agent(
+            ScriptedModel([call("inner", task="go deeper"), "the middle"]),
+            tools=[inner.as_tool("inner", "Inner.")],
+            host=host,
+        )
+        agent = Agent(
+            ScriptedModel([call("outer", task="go deep"), "done"]), tools=[outer.as_tool("outer", "Outer.")], host=host
+        )
+        agent.run_sync("Go.", run_id="whole")
+    assert command("report", "whole", "--store", file, "--output", tmp_path / "report.html").exit_code == 0
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "<h1>Report on run whole</h1>" in page
+    heads = re.findall(r'<article data-run id="(r\d)"><h2>Run <span class="said">([^<]*)', page)
+    assert [name for name, _ in heads] == ["r1", "r2", "r3"]
+    assert [run_id.count(".") for _, run_id in heads] == [0, 1, 2]
+    nested = re.findall(r"<h3>Sub-agents</h3><ul><li><a href=\"#(r\d)\">[^<]*</a>: <span[^>]*>([^<]*)", page)
+    assert nested == [("r2", "go deep"), ("r3", "go deeper")]
+    # the run asked for the outer agent, and got its answer
+    assert re.search(r"Request 2, record \d+: 3 messages, the first 1 as in the request before", page)
+
+
 def test_decisions_about_a_tool_in_a_period(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "october.html"
     for words, decisions in (

@@ -213,6 +213,10 @@ MERMAID = (
     r'  \w+ (==>|-->|-\.->)\|"[^"\n|]*"\| \w+',
     r"  classDef \w+ fill:#\w{6},stroke:#\w{6},color:#\w{6}(,stroke-dasharray:4 3)?",
     r"  style \w+ stroke-width:4px",
+    r'  subgraph legend-box\["legend"\]',
+    r'    legend-\w+\["[^"]*"\](:::\w+)?',
+    r"    style legend-current stroke-width:4px",
+    r"  end",
     r"  linkStyle \d+(,\d+)* stroke:#\w{6}",
 )
 
@@ -230,7 +234,7 @@ def test_mermaid_lines_match_its_grammar(graph: Graph) -> None:
     styled = re.findall(r"linkStyle ([\d,]+)", diagram(graph, "mermaid"))
     assert sorted(int(n) for numbers in styled for n in numbers.split(",")) == list(range(1, edges + 1))
     for word in ("end", "default"):  # keywords of Mermaid
-        assert not re.search(rf"^  {word}\b", text, re.MULTILINE)
+        assert not re.search(rf"^  {word}\b(?!$)", text, re.MULTILINE)  # "end" alone ends the legend
 
 
 def test_xstate_has_guards_in_order_and_none_on_the_last_row() -> None:

@@ -110,6 +110,17 @@ def test_everything_that_is_tinted_or_greyed_out_is_in_the_legend() -> None:
         assert all(f": {text}" in dot for text in texts)
 
 
+def test_every_tint_of_a_mermaid_picture_is_in_its_legend() -> None:
+    counts = {"pre_step.otherwise": 1}
+    graphs = [(LOOP, None), (LOOP, RunPath(counts, "suspended")), (changed(), DiffOverlay(SMALL_GRAPH))]
+    for graph, overlay in graphs:
+        text = diagram(graph, "mermaid", overlay=overlay)
+        boxes, _, legend = text.partition("subgraph legend-box")
+        tints = re.findall(r":::(\w+)$", boxes, re.MULTILINE)
+        assert set(re.findall(r":::(\w+)$", legend, re.MULTILINE)) == set(tints)
+        assert ("the run is here" in legend) == isinstance(overlay, RunPath)
+
+
 def test_an_overlay_says_what_its_marks_mean() -> None:
     class Slow:
         def apply_to(self, view: View) -> View:
