@@ -2,8 +2,8 @@
 
 For an auditor who does not want to trust agentfsm: read these lines, then run them. Exit code 0: good; 1: not. The
 journal must have every record that the log has of it, and the log must begin with what the checkpoint signed; openssl
-can check its Ed25519 signature. With the secrets of the host in AGENTFSM_SECRET, one a line, each record's MAC is
-checked, too.
+can check its Ed25519 signature. With the secrets of the host in AGENTFSM_SECRET, one a line, MACs are checked,
+too: of records that were written together, the last one has one, which vouches for all before it.
 """
 
 import base64
@@ -46,7 +46,7 @@ def root_hash(entries: list[str]) -> bytes:  # of the Merkle tree of RFC 6962
 def verify(lines: list[str], checkpoint: str = "", log: str = "", secrets: Iterable[bytes] = ()) -> str | None:
     keys, strangers = {derive(s, "key id")[:4].hex(): derive(s, "journal record") for s in secrets}, list[int]()
     sealed: bool | None = None  # whether the last record has a MAC; None before the first
-    hashes, redacted, started, ended = ["00" * 32], set[tuple[int, int]](), set[str](), set[str]()
+    mac, hashes, redacted, started, ended = "", ["00" * 32], set[tuple[int, int]](), set[str](), set[str]()
     table, epoch, finished, state, fingerprint, request = dict[str, tuple[str, str, str]](), 0, False, None, None, None
     for number, line in enumerate(lines, 1):
         try:
@@ -67,7 +67,8 @@ def verify(lines: list[str], checkpoint: str = "", log: str = "", secrets: Itera
             require(
                 mac[:8] not in keys or mac[8:] == seal, "its MAC does not match: it was not written with the secret"
             )
-            strangers = [*([] if adopted else strangers), *([number] if keys and mac[:8] not in keys else [])]
+            unknown = keys and mac != "next" and mac[:8] not in keys  # next: the MAC of the next record vouches for it
+            strangers = [*([] if adopted else strangers), *([number] if unknown else [])]
             ignored, acquired = kind in IGNORED, kind.startswith("run.") and kind != "run.finished"
             require(ignored or not finished, "the run had finished")
             require(epoch == record["epoch"] or (epoch < record["epoch"] and (ignored or acquired)), "wrong epoch")
@@ -108,6 +109,7 @@ def verify(lines: list[str], checkpoint: str = "", log: str = "", secrets: Itera
         for seq, digest in own or [(0, "")]:  # record 0: the checkpoint does not have this run
             if hashes[seq : seq + 1] != [digest]:
                 problems += [f"record {seq}: the checkpoint has another one: the journal was truncated or rewritten"]
+    problems += [f"record {len(lines)}: the record after it, whose MAC vouches for it, is missing"] * (mac == "next")
     return problems[0] if problems else None
 
 

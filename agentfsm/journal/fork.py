@@ -82,7 +82,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
     for kind, fields, hidden in bodies:
         seq = len(new_records) + 1
         body = encode({**fields, "kind": kind, "seq": seq, "epoch": lease.epoch, "ts": int(time.time() * 1000)})
-        new_records.append(sealer.seal(seq, body, last_hash, hidden))
+        new_records.append(sealer.seal(seq, body, last_hash, hidden, is_last=seq == len(bodies)))
         last_hash = new_records[-1].hash
     status: Status = "running" if parent.suspension is None else "suspended"
     info = _listed(new_id, run, status, new_records, parent.suspension)

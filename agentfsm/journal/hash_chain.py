@@ -1,7 +1,8 @@
 """The hash chain of a journal: where hashes are computed, and the check that no record was changed, moved or removed.
 
 A record's MAC says that someone with the host's secret wrote the record, and vouches for all records before
-it, too, whose hashes are part of its hash. It is the first half of ``HMAC-SHA256(key, hash)``, after the
+it, too, whose hashes are part of its hash. So the last record of each commit has one, and the records before it in the
+same commit say that the next one vouches for them. It is the first half of ``HMAC-SHA256(key, hash)``, after the
 key id of the secret.
 
 A record's hash is ``SHA-256(0x00 || previous hash || body)``; for the first record, the previous hash is 32 zero
@@ -16,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.records import VOUCHED_BY_NEXT, SealedRecord
 from agentfsm.journal.store import Head
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 
@@ -27,6 +28,7 @@ __all__ = [
     "MacVerifier",
     "RecordSealer",
     "commitment",
+    "parse_hidden",
     "record_hash",
 ]
 
@@ -68,7 +70,7 @@ class RecordSealer:
     def __init__(self, keys: SecretKeys | None) -> None:
         self._keys = keys
 
-    def seal(self, seq: int, body: str, previous: str, hidden: str = "") -> SealedRecord:
+    def seal(self, seq: int, body: str, previous: str, hidden: str = "", *, is_last: bool = True) -> SealedRecord:
         """The sealed record.
 
         Args:
@@ -76,9 +78,15 @@ class RecordSealer:
             body: Its canonical JSON.
             previous: The hash of the record before it; ``GENESIS_HASH`` for the first.
             hidden: Its hidden values.
+            is_last: Whether it is the last one of those that are written together, which vouches for all of them.
         """
         digest = record_hash(previous, body)
-        mac = "" if self._keys is None else self._keys.seal(KeyPurpose.record, bytes.fromhex(digest))
+        if self._keys is None:
+            mac = ""
+        elif is_last:
+            mac = self._keys.seal(KeyPurpose.record, bytes.fromhex(digest))
+        else:
+            mac = VOUCHED_BY_NEXT
         return SealedRecord(seq, body, digest, hidden, mac)
 
 
@@ -137,7 +145,7 @@ class HashChainVerifier:
             return
         if not record.hidden:
             raise InvalidRecordError("its hidden values are gone, and no record says that they were redacted")
-        entries = _parse_hidden(record.hidden)
+        entries = parse_hidden(record.hidden)
         if len(entries) != len(commitments):
             raise InvalidRecordError(
                 f"it has {len(commitments)} commitments, and {len(entries)} hidden values are stored beside it"
@@ -195,7 +203,7 @@ class MacVerifier:
 
     def __init__(self, keyring: Keyring | None) -> None:
         self._keyring = keyring
-        self._has_mac: bool | None = None  # whether the last record has one; None if there is no record yet
+        self._last: str | None = None  # that of the last record; None if there is no record yet
         self._without = False  # whether a record that was not adopted has none
         self._unknown_key_id = ""  # of a record that was not adopted
 
@@ -209,9 +217,9 @@ class MacVerifier:
         Raises:
             InvalidRecordError: Somebody without the secret wrote it.
         """
-        had_mac, self._has_mac = self._has_mac, bool(record.mac)
+        before, self._last = self._last, record.mac
         if not record.mac:
-            if had_mac:
+            if before:
                 raise InvalidRecordError("it has no MAC, and the record before it has: it was added without the secret")
             self._without = True
             return
@@ -219,7 +227,7 @@ class MacVerifier:
             self._without, self._unknown_key_id = False, ""
         elif self._without:
             raise InvalidRecordError("it has a MAC, and a record before it has none: that one was added or changed")
-        if self._keyring is None:
+        if self._keyring is None or record.mac == VOUCHED_BY_NEXT:
             return
         valid = self._keyring.check_seal(KeyPurpose.record, bytes.fromhex(record.hash), record.mac)
         if valid is None:
@@ -234,12 +242,14 @@ class MacVerifier:
             head: The head of the run in its store, if there is a store.
 
         Raises:
-            InvalidRecordError: Somebody without the secret wrote it.
+            InvalidRecordError: Somebody without the secret wrote it, or the last records.
         """
+        if self._last == VOUCHED_BY_NEXT:
+            raise InvalidRecordError("the record after it, whose MAC vouches for it, is missing")
         if head is None or self._keyring is None or self._without:
             return
         if not head.mac:
-            if self._has_mac:
+            if self._last:
                 raise InvalidRecordError("the store's row of the run has no MAC: it was written without the secret")
             self._without = True  # it has no records
             return
@@ -258,8 +268,15 @@ class MacVerifier:
         return ""
 
 
-def _parse_hidden(text: str) -> list[tuple[bytes, str] | None]:
-    """The salt and the JSON text of each hidden value, the text exactly as it was hashed; None for a redacted one."""
+def parse_hidden(text: str) -> list[tuple[bytes, str] | None]:
+    """The salt and the JSON text of each hidden value, the text exactly as it was hashed; None for a redacted one.
+
+    Args:
+        text: The hidden values of a record that has some, as ``SealedRecord.hidden``.
+
+    Raises:
+        InvalidRecordError: They are not written as this package writes them.
+    """
     values: list[tuple[bytes, str] | None] = []
     entries: list[str] = []
     place = 1

@@ -86,20 +86,21 @@ class RecordWriter:
         self._outcomes.resume_from(tool, results)
 
     def write(self, entries: Iterable[JournalEntry]) -> list[SealedRecord]:
-        """The sealed records of some entries.
+        """The sealed records of the entries of one commit.
 
         Raises:
             TypeError: A value cannot be represented as JSON.
             ValueError: A value contains itself or is nested too deeply.
         """
-        return [self._seal(entry) for entry in entries]
+        given = list(entries)
+        return [self._seal(entry, is_last=number == len(given)) for number, entry in enumerate(given, 1)]
 
-    def _seal(self, entry: JournalEntry) -> SealedRecord:
+    def _seal(self, entry: JournalEntry, *, is_last: bool) -> SealedRecord:
         write_fast = self._fast_writers.get(entry[0])
         text = write_fast(entry) if write_fast is not None else None
         if text is None:
             text = self._write_generic(entry)
-        record = self._sealer.seal(self.seq, text, self.head, self._commitments.drain())
+        record = self._sealer.seal(self.seq, text, self.head, self._commitments.drain(), is_last=is_last)
         self.head = record.hash
         return record
 

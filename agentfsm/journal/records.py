@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMAT_VERSION",
     "MIGRATION_BASES",
+    "VOUCHED_BY_NEXT",
     "Record",
     "RenameMap",
     "SealedRecord",
@@ -41,6 +42,10 @@ __all__ = [
 FORMAT_VERSION = 1
 """The version of the journal format; the first record of every run states it."""
 
+VOUCHED_BY_NEXT = "next"
+"""In place of a record's MAC: that of the next record vouches for it, because its hash covers this one's. Of the
+records that are written together, only the last one has a MAC of its own."""
+
 MIGRATION_BASES = frozenset({"replayed", "vouched"})
 """What admitted a run to a new graph: a replay of its path on that graph, or the word of the developer."""
 
@@ -54,7 +59,8 @@ class SealedRecord(NamedTuple):
         hash: The record's hash, 64 hex digits.
         hidden: A JSON array of the hidden values, ``[salt in hex, value]`` each, null for a redacted one; an empty
             string if there are none.
-        mac: Who wrote it: a key id and a MAC of the hash, 40 hex digits; an empty string if it has none.
+        mac: Who wrote it: a key id and a MAC of the hash, 40 hex digits, or ``VOUCHED_BY_NEXT``; an empty string if
+            nothing shows who did.
     """
 
     seq: int
@@ -258,7 +264,7 @@ def read_line(number: int, line: str) -> SealedRecord:
     return SealedRecord(number, rest[fields.end() : -1], head.removeprefix('{"hash":"'), hidden, fields[1] or "")
 
 
-_AFTER_HIDDEN = re.compile(r',(?:"mac":"([0-9a-f]*)",)?"record":')
+_AFTER_HIDDEN = re.compile(r',(?:"mac":"([0-9a-f]*|next)",)?"record":')
 
 
 def _split_hidden(text: str) -> tuple[str, str]:

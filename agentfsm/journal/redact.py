@@ -102,7 +102,8 @@ async def _delete(
                 "epoch": lease.epoch,
                 "ts": int(time.time() * 1000),
             }
-            written.append(sealer.seal(seq, encode({**body, "by": by} if by else body), previous))
+            text, is_last = encode({**body, "by": by} if by else body), len(written) + 1 == len(targets)
+            written.append(sealer.seal(seq, text, previous, is_last=is_last))
             previous = written[-1].hash
         status = "running" if head is None else head.status
         await store.append(lease, written, status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.records import VOUCHED_BY_NEXT, SealedRecord
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, VerificationReport
 
 __all__ = ["Findings", "ReportedRun", "key_ids_of", "verdict_of"]
@@ -62,4 +62,4 @@ def verdict_of(report: VerificationReport) -> str:
 
 def key_ids_of(sealed: Iterable[SealedRecord]) -> tuple[str, ...]:
     """The ids of the secrets under which records were sealed, 8 hex digits each, in order."""
-    return tuple(dict.fromkeys(row.mac[:_KEY_ID_DIGITS] for row in sealed if row.mac))
+    return tuple(dict.fromkeys(row.mac[:_KEY_ID_DIGITS] for row in sealed if row.mac not in ("", VOUCHED_BY_NEXT)))

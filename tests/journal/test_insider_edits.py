@@ -33,6 +33,7 @@ from agentfsm.journal.sqlite.sqlite_run_info import write_run_info
 from agentfsm.journal.sqlite.sqlite_store import select_records
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.journal_rows import stored_bodies, unpack_rows
 from tests.helpers.journal_scenarios import add, finished_run, look, pay, waiting_run
 
 SECRET = b"of the tests"
@@ -58,7 +59,7 @@ class Row(NamedTuple):
 
 
 class Insider:
-    """Changes a store's file without its triggers, and puts them back.
+    """Changes a store's file without its triggers, and puts them back. It gets a row for each record first.
 
     Args:
         folder: Has the file, ``runs.db``, and a copy of it from before the last vote, ``before.db``.
@@ -66,6 +67,7 @@ class Insider:
 
     def __init__(self, folder: Path) -> None:
         self.path, self.before = folder / "runs.db", folder / "before.db"
+        unpack_rows(self.path)
         self.db = sqlite3.connect(self.path, isolation_level=None)
 
     def relist(self) -> None:
@@ -149,6 +151,10 @@ def swap_numbers(insider: Insider) -> None:
 
 
 def cut(insider: Insider) -> None:
+    insider.write("whole", insider.rows("whole")[:31], status="running")
+
+
+def cut_within_a_commit(insider: Insider) -> None:
     insider.write("whole", insider.rows("whole")[:30], status="running")
 
 
@@ -287,12 +293,15 @@ EDITS: list[tuple[str, Needs, Callable[[Insider], None]]] = [
     ("hidden values removed", "nothing", sql(update("whole", 4, "hidden = NULL"))),
     ("a hidden value removed as if redacted", "nothing", sql(update("whole", 4, "hidden = '[null]'"))),
     ("a hidden value added", "nothing", sql(update("whole", 2, "hidden = '[[\"00\",1]]'"))),
-    ("a MAC", "secret", sql(update("whole", 4, "mac = CAST(substr(mac, 1, 19) || x'00' AS BLOB)"))),
-    ("a MAC shortened", "secret", sql(update("whole", 4, "mac = CAST(substr(mac, 1, 19) AS BLOB)"))),
+    ("a MAC", "secret", sql(update("whole", 6, "mac = CAST(substr(mac, 1, 19) || x'00' AS BLOB)"))),
+    ("a MAC shortened", "secret", sql(update("whole", 6, "mac = CAST(substr(mac, 1, 19) AS BLOB)"))),
     ("a MAC of another record", "secret", sql(
-        update("whole", 4, f"mac = (SELECT mac FROM journal {at('whole', 5)})"))),
-    ("the key id of a MAC", "secret", sql(update("whole", 4, "mac = CAST(x'00000000' || substr(mac, 5) AS BLOB)"))),
-    ("one MAC removed", "nothing", sql(update("whole", 4, "mac = NULL"))),
+        update("whole", 6, f"mac = (SELECT mac FROM journal {at('whole', 3)})"))),
+    ("the MAC of another record, in place of a mark that the next one has it", "secret", sql(
+        update("whole", 4, f"mac = (SELECT mac FROM journal {at('whole', 6)})"))),
+    ("the key id of a MAC", "secret", sql(update("whole", 6, "mac = CAST(x'00000000' || substr(mac, 5) AS BLOB)"))),
+    ("one MAC removed", "nothing", sql(update("whole", 6, "mac = NULL"))),
+    ("a mark that the next record has the MAC removed", "nothing", sql(update("whole", 4, "mac = NULL"))),
     ("all MACs of a run removed", "secret", sql(
         "UPDATE journal SET mac = NULL WHERE key >> 32 = 2", row("whole", "mac = NULL"))),
     ("all MACs removed", "secret", sql("UPDATE journal SET mac = NULL", "UPDATE run SET mac = NULL")),
@@ -309,6 +318,7 @@ EDITS: list[tuple[str, Needs, Callable[[Insider], None]]] = [
         "INSERT INTO journal VALUES (2 << 32, '{}', zeroblob(32), NULL, NULL)")),
     ("the last record deleted", "nothing", sql(f"DELETE FROM journal {at('whole', 50)}")),
     ("a tail cut off, and the run's row made to fit", "either", cut),
+    ("a tail cut off within a commit, and the run's row made to fit", "nothing", cut_within_a_commit),
     ("a record repeated", "nothing", sql(
         f"INSERT INTO journal SELECT key + 1, body, hash, hidden, mac FROM journal {at('whole', 50)}")),
     ("a record inserted, and all hashes made to fit", "either", lambda i: i.insert(
@@ -512,7 +522,7 @@ def payments(path: Path) -> int:
     names = ("pay", "transfer")
     with contextlib.closing(sqlite3.connect(path)) as db:
         try:
-            bodies = [str(body) for (body,) in db.execute("SELECT body FROM journal")]
+            bodies = stored_bodies(db)
         except sqlite3.Error:  # there is no table, or no store
             return 0
     return sum('"kind":"effect.intent"' in body and f'"name":"{name}"' in body for body in bodies for name in names)

@@ -35,6 +35,7 @@ from agentfsm.journal.redact import RunFilter, files_with_text, find_text, redac
 from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.journal_rows import unpack_rows
 
 ANN = "ann+x@example.org"
 SECRET = b"of the tests, 32 bytes at the least"
@@ -171,6 +172,7 @@ async def _result_of(run: Any) -> Any:
 def test_a_value_that_is_missing_and_was_not_redacted_is_told_from_a_redacted_one(path: Path) -> None:
     with SqliteStore(path) as store:
         asyncio.run(redact_text(store, ANN, KEYRING, runs=RunFilter("talk")))
+    unpack_rows(path)
     with contextlib.closing(sqlite3.connect(path)) as db:
         key, hidden = db.execute("SELECT key, hidden FROM journal WHERE hidden LIKE '%nothing here%'").fetchone()
         values = [None if "nothing here" in json.dumps(each) else each for each in json.loads(hidden)]

@@ -22,6 +22,7 @@ from agentfsm.errors import StoreError, StoreFormatError
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.journal.sqlite.sqlite_store import SCHEMA_VERSION
 from agentfsm.loop.keys import Keyring
+from tests.helpers.journal_rows import unpack_rows
 from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run
 
 V_0_1_0 = Path(__file__).parents[1] / "data" / "v0.1.0" / "runs.db"
@@ -30,13 +31,14 @@ RECORD = 4  # of the run "whole": a model's reply, with hidden values beside it
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs: "first", "whole" and "waits"."""
+    """Three runs, "first", "whole" and "waits", with a row for each record."""
     path = tmp_path_factory.mktemp("made") / "runs.db"
     store = SqliteStore(path)
     waiting_run(store, "first")
     finished_run(store, "whole")
     waiting_run(store, "waits")
     store.close()
+    unpack_rows(path)
     return path
 
 
@@ -477,6 +479,7 @@ def test_a_fork_with_another_parent_hash_is_found(path: Path) -> None:
     store = SqliteStore(path)
     (first, *_), others = asyncio.run(store.records("forked")), asyncio.run(store.records("first"))
     store.close()
+    unpack_rows(path)
     parent = json.loads(first.body)["parent"]
     body = first.body.replace(parent["hash"], others[5].hash)
     forged = record_hash(GENESIS_HASH, body)

@@ -5,10 +5,9 @@ Whoever owns the database can drop a trigger, put a view in place of a table, or
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
+from agentfsm.journal.commit_encoding import run_id_in
 from agentfsm.journal.maintenance import Damage
+from agentfsm.journal.postgres.postgres_rows import SELECT_ROWS, rows_of
 from agentfsm.journal.postgres.postgres_schema import TABLES, TRIGGERS
 from agentfsm.journal.postgres.postgres_session import Connection
 
@@ -26,7 +25,7 @@ _TRIGGERS = """
 _RULES = "SELECT tablename, rulename FROM pg_rules WHERE schemaname = 'agentfsm'"
 
 _ORPHANS = """
-    SELECT run, count(*), max(body) FILTER (WHERE seq = 1) FROM agentfsm.journal AS journal
+    SELECT run, max(seq) FROM agentfsm.journal AS journal
     WHERE NOT EXISTS (SELECT FROM agentfsm.run WHERE run.id = journal.run) GROUP BY run ORDER BY run
 """
 _BEFORE_THE_FIRST = "SELECT run, count(*) FROM agentfsm.journal WHERE seq < 1 GROUP BY run ORDER BY run"
@@ -81,18 +80,11 @@ async def find_row_damage(db: Connection) -> list[Damage]:
         db: A connection to a database that has the schema.
     """
     damage: list[Damage] = []
-    for number, count, first in await (await db.execute(_ORPHANS)).fetchall():
+    for number, count in await (await db.execute(_ORPHANS)).fetchall():
+        first = await (await db.execute(f"{SELECT_ROWS} LIMIT 1", (number, 0))).fetchall()
         reason = "the store has its records, and the run is missing"
-        damage.append(Damage(_run_id_in(first) or f"(run {number})", reason, count))
+        damage.append(Damage(run_id_in(rows_of(first)) or f"(run {number})", reason, count))
     for number, count in await (await db.execute(_BEFORE_THE_FIRST)).fetchall():
         reason = "it has a record before its first"
         damage.append(Damage(f"(run {number})", reason, count))
     return damage
-
-
-def _run_id_in(first_record: Any) -> str:
-    """The run id in a first record, or an empty string."""
-    try:
-        return str(json.loads(first_record)["run"])
-    except (ValueError, LookupError, TypeError):
-        return ""

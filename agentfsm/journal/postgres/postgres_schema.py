@@ -22,9 +22,9 @@ __all__ = [
     "schema_sql",
 ]
 
-SCHEMA_VERSION = 4
-"""1: the first one; 2: with columns that list runs; 3: with signals; 4: with holds and tombstones. The first write
-creates it or brings it up to date, and so does ``agentfsm store migrate``."""
+SCHEMA_VERSION = 5
+"""1: the first one; 2: with columns that list runs; 3: with signals; 4: with holds and tombstones; 5: with the records
+of a commit in one row. The first write creates it or brings it up to date, and so does ``agentfsm store migrate``."""
 
 _CREATE_LOCK = 0x6166736D
 """The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
@@ -135,6 +135,16 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     ALTER TABLE agentfsm.run_info ALTER prompt SET STATISTICS 0, ALTER actor SET STATISTICS 0,
         ALTER session SET STATISTICS 0, ALTER tags SET STATISTICS 0;
     """,
+    """
+    ALTER TABLE agentfsm.journal ALTER body DROP NOT NULL,
+        ADD records bytea,  -- of a commit; a row has either these or the body of a single record
+        ADD hidden_values bytea;
+    ALTER TABLE agentfsm.journal ALTER records SET STORAGE EXTERNAL,  -- they are compressed
+        ALTER records SET STATISTICS 0, ALTER hidden_values SET STATISTICS 0;
+    DROP TRIGGER IF EXISTS journal_keeps_what_it_has ON agentfsm.journal;
+    CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF run, seq, body, records, hash, mac ON agentfsm.journal
+        FOR EACH ROW EXECUTE FUNCTION agentfsm.refuse();
+    """,
 )
 """What leads from each version to the next; the first one from an empty schema."""
 
@@ -145,8 +155,8 @@ _REFUSE = "BEGIN RAISE EXCEPTION 'a journal is append-only'; END"
 
 TRIGGERS = {
     "journal_keeps_what_it_has": (
-        "CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF run, seq, body, hash, mac ON agentfsm.journal"
-        " FOR EACH ROW EXECUTE FUNCTION agentfsm.refuse()",
+        "CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF run, seq, body, records, hash, mac ON"
+        " agentfsm.journal FOR EACH ROW EXECUTE FUNCTION agentfsm.refuse()",
         _REFUSE,
     ),
     "journal_loses_nothing": (

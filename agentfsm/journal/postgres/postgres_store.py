@@ -19,8 +19,10 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
 from agentfsm.errors import ConfigurationError, RunExistsError, RunHeldError, StaleLease, StoreError, UnknownRunError
+from agentfsm.journal.commit_encoding import decode_rows, encode_commit, replace_hidden
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.postgres.postgres_maintenance import PostgresMaintenance
+from agentfsm.journal.postgres.postgres_rows import INSERT_ROWS, SELECT_ROWS, row_columns, rows_of
 from agentfsm.journal.postgres.postgres_run_info import (
     ListedRun,
     count_run_infos,
@@ -43,12 +45,16 @@ _SELECT_RUN = """
     FROM agentfsm.run
 """
 
+_SELECT_HASH_BEFORE = """
+    SELECT encode(hash, 'hex') FROM agentfsm.journal WHERE run = %s AND seq <= %s ORDER BY seq DESC LIMIT 1
+"""
+
 _CHANGE_OWNER = """
     UPDATE agentfsm.run SET epoch = %s, owner = %s, owner_key = %s, mac = %s
     WHERE id = %s AND epoch = %s AND seq = %s AND owner_key IS NOT DISTINCT FROM %s
 """
 
-_APPEND = """
+_APPEND = f"""
     WITH head AS (
         SELECT * FROM unnest(
             %(number)s::bigint[], %(epoch)s::bigint[], %(before)s::bigint[], %(seq)s::bigint[], %(hash)s::bytea[],
@@ -63,15 +69,10 @@ _APPEND = """
             AND (run.status <> 'finished' OR head.status = 'finished')
         RETURNING run.id
     ), added AS (
-        INSERT INTO agentfsm.journal (run, seq, body, hash, hidden, mac)
-        SELECT record.* FROM unnest(
-            %(run)s::bigint[], %(record)s::bigint[], %(body)s::text[], %(record_hash)s::bytea[], %(hidden)s::text[],
-            %(record_mac)s::bytea[]
-        ) AS record (run, seq, body, hash, hidden, mac)
-        JOIN fence ON fence.id = record.run
+        {INSERT_ROWS} JOIN fence ON fence.id = new.run
     )
     SELECT id FROM fence
-"""
+"""  # noqa: S608  # our own text
 """Fence and records of many runs in one statement: of a run whose fence fails, nothing is written."""
 
 
@@ -245,12 +246,7 @@ class PostgresStore:
                 held = "SELECT reason FROM agentfsm.hold WHERE id = %s"
                 if found := await (await db.execute(held, (key.number,))).fetchone():
                     raise RunHeldError(key.run_id, found[0])
-                done = await db.execute(
-                    "UPDATE agentfsm.journal SET hidden = %s WHERE run = %s AND seq = %s AND EXISTS"
-                    " (SELECT 1 FROM agentfsm.run WHERE id = %s AND epoch = %s AND owner IS NOT NULL)",
-                    (hidden or None, key.number, seq, key.number, key.epoch),
-                )
-                if not done.rowcount:
+                if not await _redact(db, key, seq, hidden):
                     raise await _stale_error(db, key)
                 if listed is not None:
                     await update_texts(db, key.number, listed)
@@ -305,12 +301,9 @@ class PostgresStore:
             run = await (await db.execute("SELECT id FROM agentfsm.run WHERE run_id = %s", (run_id,))).fetchone()
             if run is None:
                 return None
-            rows = await db.execute(
-                "SELECT seq, body, encode(hash, 'hex'), coalesce(hidden, ''), coalesce(encode(mac, 'hex'), '')"
-                " FROM agentfsm.journal WHERE run = %s AND seq > %s ORDER BY seq",
-                (run[0], after),
-            )
-            return [SealedRecord(*row) for row in await rows.fetchall()]
+            before = await (await db.execute(_SELECT_HASH_BEFORE, (run[0], after))).fetchone()
+            rows = await (await db.execute(SELECT_ROWS, (run[0], after))).fetchall()
+            return decode_rows(rows_of(rows), GENESIS_HASH if before is None else before[0], after)
 
         found = await self._queue().session.read(select, None)
         if found is None:
@@ -573,7 +566,7 @@ async def _new_head(db: Connection, job: _Job, status: Status) -> _NewHead:
 
 async def _append(db: Connection, heads: list[_NewHead]) -> set[int]:
     """Write the records of runs, and return the numbers of those that this process owns."""
-    records = [(head.job.key.number, record) for head in heads for record in head.job.records]
+    rows = [(head.job.key.number, row) for head in heads for row in encode_commit(head.job.records)]
     done = await db.execute(
         _APPEND,
         {
@@ -585,15 +578,28 @@ async def _append(db: Connection, heads: list[_NewHead]) -> set[int]:
             "status": [head.status for head in heads],
             "owner": [head.owner() for head in heads],
             "mac": [head.mac() for head in heads],
-            "run": [number for number, _ in records],
-            "record": [record.seq for _, record in records],
-            "body": [record.body for _, record in records],
-            "record_hash": [bytes.fromhex(record.hash) for _, record in records],
-            "hidden": [record.hidden or None for _, record in records],
-            "record_mac": [bytes.fromhex(record.mac) or None for _, record in records],
+            **row_columns(rows),
         },
     )
     return {row[0] for row in await done.fetchall()}
+
+
+async def _redact(db: Connection, key: _LeaseKey, seq: int, hidden: str) -> bool:
+    """Replace the hidden values of a record; False if the lease is not the run's current one."""
+    owned = "SELECT 1 FROM agentfsm.run WHERE id = %s AND epoch = %s AND owner IS NOT NULL FOR UPDATE"
+    if await (await db.execute(owned, (key.number, key.epoch))).fetchone() is None:
+        return False
+    found = rows_of(await (await db.execute(f"{SELECT_ROWS} LIMIT 1", (key.number, seq - 1))).fetchall())
+    if not found:
+        return False
+    (row,) = found
+    changed = replace_hidden(row, seq, hidden)
+    texts, values = (changed or None, None) if isinstance(changed, str) else (None, changed)
+    await db.execute(
+        "UPDATE agentfsm.journal SET hidden = %s, hidden_values = %s WHERE run = %s AND seq = %s",
+        (texts, values, key.number, row.seq),
+    )
+    return True
 
 
 async def _is_written(db: Connection, head: _NewHead) -> bool:

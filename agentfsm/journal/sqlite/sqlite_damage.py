@@ -8,22 +8,23 @@ a checkpoint detects that.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import StoreError
+from agentfsm.journal.commit_encoding import JournalRow, run_id_in
 from agentfsm.journal.maintenance import Damage
 
 __all__ = ["copy_file", "find_row_damage", "find_schema_damage", "truncate_wal"]
 
 _SELECT_RUN_IDS = "SELECT id FROM run"
 _SELECT_PURGED = "SELECT number FROM tombstone"
-_COUNT_RECORDS_BY_RUN = "SELECT key >> 32, count(*), min(key & 4294967295) FROM journal GROUP BY key >> 32"
-_SELECT_FIRST_RECORD = "SELECT CAST(body AS TEXT) FROM journal WHERE key = (? << 32 | 1)"
+_COUNT_RECORDS_BY_RUN = "SELECT key >> 32, max(key & 4294967295), min(key & 4294967295) FROM journal GROUP BY key >> 32"
+_SELECT_FIRST_ROW = (
+    "SELECT key & 4294967295, body, lower(hex(hash)), hidden FROM journal WHERE key > ? << 32 ORDER BY key LIMIT 1"
+)
 
 
 def find_schema_damage(path: Path) -> list[Damage]:
@@ -69,7 +70,8 @@ def find_row_damage(path: Path) -> list[Damage]:
         counts = db.execute(_COUNT_RECORDS_BY_RUN).fetchall()
         for number, count, first in counts:
             if number not in runs:
-                run_id = _run_id_in(db.execute(_SELECT_FIRST_RECORD, (number,)).fetchone()) or f"(run {number})"
+                rows = db.execute(_SELECT_FIRST_ROW, (number,)).fetchall()
+                run_id = run_id_in([JournalRow(*row) for row in rows]) or f"(run {number})"
                 reason = "the store has its records, and the run is missing"
                 reports.append(Damage(run_id, reason, count))
             elif not first:
@@ -138,11 +140,3 @@ def truncate_wal(path: Path) -> bool:
     except sqlite_schema.READ_ERRORS as error:
         raise sqlite_schema.as_store_error(error, path) from error
     return not busy
-
-
-def _run_id_in(first_record: tuple[Any] | None) -> str:
-    """The run id in a first record, or an empty string."""
-    try:
-        return "" if first_record is None else str(json.loads(first_record[0])["run"])
-    except (ValueError, LookupError, TypeError):
-        return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -37,9 +37,10 @@ __all__ = [
 APPLICATION_ID = 0x6166736D
 """``afsm`` in ASCII: tells an agentfsm store from any other SQLite file."""
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """1: without MACs, as 0.1.0 wrote it; 2: with them; 3: with columns that list runs; 4: with signals; 5: with holds and
-tombstones. The first write migrates a file."""
+tombstones; 6: with the records of a commit in one row. The first write migrates a file; the rows that it has stay as
+they are."""
 
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait for a lock on the file that another program holds."""
@@ -140,7 +141,15 @@ DROP TRIGGER IF EXISTS journal_loses_nothing;
 PRAGMA user_version = 5;
 """
 
-_MIGRATIONS = {1: _MIGRATION_FROM_1, 2: _MIGRATION_FROM_2, 3: _MIGRATION_FROM_3, 4: _MIGRATION_FROM_4}
+_MIGRATION_FROM_5 = "PRAGMA user_version = 6;"  # keeps earlier releases from reading rows that they cannot
+
+_MIGRATIONS = {
+    1: _MIGRATION_FROM_1,
+    2: _MIGRATION_FROM_2,
+    3: _MIGRATION_FROM_3,
+    4: _MIGRATION_FROM_4,
+    5: _MIGRATION_FROM_5,
+}
 """What leads from each version to the next."""
 
 _SCHEMA_OF_2 = f"""
@@ -220,7 +229,7 @@ def wrong_types(db: sqlite3.Connection) -> list[tuple[int, int | None]]:
         sqlite3.Error: The file cannot be read.
     """
     found: list[tuple[int, int | None]] = [(number, None) for number in _rows_with_wrong_types(db, "run")]
-    found += [(key >> 32, key & 0xFFFFFFFF) for key in _rows_with_wrong_types(db, "journal")]
+    found += [(key >> 32, key & 0xFFFFFFFF) for key in _rows_with_wrong_types(db, "journal", _COMMIT_TYPES)]
     if has_tombstones(db):
         found += [(number, None) for table in ("hold", "tombstone") for number in _rows_with_wrong_types(db, table)]
     if has_run_info(db):
@@ -230,12 +239,27 @@ def wrong_types(db: sqlite3.Connection) -> list[tuple[int, int | None]]:
     return found
 
 
-def _rows_with_wrong_types(db: sqlite3.Connection, table: str) -> list[int]:
+_COMMIT_TYPES = {"body": "BLOB", "hidden": "BLOB"}
+"""The types in rows that have the records of a commit, as against those of a single record."""
+
+
+def _rows_with_wrong_types(
+    db: sqlite3.Connection, table: str, other_types: Mapping[str, str] | None = None
+) -> list[int]:
+    """The rows with a value that has another type than declared.
+
+    Args:
+        db: The file.
+        table: The table.
+        other_types: The types that columns may have instead, if all of them in a row have these.
+    """
     columns = db.execute(f"PRAGMA table_info({table})").fetchall()
-    wrong = " OR ".join(
-        f"typeof({name}) NOT IN ('{declared.lower()}', '{declared.lower() if required else 'null'}')"
-        for _, name, declared, required, *_ in columns
-    )
+
+    def wrong_if(types: Mapping[str, str]) -> str:
+        named = [(name, types.get(name, declared).lower(), required) for _, name, declared, required, *_ in columns]
+        return " OR ".join(f"typeof({name}) NOT IN ('{type_}', '{type_ if n else 'null'}')" for name, type_, n in named)
+
+    wrong = wrong_if({}) if other_types is None else f"({wrong_if({})}) AND ({wrong_if(other_types)})"
     return [rowid for (rowid,) in db.execute(f"SELECT rowid FROM {table} WHERE {wrong}")]  # noqa: S608  # our own names
 
 

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary, ref
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import RunExistsError, RunHeldError, StaleLease, StoreError, UnknownRunError
+from agentfsm.journal.commit_encoding import JournalRow, decode_rows, encode_commit, replace_hidden
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
@@ -163,11 +164,12 @@ _UPDATE_RUN = (
     " WHERE id = ? AND run_id = ? AND epoch = ? AND seq = ? AND owner IS NOT NULL"
     " AND (status <> 'finished' OR ? = 'finished')"
 )
-_SELECT_RECORDS = (  # cast to text, because a flipped bit on the disk may change the type of a value
-    "SELECT key - ?, coalesce(CAST(body AS TEXT), ''), lower(hex(hash)), coalesce(CAST(hidden AS TEXT), ''),"
-    " lower(hex({mac})) FROM journal WHERE key > ? AND key < ? ORDER BY key"
+_SELECT_ROWS = (
+    "SELECT key - ?, body, lower(hex(hash)), hidden, CASE WHEN {mac} IS NOT NULL THEN lower(hex({mac})) END"
+    " FROM journal WHERE key > ? AND key < ? ORDER BY key"
 )
-_INSERT_RECORD = "INSERT INTO journal (key, body, hash, hidden, mac) VALUES (?, ?, ?, ?, ?)"
+_SELECT_HASH_BEFORE = "SELECT lower(hex(hash)) FROM journal WHERE key > ? AND key <= ? ORDER BY key DESC LIMIT 1"
+_INSERT_ROW = "INSERT INTO journal (key, body, hash, hidden, mac) VALUES (?, ?, ?, ?, ?)"
 
 
 def insert_records(
@@ -192,20 +194,23 @@ def insert_records(
         digest = "" if run is None else run.digest
     owned = owner if status == "running" else None
     mac = _mac_bytes(keyring, head_row(number, run_id, epoch, owned, seq, digest, status))
-    hashes = [bytes.fromhex(record.hash) for record in records]
-    changes = (seq, hashes[-1] if hashes else bytes.fromhex(digest), status, owned, mac)
+    changes = (seq, bytes.fromhex(digest), status, owned, mac)
     if db.execute(_UPDATE_RUN, (*changes, number, run_id, epoch, before, status)).rowcount != 1:
         raise _stale_error(db, key)
     high = number << 32
     db.executemany(
-        _INSERT_RECORD,
+        _INSERT_ROW,
         [
-            (high | r.seq, r.body, digest, r.hidden or None, bytes.fromhex(r.mac) or None)
-            for r, digest in zip(records, hashes, strict=True)
+            (high | row.seq, row.body, bytes.fromhex(row.hash), row.hidden, _from_hex(row.mac))
+            for row in encode_commit(records)
         ],
     )
     if info is not None:
         write_run_info(db, number, info)
+
+
+def _from_hex(digits: str | None) -> bytes | None:
+    return None if digits is None else bytes.fromhex(digits)
 
 
 def update_hidden(db: sqlite3.Connection, key: LeaseKey, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
@@ -215,6 +220,7 @@ def update_hidden(db: sqlite3.Connection, key: LeaseKey, seq: int, hidden: str, 
         StaleLease: Another owner holds the run.
         UnknownRunError: There is no such run.
         RunHeldError: The run is on hold.
+        StoreError: The values are not those of the record, or the record cannot be read.
     """
     run = db.execute(
         "SELECT id FROM run WHERE run_id = ? AND epoch = ? AND owner IS NOT NULL", (key.run_id, key.epoch)
@@ -224,7 +230,12 @@ def update_hidden(db: sqlite3.Connection, key: LeaseKey, seq: int, hidden: str, 
     held = db.execute("SELECT reason FROM hold WHERE id = ?", run).fetchone()
     if held is not None:
         raise RunHeldError(key.run_id, held[0])
-    db.execute("UPDATE journal SET hidden = ? WHERE key = ?", (hidden, run[0] << 32 | seq))
+    low, high = run[0] << 32, (run[0] + 1) << 32
+    found = db.execute(f"{_SELECT_ROWS.format(mac='mac')} LIMIT 1", (low, low + seq - 1, high)).fetchone()
+    if found is not None:
+        row = JournalRow(*found)
+        changed = replace_hidden(row, seq, hidden)
+        db.execute("UPDATE journal SET hidden = ? WHERE key = ?", (changed, low | row.seq))
     if listed is not None:
         update_texts(db, run[0], listed)
 
@@ -262,8 +273,10 @@ def select_records(db: sqlite3.Connection, run_id: str, after: int) -> list[Seal
     if run is None:
         return None
     low, high = run[0] << 32, (run[0] + 1) << 32
-    query = _SELECT_RECORDS.format(mac="mac" if sqlite_schema.has_macs(db) else "NULL")
-    return [SealedRecord(*row) for row in db.execute(query, (low, low + after, high))]
+    query = _SELECT_ROWS.format(mac="mac" if sqlite_schema.has_macs(db) else "NULL")
+    rows = map(JournalRow._make, db.execute(query, (low, low + after, high)))
+    before = db.execute(_SELECT_HASH_BEFORE, (low, low + after)).fetchone()
+    return decode_rows(rows, GENESIS_HASH if before is None else before[0], after)
 
 
 async def read_row(reader: SqliteReader, run_id: str) -> tuple[_RunRow | None, int]:
