@@ -22,6 +22,7 @@ from agentfsm import Actor, Agent, AgentfsmError, Allow, Approval, Host, SqliteS
 from agentfsm.cli.app import app
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.journal_rows import unpack_rows
 
 SECRET = b"of the host, 32 bytes at the least"
 ANN, BOB, CY = (Actor(name, ("manager",)) for name in ("ann", "bob", "cy"))
@@ -51,6 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for run in ("r", "s"):
         host(path, [], lambda agent, run=run: agent.run("Pay.", run_id=run, actor=ANN), call("pay", amount=5))
         host(path, [], lambda agent, run=run: agent.resume(run, Allow(), by=BOB))
+    unpack_rows(path)
     return path
 
 

@@ -33,6 +33,7 @@ from typing import Any
 from unittest import mock
 
 from agentfsm import Agent, AgentGuardrails, Host, Message, ModelRequest, Reply, SqliteStore, ToolCall, tool
+from agentfsm.journal.commit_encoding import decode_rows, encode_commit
 from agentfsm.journal.hash_chain import GENESIS_HASH, MacVerifier, RecordSealer
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
@@ -43,9 +44,13 @@ from agentfsm.journal.store import head_row, seal_row
 from agentfsm.journal.verification import verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.messages import FinishReason
+from tests.helpers.journal_rows import commits
 
 SIZE = 1000
 """The size of each call's argument and of each result, in characters."""
+
+SHORT, LONG = 135, 2500
+"""Other sizes of arguments and results."""
 
 DISK_S = 0.002
 """The duration of a commit on a simulated slow disk, in seconds."""
@@ -63,19 +68,20 @@ class TalkingModel:
 
     name = "talker"
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, chars: int = SIZE) -> None:
         self.steps = steps
+        self.chars = chars
 
     async def reply(self, request: ModelRequest) -> Reply:
         return self.answer(request.messages[-1].content)
 
     def answer(self, last: str) -> Reply:
         made = int(last.partition(" ")[0]) + 1 if last[0].isdigit() else 1  # a result begins with its number
-        return scripted_reply(made) if made <= self.steps else Reply(Message.assistant("done"))
+        return scripted_reply(made, self.chars) if made <= self.steps else Reply(Message.assistant("done"))
 
 
-def scripted_reply(n: int) -> Reply:
-    text = f"{n} " + "x" * SIZE
+def scripted_reply(n: int, chars: int = SIZE) -> Reply:
+    text = f"{n} " + "x" * chars
     return Reply(Message.assistant("", (ToolCall(f"c{n}", "echo", {"text": text}),)), FinishReason.TOOL_CALLS)
 
 
@@ -85,14 +91,18 @@ async def echo(text: str) -> str:
     return text
 
 
-def agent(store: SqliteStore | None, steps: int) -> Agent:
-    return Agent(TalkingModel(steps), tools=[echo], guardrails=LIMITS, host=Host(store=store))
+def agent(store: SqliteStore | None, steps: int, chars: int = SIZE) -> Agent:
+    return Agent(TalkingModel(steps, chars), tools=[echo], guardrails=LIMITS, host=Host(store=store))
 
 
 async def run_stored(
-    store: SqliteStore | None, steps: int, run_id: str = "r", clock: Callable[[], float] = time.perf_counter
+    store: SqliteStore | None,
+    steps: int,
+    run_id: str = "r",
+    clock: Callable[[], float] = time.perf_counter,
+    chars: int = SIZE,
 ) -> float:
-    one = agent(store, steps)
+    one = agent(store, steps, chars)
     begun = clock()
     await one.run("go", run_id=run_id)
     return clock() - begun
@@ -178,23 +188,21 @@ def compare_stored_with_by_hand(
     return min(mine) / min(theirs)
 
 
-def bytes_a_step(folder: Path, first: int, last: int) -> tuple[float, float]:
-    """The file size per step in bytes, and relative to that of the hand-written loop."""
+def bytes_a_step(folder: Path, first: int, last: int, chars: int = SIZE) -> tuple[float, float]:
+    """The file size per step in bytes, and relative to the JSON of a step's arguments and the text of its result."""
     sizes: dict[int, int] = {}
     for steps in (first, last):
-        path = folder / f"size{steps}.db"
+        path = folder / f"size{steps}-{chars}.db"
         store = SqliteStore(path, synchronous="normal")
-        asyncio.run(run_stored(store, steps))
+        asyncio.run(run_stored(store, steps, chars=chars))
         store.close()
         db = sqlite3.connect(path)
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         db.close()
         sizes[steps] = path.stat().st_size
     a_step = (sizes[last] - sizes[first]) / (last - first)
-    reply = scripted_reply(last)
-    (call,) = reply.message.tool_calls
-    texts = reply_by_hand(reply), result_by_hand(call, str(call.arguments["text"]))
-    return a_step, a_step / sum(len(json.dumps(text)) for text in texts)
+    (call,) = scripted_reply(last, chars).message.tool_calls
+    return a_step, a_step / (len(json.dumps(call.arguments)) + len(str(call.arguments["text"])))
 
 
 def group_commit(folder: Path, runs: int, steps: int) -> float:
@@ -254,6 +262,9 @@ def best(work: Callable[[], Any], rounds: int = 5) -> tuple[Any, float]:
         took.append(time.process_time() - begun)
     return came, min(took)
 
+
+WAITING = 20
+"""Runs that wait for an approval."""
 
 LISTED_RUNS = 100_000
 
@@ -326,6 +337,36 @@ def mac_costs(folder: Path) -> tuple[float, float, float]:
     return (written - hashed) / count * 1e6, rows / count * 1e6, checked / count * 1e6
 
 
+def bytes_an_approval(folder: Path) -> float:
+    """The bytes that a file grows by for each character more in an argument that waits for approval."""
+    sizes: dict[int, int] = {}
+    for chars in (1000, 9000):
+        store = SqliteStore(folder / f"waiting{chars}.db", synchronous="normal")
+        waits = tool(requires_approval=True)(echo.function)
+        one = Agent(TalkingModel(1, chars), tools=[waits], guardrails=LIMITS, host=Host(store=store))
+
+        async def ask(one: Agent = one) -> None:
+            for n in range(WAITING):
+                await one.run("go", run_id=f"w{n}")
+
+        asyncio.run(ask())
+        store.close()
+        sizes[chars] = (folder / f"waiting{chars}.db").stat().st_size
+    return (sizes[9000] - sizes[1000]) / WAITING / 8000
+
+
+def encoding_costs(folder: Path) -> tuple[float, float]:
+    """The time to encode and to decode the records of a commit, in us."""
+    store = SqliteStore(folder / "encoded.db", synchronous="normal")
+    asyncio.run(run_stored(store, 250, "encoded", chars=SHORT))
+    records = asyncio.run(store.records("encoded"))
+    store.close()
+    made = list(commits(records))
+    rows, encoded = best(lambda: [row for commit in made for row in encode_commit(commit)], 15)
+    _, decoded = best(lambda: decode_rows(rows, GENESIS_HASH), 15)
+    return encoded / len(made) * 1e6, decoded / len(made) * 1e6
+
+
 def resealed(records: Sequence[SealedRecord], sealer: RecordSealer) -> list[SealedRecord]:
     made, last = list[SealedRecord](), GENESIS_HASH
     for record in records:
@@ -372,7 +413,14 @@ def measure(folder: Path, report: Callable[[str, float, str], None]) -> None:
     early, _ = bytes_a_step(folder, 10, 50)
     late, part = bytes_a_step(folder, 500, 1000)
     report("bytes a step, steps 500 to 1000 against 10 to 50", late / early, "1.0")
-    report("bytes a step against its text", part, "<= 2")
+    report("bytes a step against its text", part, "<= 2.5")
+    for chars in (SHORT, LONG):
+        a_step, part = bytes_a_step(folder, 100, 500, chars)
+        report(f"the same for {2 * chars} characters of text ({a_step:.0f} bytes)", part, "<= 2.5")
+    report("bytes that a character of a waiting argument takes", bytes_an_approval(folder), "<= 1.1")
+    encoded, decoded = encoding_costs(folder)
+    report("encoding the records of a commit, us", encoded, "<= 15")
+    report("decoding them, us", decoded, "-")
     flush = f"{flush_s(folder) * 1000:.1f} ms"
     slow = f"a disk of {DISK_S * 1000:.0f} ms more"
     report("a stored run against one by hand, NORMAL", compare_stored_with_by_hand(folder, "normal"), "<= 4")

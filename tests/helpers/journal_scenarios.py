@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -46,6 +47,7 @@ from agentfsm import (
 )
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.journal.records import SealedRecord
+from agentfsm.loop.keys import KeyPurpose, SecretKeys
 from agentfsm.loop.messages import FinishReason
 from agentfsm.loop.presets import PRESETS
 from agentfsm.testing import FakeClock, ScriptedModel, call
@@ -115,6 +117,12 @@ def reseal(rows: list[SealedRecord], first: int = 0) -> list[SealedRecord]:
         head = record_hash(head, row.body)
         made.append(row._replace(hash=head))
     return made
+
+
+def with_own_macs(rows: Sequence[SealedRecord], secret: bytes = b"of the tests") -> list[SealedRecord]:
+    """Records as if each had been committed alone, so that a run may be cut off after any of them."""
+    keys = SecretKeys(secret)
+    return [row._replace(mac=keys.seal(KeyPurpose.record, bytes.fromhex(row.hash))) for row in rows]
 
 
 BUSY, LONG = TransientProviderError("busy"), ContextOverflowError("too long")

@@ -28,7 +28,8 @@ from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.verification import GOOD, TAMPERED, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
-from tests.helpers.journal_scenarios import reseal
+from tests.helpers.journal_rows import unpack_rows
+from tests.helpers.journal_scenarios import reseal, with_own_macs
 
 PAYS = [call("pay", to="Ann", amount=1), call("pay", to="Ann", amount=1000), "paid"]
 
@@ -177,7 +178,7 @@ def test_a_reply_to_an_interrupted_run_is_a_clear_error():
 
     async def scene() -> None:
         await asked(bank)
-        rows = (await store.records("r"))[:-1]
+        rows = with_own_macs((await store.records("r"))[:-1])
         other = MemoryStore()
         lease = await other.acquire("r", "gone", new=True, keyring=Keyring(b"of the tests"))
         await other.append(lease, rows, "running")
@@ -195,6 +196,7 @@ def test_arguments_that_were_changed_in_the_store_are_not_shown_for_approval(tmp
     bank = Bank(SqliteStore(path))
     asyncio.run(asked(bank))
     bank.store.close()
+    unpack_rows(path)
     db = sqlite3.connect(path)
     db.execute("DROP TRIGGER journal_keeps_what_it_has")
     for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type='table'").fetchall():

@@ -15,9 +15,9 @@ from agentfsm.journal.verification import OPEN, TAMPERED, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.testing import ScriptedModel, call
-from tests.helpers.journal_scenarios import finished_run
+from tests.helpers.journal_scenarios import finished_run, with_own_macs
 
-WHOLE = asyncio.run(finished_run()[0].records("sample"))
+WHOLE = with_own_macs(asyncio.run(finished_run()[0].records("sample")))
 
 
 class Growing(MemoryStore):

@@ -52,6 +52,7 @@ from tests.helpers.journal_scenarios import (
     sample_agent,
     too_long,
     waiting_run,
+    with_own_macs,
 )
 
 STRICTER = "its path would have been different"
@@ -89,7 +90,7 @@ def stored(rows: Sequence[SealedRecord], run_id: str = "sample") -> MemoryStore:
         while lease.epoch < json.loads(rows[-1].body)["epoch"]:
             await store.release(lease)
             lease = await store.acquire(run_id, "another that is gone", keyring=KEYRING)
-        await store.append(lease, list(rows), "suspended" if waits else "running")
+        await store.append(lease, with_own_macs(rows), "suspended" if waits else "running")
         if not waits:
             await store.release(lease)
 

@@ -56,6 +56,7 @@ from agentfsm.loop.state_json import dump_state
 from agentfsm.models import FallbackModel
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel
 from tests.helpers.child_process import child_environment
+from tests.helpers.journal_scenarios import with_own_macs
 
 SECRET = b"shared by all processes of these tests"
 
@@ -657,7 +658,7 @@ async def cut_off_after(records: list[Any], count: int) -> MemoryStore:
     """A store that has the first records of a run alone, as after a crash."""
     store = MemoryStore()
     lease = await store.acquire("one", "a process that died", new=True, keyring=Keyring(SECRET))
-    await store.append(lease, records[:count], "running")
+    await store.append(lease, with_own_macs(records[:count], SECRET), "running")
     await store.release(lease)
     return store
 
