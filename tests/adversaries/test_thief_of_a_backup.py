@@ -37,6 +37,7 @@ from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.withholding import SecretOpener, Withholder
 from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.journal_rows import unpack_rows
 from tests.helpers.secret_search import forms, found_in
 
 SECRET = b"of the host, 32 random bytes or so"
@@ -326,6 +327,7 @@ def with_records(change: Callable[[str], str]) -> Callable[[Loot], Any]:
     """Change the bodies in the copy, with hashes that fit, and give it to the host as its store."""
 
     async def use(loot: Loot) -> None:
+        unpack_rows(loot.store)
         with sqlite3.connect(loot.store) as db:
             for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
                 db.execute(f"DROP TRIGGER {name}")

@@ -16,6 +16,7 @@ from agentfsm.journal.store_url import locate_store
 from tests.cli.conftest import Cli
 from tests.cli.test_run_command import TOOLS
 from tests.helpers.fake_model_server import FakeModelServer, fake_model_server, text_output, tool_call_output
+from tests.helpers.journal_scenarios import with_own_macs
 
 OPTIONS = ["-m", "some-model", "-t", "tools.py", "--store", "runs.db"]
 
@@ -67,8 +68,10 @@ def start_run(cli: Cli, folder: Path, *more: str, interrupted: bool = False) -> 
     store = SqliteStore(folder / "runs.db")
 
     async def write_records() -> None:
-        lease = await store.acquire(run_id, "gone", new=True, keyring=store_keyring(locate_store(store.path)))
-        await store.append(lease, rows, "running")
+        keyring = store_keyring(locate_store(store.path))
+        assert keyring is not None
+        lease = await store.acquire(run_id, "gone", new=True, keyring=keyring)
+        await store.append(lease, with_own_macs(rows, keyring), "running")
         await store.release(lease)
 
     asyncio.run(write_records())

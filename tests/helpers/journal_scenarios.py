@@ -47,7 +47,7 @@ from agentfsm import (
 )
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.journal.records import SealedRecord
-from agentfsm.loop.keys import KeyPurpose, SecretKeys
+from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.messages import FinishReason
 from agentfsm.loop.presets import PRESETS
 from agentfsm.testing import FakeClock, ScriptedModel, call
@@ -119,10 +119,12 @@ def reseal(rows: list[SealedRecord], first: int = 0) -> list[SealedRecord]:
     return made
 
 
-def with_own_macs(rows: Sequence[SealedRecord], secret: bytes = b"of the tests") -> list[SealedRecord]:
+KEYRING = Keyring(b"of the tests")
+
+
+def with_own_macs(rows: Sequence[SealedRecord], keyring: Keyring = KEYRING) -> list[SealedRecord]:
     """Records as if each had been committed alone, so that a run may be cut off after any of them."""
-    keys = SecretKeys(secret)
-    return [row._replace(mac=keys.seal(KeyPurpose.record, bytes.fromhex(row.hash))) for row in rows]
+    return [row._replace(mac=keyring.current.seal(KeyPurpose.record, bytes.fromhex(row.hash))) for row in rows]
 
 
 BUSY, LONG = TransientProviderError("busy"), ContextOverflowError("too long")

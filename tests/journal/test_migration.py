@@ -331,7 +331,7 @@ def test_a_run_may_be_dismissed_and_recovered_under_a_new_graph():
 
 def test_a_run_that_cannot_continue_does_not_block_the_others(caplog):
     first, _ = waiting_run()
-    rows = asyncio.run(first.records("sample"))[:4]
+    rows = with_own_macs(asyncio.run(first.records("sample"))[:4])
     store = stored([*rows[:2], rows[2]._replace(body=rows[2].body.replace("scripted", "another")), rows[3]], "bad")
 
     async def more() -> list[RunResult]:

@@ -264,6 +264,7 @@ def test_a_server_that_stays_away_is_an_error_that_says_so(url: str) -> None:
     "statement",
     [
         "UPDATE agentfsm.journal SET body = '{}'",
+        "UPDATE agentfsm.journal SET records = '\\x00'",
         "UPDATE agentfsm.journal SET hash = '\\x00'",
         "UPDATE agentfsm.journal SET seq = 7",
         "DELETE FROM agentfsm.journal",

@@ -14,6 +14,7 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import consistent_read
 from agentfsm.journal.verification import TAMPERED, verify
 from tests.helpers.faulty_disk import cut_power, run_on_disk
+from tests.helpers.journal_rows import unpack_rows
 from tests.helpers.journal_scenarios import finished_run
 
 
@@ -157,6 +158,7 @@ WRONG = [("hash", "7"), ("hash", "'text'"), ("body", "8"), ("body", "x'00'"), ("
 def test_a_value_that_changed_its_type_is_tampering(tmp_path, column, value):
     store, _ = finished_run(SqliteStore(tmp_path / "runs.db"))
     store.close()
+    unpack_rows(tmp_path / "runs.db")
     db = sqlite3.connect(tmp_path / "runs.db")
     db.executescript("DROP TRIGGER journal_keeps_what_it_has")
     db.execute(f"UPDATE journal SET {column} = {value} WHERE key & 4294967295 = 4")
@@ -166,6 +168,22 @@ def test_a_value_that_changed_its_type_is_tampering(tmp_path, column, value):
     told = verify("sample", asyncio.run(store.records("sample")), asyncio.run(store.head("sample")))
     store.close()
     assert (told.code, told.seq) == (TAMPERED, 4)
+
+
+@pytest.mark.parametrize(("column", "value"), [*WRONG, ("body", "'text'"), ("body", "x''"), ("hidden", "NULL")])
+def test_a_value_that_changed_its_type_in_the_row_of_a_commit_is_tampering(tmp_path, column, value):
+    store, _ = finished_run(SqliteStore(tmp_path / "runs.db"))
+    store.close()
+    db = sqlite3.connect(tmp_path / "runs.db")
+    db.executescript("DROP TRIGGER journal_keeps_what_it_has")
+    assert db.execute(f"UPDATE journal SET {column} = {value} WHERE key & 4294967295 = 6").rowcount == 1
+    db.commit()
+    db.close()
+    store = SqliteStore(tmp_path / "runs.db")
+    told = verify("sample", asyncio.run(store.records("sample")), asyncio.run(store.head("sample")))
+    store.close()
+    assert told.code == TAMPERED
+    assert told.seq == (6 if column == "hash" else 4)  # records 4 to 6 are in the row
 
 
 @pytest.mark.parametrize(("column", "value"), [("hash", "7"), ("seq", "'many'"), ("status", "5"), ("epoch", "'x'")])

@@ -22,6 +22,7 @@ from agentfsm.journal.sqlite import sqlite_maintenance
 from agentfsm.journal.verification import GOOD, TAMPERED
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.journal_rows import unpack_rows
 from tests.helpers.postgres import empty_database, new_database, shared_server
 
 SECRET = b"of the tests"
@@ -218,6 +219,7 @@ def test_a_run_that_was_tampered_with_stays_and_a_changed_listing_has_none_purge
         async with SqliteStore(path) as store:
             await agent(store, "ok").run("Go.", run_id="changed", tags=["keep"])
             await agent(store, "ok").run("Go.", run_id="tampered", tags=["old"])
+        unpack_rows(path)
         with closing(sqlite3.connect(path)) as db, db:
             db.execute("UPDATE run_info SET tags = '[\"old\"]' WHERE id = 1")
             db.execute("INSERT INTO run_tag (tag, id) VALUES ('old', 1)")

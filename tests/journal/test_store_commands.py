@@ -30,6 +30,7 @@ from agentfsm.cli.app import app
 from agentfsm.cli.user_code import load_tools
 from agentfsm.journal.checkpoint import is_extension, read_checkpoint
 from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.journal_rows import unpack_rows
 from tests.helpers.journal_scenarios import finished_run, waiting_run
 from tests.helpers.scenarios import await_run
 
@@ -185,6 +186,7 @@ def test_show(path):
 def test_verify(path):
     assert command("verify", "whole", "--store", path).startswith("whole  good (")
     assert "waits for a human reply (approval)" in command("verify", "--store", path, code=4)
+    unpack_rows(path)
     forge(path, "UPDATE journal SET body = replace(body, 'scripted', 'another')")
     text = command("verify", "--store", path, code=1)
     assert "whole  TAMPERED" in text

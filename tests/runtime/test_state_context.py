@@ -658,7 +658,7 @@ async def cut_off_after(records: list[Any], count: int) -> MemoryStore:
     """A store that has the first records of a run alone, as after a crash."""
     store = MemoryStore()
     lease = await store.acquire("one", "a process that died", new=True, keyring=Keyring(SECRET))
-    await store.append(lease, with_own_macs(records[:count], SECRET), "running")
+    await store.append(lease, with_own_macs(records[:count], Keyring(SECRET)), "running")
     await store.release(lease)
     return store
 

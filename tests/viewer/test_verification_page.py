@@ -16,6 +16,7 @@ from agentfsm import Agent, Host, SqliteStore
 from agentfsm.journal.checkpoint import SignedHeads
 from agentfsm.testing import ScriptedModel
 from tests.helpers.browser import elsewhere, has_text, site_page
+from tests.helpers.journal_rows import unpack_rows
 from tests.helpers.viewer_server import served
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -34,6 +35,7 @@ def three_runs(file: Path) -> dict[str, dict[int, str]]:
                 signed[head.run_id] = {head.seq: head.hash}
 
     asyncio.run(write())
+    unpack_rows(file)
     with sqlite3.connect(file) as database:
         triggers = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
         for name, _ in triggers:
