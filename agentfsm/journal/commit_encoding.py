@@ -60,7 +60,7 @@ _MARK = re.compile(r'(\{"#":\[(\d+))\x02')
 _SALT_BYTES, _DIGEST_BYTES = 16, 32
 _REDACTED, _REPEATED, _LENGTHS = 0, 1, 2  # what a hidden value begins with: lengths begin at 2
 
-_COMPRESSOR = zlib.compressobj(6, zlib.DEFLATED, _WINDOW_BITS, 5, zdict=DICTIONARY)
+_COMPRESSOR = zlib.compressobj(3, zlib.DEFLATED, _WINDOW_BITS, 5, zdict=DICTIONARY)
 """Copied for each commit, which takes less time than reading the dictionary again."""
 _DECOMPRESSOR = zlib.decompressobj(_WINDOW_BITS, zdict=DICTIONARY)
 
@@ -132,9 +132,11 @@ def _pack_values(record: SealedRecord, values: list[_Value]) -> str:
     body, hidden = record.body, record.hidden
     if hidden[35:37] == '",' and body.count('{"#":[') == 1:  # a single value: it need not be parsed
         found = _COMMITMENT.search(body)
-        if found is None or found[2] != "0" or not (hidden.startswith('[["') and hidden.endswith("]]")):
+        salt, data = bytes.fromhex(hidden[3:35]), hidden[37:-2].encode()
+        as_hidden = hidden.startswith(f'[["{salt.hex()}"') and hidden.endswith("]]")
+        if found is None or found[2] != "0" or sha256(salt + data).hexdigest() != found[3] or not as_hidden:
             raise _NotPackableError
-        values.append(_committed((bytes.fromhex(hidden[3:35]), hidden[37:-2]), found[3], hidden[3:35]))
+        values.append(_Value(salt, data))
         return f"{body[: found.end(1)]}{_DIGEST}{body[found.end() :]}"
     pairs = parse_hidden(hidden) if hidden else []
     digests = {int(place): digest for _, place, digest in _COMMITMENT.findall(body)}
@@ -146,12 +148,10 @@ def _pack_values(record: SealedRecord, values: list[_Value]) -> str:
     return packed
 
 
-def _committed(pair: tuple[bytes, str] | None, digest: str, salt: str | None = None) -> _Value:
+def _committed(pair: tuple[bytes, str] | None, digest: str) -> _Value:
     """A hidden value of a record whose body commits to it by a digest."""
     value = _Value(b"", bytes.fromhex(digest)) if pair is None else _Value(pair[0], pair[1].encode())
     if value.digest() != digest or (pair is not None and len(value.salt) != _SALT_BYTES):
-        raise _NotPackableError
-    if salt is not None and value.salt.hex() != salt:
         raise _NotPackableError
     return value
 
