@@ -120,6 +120,7 @@ if TYPE_CHECKING:
     )
     from agentfsm.loop.model import Model, ModelRequest, ToolSpec
     from agentfsm.loop.outcomes import StateResult
+    from agentfsm.loop.partial_output import PartialOutput
     from agentfsm.loop.presets import Preset
     from agentfsm.loop.quorum import Actor, Approval
     from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy
@@ -213,6 +214,7 @@ __all__ = [
     "ModelReplied",
     "ModelRequest",
     "NoTransitionError",
+    "PartialOutput",
     "PartialRunSummary",
     "PostgresStore",
     "Preset",
@@ -366,6 +368,7 @@ if not TYPE_CHECKING:
             "agentfsm.loop.model": "Model ModelRequest ToolSpec",
             "agentfsm.loop.outcomes": "StateResult",
             "agentfsm.loop.recovery_policy": "DefaultPolicy Recovery RecoveryPolicy",
+            "agentfsm.loop.partial_output": "PartialOutput",
             "agentfsm.loop.presets": "Preset",
             "agentfsm.loop.quorum": "Actor Approval",
             "agentfsm.loop.human_input": "ReachedLimit",
