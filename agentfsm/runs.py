@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.diagrams import diagram
-from agentfsm.errors import ConfigurationError, UnknownRunError
+from agentfsm.errors import ConfigurationError, RunError, UnknownRunError
 from agentfsm.journal.erasure import ErasureQuery, ErasureReport, erase
 from agentfsm.journal.fork import fork
 from agentfsm.journal.listing import find_listing, verify_listing
@@ -22,6 +23,7 @@ from agentfsm.journal.replay_settings import ReplaySettings
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.send_signal import SentSignal, send_answer, send_cancel
 from agentfsm.journal.store import Store, consistent_read, off_loop
+from agentfsm.journal.tenant_store import TenantStore, tenant_tag
 from agentfsm.journal.verification import VerificationReport, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
@@ -33,7 +35,15 @@ from agentfsm.runtime.host import Host
 if TYPE_CHECKING:
     from agentfsm.workers.waker import Waker
 
-__all__ = ["Runs", "StoredRun"]
+__all__ = ["Runs", "StoredRun", "runs_on"]
+
+
+def runs_on(runs: Runs, store: Store) -> Runs:
+    """The same on another store, such as one with the runs of some tenants only: with the same secrets and waker."""
+    other = copy(runs)
+    other._store = store  # pyright: ignore[reportPrivateUsage]  # a method too many for Runs
+    return other
+
 
 SHOWN_MATCHES = 5
 """How many runs an error lists if a prefix is that of several."""
@@ -76,9 +86,11 @@ class Runs:
         old_secrets: Secrets that the host had before.
         authenticate: What the host has, if it has it: see ``Host``.
         waker: The engine of the workers, from ``agentfsm.workers.open_waker``. Without it, ``submit`` is refused.
+        tenant: The name of a tenant, whose runs are those with the tag ``tenant:NAME``. Runs of others are unknown to
+            whatever is called here, and those that are submitted get the tag.
 
     Raises:
-        ConfigurationError: A secret is too short.
+        ConfigurationError: A secret is too short, or it is no name of a tenant.
     """
 
     def __init__(
@@ -89,8 +101,10 @@ class Runs:
         old_secrets: Sequence[bytes] = (),
         authenticate: Callable[[Any], Actor | Awaitable[Actor | None] | None] | None = None,
         waker: Waker | None = None,
+        tenant: str | None = None,
     ) -> None:
-        self._store = store
+        self._store = store if tenant is None else TenantStore(store, [tenant])
+        self._tenant = tenant
         self._waker = waker
         self._keyring = None if secret is None else Keyring(secret, old_secrets)
         self._authenticate = authenticate
@@ -137,6 +151,13 @@ class Runs:
 
         if self._waker is None:
             raise ConfigurationError("nobody would start it: give the waker, as in Runs(store, waker=open_waker(url))")
+        if self._tenant is not None:
+            own = tenant_tag(self._tenant)
+            tags = dict.fromkeys((own, *tags))
+            if other := next((tag for tag in tags if tag.startswith("tenant:") and tag != own), None):
+                raise RunError(f"tag {other!r}: a run that is submitted for {own!r} is that of no other tenant")
+            if idempotency_key is not None:  # the same key of two tenants is two runs
+                idempotency_key = f"{own}\n{idempotency_key}"
         submission = Submission(
             agent=agent,
             prompt=prompt,

@@ -37,6 +37,7 @@ def test_the_adversaries_are_those_that_were_thought_of() -> None:
         "A malicious tool server",
         "An insider with the file",
         "A thief of a backup",
+        "A person of another tenant",
         "A person without the role",
     ]
     assert len(LINKS) >= 25

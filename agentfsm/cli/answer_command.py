@@ -16,6 +16,7 @@ from agentfsm.cli.local_store import (
     require_keyring,
     store_option,
     store_secrets,
+    tenant_option,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.terminal_prompt import TerminalPrompter, parse_extension, parse_reply
@@ -93,6 +94,7 @@ Examples:
 @click.option("--to", "digest", metavar="DIGEST", help="The digest of the request that you saw.")
 @collect_options(SenderOptions, "sender", SENDER_OPTIONS)
 @store_option
+@tenant_option
 def answer(
     run_id: str,
     reply: str | None,
@@ -151,6 +153,7 @@ Examples:
 @click.option("--reason", default="cancelled", metavar="TEXT", help="Why; it stands in the journal.")
 @collect_options(SenderOptions, "sender", SENDER_OPTIONS)
 @store_option
+@tenant_option
 def cancel(run_id: str, reason: str, sender: SenderOptions, location: StoreLocation) -> None:
     """Cancel RUN, whatever process runs it; RUN may be the beginning of an id.
 

@@ -11,6 +11,7 @@ from agentfsm.cli.local_store import (
     require_keyring,
     store_option,
     store_secrets,
+    tenant_option,
 )
 from agentfsm.cli.view_command import DEFAULT_PORT, LOOPBACK
 from agentfsm.journal.store_url import StoreLocation
@@ -35,6 +36,7 @@ Examples:
 @click.option("--url", default=f"http://{LOOPBACK}:{DEFAULT_PORT}/", show_default=True, help="Where the viewer is.")
 @click.option("--hours", default=24.0, show_default=True, help="How long it can be opened.")
 @store_option
+@tenant_option
 def link(run_id: str, name: str, roles: tuple[str, ...], url: str, hours: float, location: StoreLocation) -> None:
     """Print a link with which NAME may see and answer RUN in the viewer, for a mail or a message.
 

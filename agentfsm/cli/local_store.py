@@ -23,12 +23,14 @@ from agentfsm.errors import AgentfsmError, ConfigurationError
 from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation, locate_store, open_store
+from agentfsm.journal.tenant_store import TenantStore, tenant_tag
 from agentfsm.loop.keys import OLD_SECRETS_VARIABLE, SECRET_VARIABLE, Keyring
 
 __all__ = [
     "STORE_HELP",
     "await_result",
     "checkpoint_log",
+    "chosen_tenant",
     "command_runner",
     "complete_run_id",
     "default_store",
@@ -40,6 +42,7 @@ __all__ = [
     "store_keyring",
     "store_option",
     "store_secrets",
+    "tenant_option",
     "used_links_folder",
     "write_for_a_moment",
     "write_private",
@@ -78,6 +81,10 @@ def data_folder() -> Path:
     else:
         base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return base / "agentfsm"
+
+
+_TENANT = f"{__name__}.tenant"
+"""Where the context of a command has the tenant that the command line names."""
 
 
 def default_store() -> StoreLocation:
@@ -120,8 +127,33 @@ def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def tenant_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--tenant NAME``: the command then opens a store in which only that tenant's runs exist."""
+
+    def note(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
+        if name is not None:
+            tenant_tag(name)  # refuses what is no name
+            ctx.meta[_TENANT] = name
+
+    return click.option(
+        "--tenant",
+        metavar="NAME",
+        expose_value=False,
+        callback=note,
+        help="Only the runs of this tenant, which have the tag tenant:NAME; others are unknown then.",
+    )(command)
+
+
+def chosen_tenant() -> str | None:
+    """The tenant that the command line names, if it does."""
+    name: str | None = click.get_current_context().meta.get(_TENANT)
+    return name
+
+
 def open_existing_store(location: StoreLocation) -> Store:
-    """The store at a location; it is closed when the command ends. A server is connected to by its first use.
+    """The store at a location, with the runs of the tenant that the command line names, if it does.
+
+    It is closed when the command ends. A server is connected to by its first use.
 
     Raises:
         click.UsageError: There is no such file.
@@ -131,7 +163,8 @@ def open_existing_store(location: StoreLocation) -> Store:
     """
     if location.file is not None and not location.file.exists():
         raise click.UsageError(f"there is no store at {location.name}")
-    return _close_with_command(open_store(location.url))
+    store, tenant = open_store(location.url), chosen_tenant()
+    return _close_with_command(store if tenant is None else TenantStore(store, [tenant]))
 
 
 def write_for_a_moment(store: Store, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:

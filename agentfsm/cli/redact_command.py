@@ -16,6 +16,7 @@ from agentfsm.cli.local_store import (
     open_existing_store,
     require_keyring,
     store_option,
+    tenant_option,
     write_for_a_moment,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
@@ -66,6 +67,7 @@ Examples:
 @collect_options(TextOptions, "wanted", _TEXT_OPTIONS)
 @click.option("--by", default="", metavar="NAME", help="Who requested the deletion; recorded in the journal.")
 @store_option
+@tenant_option
 @click.pass_context
 def redact(
     ctx: click.Context, run_id: str | None, field: str | None, wanted: TextOptions, by: str, location: StoreLocation

@@ -13,7 +13,7 @@ import click
 from rich.progress import Progress
 
 from agentfsm.cli.console import open_console, single_line
-from agentfsm.cli.local_store import await_result, complete_run_id, open_existing_store, store_option
+from agentfsm.cli.local_store import await_result, complete_run_id, open_existing_store, store_option, tenant_option
 from agentfsm.cli.options import guardrails_option
 from agentfsm.cli.user_code import load_graph
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
@@ -52,6 +52,7 @@ _EXPORT = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run, and one with the totals.")
 @store_option
+@tenant_option
 @click.pass_context
 def replay(
     ctx: click.Context,

@@ -18,6 +18,7 @@ from agentfsm.cli.local_store import (
     open_existing_store,
     store_keyring,
     store_option,
+    tenant_option,
     write_private,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
@@ -117,6 +118,7 @@ _PERIOD_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
 @collect_options(_PeriodOptions, "period", _PERIOD_OPTIONS)
 @collect_options(CheckpointOptions, "witness", CHECKPOINT_OPTIONS)
 @store_option
+@tenant_option
 @click.pass_context
 def report(
     ctx: click.Context,

@@ -20,6 +20,7 @@ from agentfsm.cli.local_store import (
     open_existing_store,
     require_keyring,
     store_option,
+    tenant_option,
     write_for_a_moment,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
@@ -119,6 +120,7 @@ def _search_options(command: CommandFunction) -> CommandFunction:
 @_search_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @store_option
+@tenant_option
 def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
     """List the runs of a store, the newest first.
 
@@ -210,6 +212,7 @@ Examples:
 @click.argument("run_id", metavar="RUN", shell_complete=complete_run_id)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per record.")
 @store_option
+@tenant_option
 @click.pass_context
 def show(ctx: click.Context, run_id: str, as_json: bool, location: StoreLocation) -> None:
     """Show RUN record by record: transitions, the guards evaluated before them, failures, effects and times.
@@ -376,6 +379,7 @@ Examples:
 @click.argument("run_id", metavar="RUN", shell_complete=complete_run_id)
 @click.option("--case", metavar="NAME", help="Write it as a case for agentfsm eval instead, with this name.")
 @store_option
+@tenant_option
 def export(run_id: str, case: str | None, location: StoreLocation) -> None:
     """Write the journal of RUN to stdout as JSON lines, each record exactly as it was hashed.
 
@@ -407,6 +411,7 @@ Examples:
 @click.option("--at", required=True, type=int, metavar="SEQ", help="The last record that the new run shares with RUN.")
 @click.option("--as", "new_id", metavar="ID", help="The new run's id; default: a random one.")
 @store_option
+@tenant_option
 def fork(run_id: str, at: int, new_id: str | None, location: StoreLocation) -> None:
     """Start a new run from RUN as it was after record SEQ, and print its id; agentfsm resume continues it.
 

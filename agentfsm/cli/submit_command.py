@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from agentfsm.cli.console import parse_json_object
-from agentfsm.cli.local_store import await_result, store_option, store_secrets
+from agentfsm.cli.local_store import await_result, chosen_tenant, store_option, store_secrets, tenant_option
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.journal.store_url import StoreLocation, open_store
 from agentfsm.runs import Runs
@@ -87,19 +87,21 @@ Examples:
 @click.argument("prompt")
 @_run_options
 @store_option
+@tenant_option
 def submit(agent: str, prompt: str, run_opts: _RunOptions, location: StoreLocation) -> None:
     """Submit a run of AGENT with PROMPT, and print its id.
 
     AGENT is the name under which workers serve it (agentfsm worker). The request is stored when this returns, and
     encrypted until a worker starts it; agentfsm runs lists the run.
     """
+    tenant = chosen_tenant()
 
     async def submit_run() -> str:
         found = store_secrets(location, create=True)
         waker = open_waker(location.url)
         try:
             async with open_store(location.url) as store:
-                return await Runs(store, secret=found[0], old_secrets=found[1:], waker=waker).submit(
+                return await Runs(store, secret=found[0], old_secrets=found[1:], waker=waker, tenant=tenant).submit(
                     agent,
                     prompt,
                     session_id=run_opts.session,

@@ -16,6 +16,7 @@ from agentfsm.cli.console import shorten, single_line
 from agentfsm.cli.local_store import (
     await_result,
     checkpoint_log,
+    chosen_tenant,
     complete_run_id,
     open_existing_store,
     store_keyring,
@@ -89,6 +90,8 @@ class CheckpointOptions:
     def __post_init__(self) -> None:
         if (self.checkpoint_file is None) != (self.key is None):
             raise click.UsageError("--checkpoint and --key go together")
+        if self.key is not None and chosen_tenant() is not None:
+            raise click.UsageError("a checkpoint names the runs of all tenants: leave out --tenant")
 
     def read(self) -> Checkpoint | None:
         """The checkpoint, or None if there is none.

@@ -18,6 +18,7 @@ from agentfsm.cli.local_store import (
     require_keyring,
     store_option,
     store_secrets,
+    tenant_option,
     used_links_folder,
 )
 from agentfsm.cli.options import collect_options
@@ -58,6 +59,7 @@ Examples:
 
 @click.command(epilog=_EXAMPLES)
 @store_option
+@tenant_option
 @click.option("--as", "name", default="", metavar="NAME", help="Who you are; then you can answer, too.")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role of yours; repeatable.")
 @click.option("--port", default=DEFAULT_PORT, show_default=True, help="The port; 0 for one that is free.")

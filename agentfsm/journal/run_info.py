@@ -105,6 +105,7 @@ class RunQuery:
         actor: Those that somebody with this id requested.
         session: Those of this conversation.
         tag: Those with this tag.
+        any_tag: Those with one of these tags, too.
         model: Those that first called the model with this name.
         since: Those that started then or later, in seconds since the epoch.
         until: Those that started before then.
@@ -124,6 +125,7 @@ class RunQuery:
     actor: str | None = None
     session: str | None = None
     tag: str | None = None
+    any_tag: tuple[str, ...] | None = None
     model: str | None = None
     since: float | None = None
     until: float | None = None
@@ -156,6 +158,7 @@ class RunQuery:
                 )
             )
             and (self.tag is None or self.tag in info.tags)
+            and (self.any_tag is None or not set(self.any_tag).isdisjoint(info.tags))
             and (self.since is None or (started is not None and started >= self.since))
             and (self.until is None or (started is not None and started < self.until))
             and (self.text is None or _fold(self.text) in _fold(info.prompt))

@@ -330,6 +330,9 @@ async def lists_a_run_as_it_was_described(make: OpenStore) -> None:
     )
     _require(await _found(again, tag="a") == [])
     _require(await _found(again, tag="c") == ["run0"])
+    _require(await _found(again, any_tag=("a", "c")) == await _found(again, tag="c", any_tag=("c",)) == ["run0"])
+    _require(await _found(again, any_tag=("a",)) == await _found(again, any_tag=()) == [])
+    _require(await again.count_runs(RunQuery(any_tag=("c", "d"))) == 1)
     await again.aclose()
 
 

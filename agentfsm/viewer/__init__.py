@@ -17,9 +17,10 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("the viewer", "view") from error
 
+from agentfsm.viewer.access import EVERY_TENANT, ByTenant
 from agentfsm.viewer.application import app
 from agentfsm.viewer.passes import one_time_link
 
-__all__ = ["app", "one_time_link"]
+__all__ = ["EVERY_TENANT", "ByTenant", "app", "one_time_link"]
 
 del _starlette

@@ -27,7 +27,17 @@ from agentfsm.viewer.passes import open_pass
 from agentfsm.viewer.shell import error_html
 from agentfsm.viewer.viewer_page import PageError, json_response, shown
 
-__all__ = ["Access", "AccessMiddleware", "Authenticate", "PathScopes", "Visitor", "visitor_of"]
+__all__ = [
+    "EVERY_TENANT",
+    "Access",
+    "AccessMiddleware",
+    "Authenticate",
+    "ByTenant",
+    "PathScopes",
+    "TenantsOf",
+    "Visitor",
+    "visitor_of",
+]
 
 Authenticate = Callable[[Request], Actor | Awaitable[Actor | None] | None]
 
@@ -66,10 +76,12 @@ class Visitor:
     Attributes:
         actor: Who it is; None where the viewer asks nobody.
         only_run: The run that a link let somebody see and answer; an empty string for all runs.
+        tenants: The tenants whose runs they may see; None for all runs.
     """
 
     actor: Actor | None = None
     only_run: str = ""
+    tenants: frozenset[str] | None = None
 
     def check_sees(self, run_id: str) -> None:
         """Check that a run may be shown.
@@ -79,6 +91,32 @@ class Visitor:
         """
         if self.only_run and run_id != self.only_run:
             raise PageError(403, "your link is for another run")
+
+
+EVERY_TENANT = "*"
+"""What ``tenants`` returns among its names for somebody who may see the runs of everybody."""
+
+TenantsOf = Callable[[Actor], "Collection[str] | Awaitable[Collection[str] | None] | None"]
+"""Says which tenants' runs somebody may see: their names, ``EVERY_TENANT`` among them for all; none for nobody's."""
+
+
+@dataclass(frozen=True)
+class ByTenant:
+    """Authentication by which people see the runs of their tenants only, for ``app(authenticate=...)``.
+
+    Attributes:
+        authenticate: Says who sends a request, as without tenants.
+        tenants_of: Says which tenants' runs somebody may see: their names (a run of ``acme`` has the tag
+            ``tenant:acme``), with ``EVERY_TENANT`` among them for all runs. It may be async. All other runs are unknown
+            to them on every page.
+    """
+
+    authenticate: Authenticate
+    tenants_of: TenantsOf
+
+    def __call__(self, request: Request) -> Actor | Awaitable[Actor | None] | None:
+        """Who sends a request."""
+        return self.authenticate(request)
 
 
 @dataclass(frozen=True)
@@ -143,6 +181,32 @@ class Access:
 
     async def identify(self, request: Request) -> Visitor:
         """Who sends a request.
+
+        Raises:
+            PageError: Somebody who is not let in.
+        """
+        visitor = await self._visitor(request)
+        if not isinstance(self.authenticate, ByTenant) or visitor.only_run:  # whoever made the link says what they see
+            return visitor
+        return replace(visitor, tenants=await self._tenants(self.authenticate.tenants_of, visitor.actor))
+
+    @staticmethod
+    async def _tenants(tenants_of: TenantsOf, actor: Actor | None) -> frozenset[str] | None:
+        """The tenants whose runs somebody may see; None for all runs."""
+        if actor is None:
+            raise PageError(403, "nobody says which runs you may see")
+        try:
+            answer = tenants_of(actor)
+            found: Any = await answer if isawaitable(answer) else answer
+        except Exception as error:  # of the embedding program; its text may name others
+            raise PageError(403, f"nobody says which runs you may see: {type(error).__name__}") from error
+        if isinstance(found, str) or not found:  # the letters of a name are no names
+            raise PageError(403, "there is no tenant whose runs you may see")
+        names = frozenset(found)
+        return None if EVERY_TENANT in names else names
+
+    async def _visitor(self, request: Request) -> Visitor:
+        """Who sends a request, whatever they may see.
 
         Raises:
             PageError: Somebody who is not let in.

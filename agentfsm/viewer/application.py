@@ -24,7 +24,14 @@ from agentfsm.loop.quorum import Actor
 from agentfsm.machine.graph import Graph
 from agentfsm.runs import Runs
 from agentfsm.runtime.host import ReplayGuard
-from agentfsm.viewer.access import LOOPBACK_NAMES, Access, AccessMiddleware, Authenticate, PathScopes, visitor_of
+from agentfsm.viewer.access import (
+    LOOPBACK_NAMES,
+    Access,
+    AccessMiddleware,
+    Authenticate,
+    PathScopes,
+    visitor_of,
+)
 from agentfsm.viewer.agent_runner import AgentRunner
 from agentfsm.viewer.followed_run import FollowedRuns
 from agentfsm.viewer.pages import PAGES
@@ -62,8 +69,8 @@ def app(
         agents: The agents of its runs, if this process is to go on with runs that were answered. Without them, an
             answer waits in the store for a process that has the agent.
         authenticate: Says who sends a request (a ``starlette.requests.Request``): an ``Actor``, or None for somebody
-            who may not see the runs. It may be async. Without it, the app answers requests of this machine only, and
-            nobody can change anything.
+            who may not see the runs. It may be async. With ``ByTenant`` people see the runs of their tenants only.
+            Without any, the app answers requests of this machine only, and nobody can change anything.
         hosts: The names under which a browser may reach it, without a port; ``localhost``, ``127.0.0.1`` and
             ``[::1]`` always work.
         secret: The secret of the host that writes the store; by default that of the first agent. Without it nobody

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -12,12 +13,13 @@ from starlette.requests import Request
 from agentfsm.journal.checkpoint import SignedHeads
 from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import Store
+from agentfsm.journal.tenant_store import TenantStore
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.machine.graph import Graph
-from agentfsm.runs import Runs
+from agentfsm.runs import Runs, runs_on
 from agentfsm.runtime.host import ReplayGuard
-from agentfsm.viewer.access import Access
+from agentfsm.viewer.access import Access, visitor_of
 from agentfsm.viewer.agent_runner import AgentRunner
 from agentfsm.viewer.followed_run import FollowedRuns
 from agentfsm.viewer.run_figures import FiguresCache
@@ -27,6 +29,9 @@ __all__ = ["ViewerContext", "context_of", "run_json", "ticks"]
 
 POLL_S = 0.1
 """How often the store is asked what is new, in seconds; a run may be written by any process."""
+
+KEPT_TENANTS = 200
+"""For so many tenants, at most, what pages have read is kept."""
 
 ALIVE_S = 15.0
 """After so long without news, a connection is checked."""
@@ -50,6 +55,7 @@ class ViewerContext:
         graphs: Graphs under which runs can be replayed, by name.
         figures: What the statistics have read.
         stopping: Set when the server stops, so that the connections of open pages end.
+        for_tenants: What was made for people who may see the runs of some tenants only, the latest last.
     """
 
     store: Store
@@ -65,6 +71,33 @@ class ViewerContext:
     graphs: Mapping[str, Graph] = field(default_factory=dict[str, Graph])
     figures: FiguresCache = field(default_factory=FiguresCache)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    for_tenants: OrderedDict[frozenset[str], ViewerContext] = field(
+        default_factory=lambda: OrderedDict[frozenset[str], ViewerContext]()
+    )
+
+    def seen_by(self, tenants: frozenset[str] | None) -> ViewerContext:
+        """What the pages have for somebody who may see the runs of some tenants only; None for all runs.
+
+        Nothing that a page reads or remembers of the runs of one tenant is shared with another one.
+        """
+        if tenants is None:
+            return self
+        context = self.for_tenants.pop(tenants, None)
+        if context is None:
+            store = TenantStore(self.store, tenants)
+            context = replace(
+                self,
+                store=store,
+                runs=runs_on(self.runs, store),
+                claiming=runs_on(self.claiming, store),
+                followed=FollowedRuns(store),
+                figures=FiguresCache(),
+                checkpoint=None,  # it names the runs of all
+            )
+        self.for_tenants[tenants] = context
+        while len(self.for_tenants) > KEPT_TENANTS:
+            self.for_tenants.popitem(last=False)
+        return context
 
     def runs_of(self, actor: Actor) -> Runs:
         """The runs, for what somebody writes: it is recorded whether the viewer vouches for them."""
@@ -72,9 +105,9 @@ class ViewerContext:
 
 
 def context_of(request: Request) -> ViewerContext:
-    """What the page of a request has."""
+    """What the page of a request has: only what whoever sends it may see."""
     context: ViewerContext = request.app.state.viewer
-    return context
+    return context.seen_by(visitor_of(request).tenants)
 
 
 async def ticks(context: ViewerContext, pause_s: float = POLL_S) -> AsyncIterator[bool]:

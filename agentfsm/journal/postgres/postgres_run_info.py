@@ -128,6 +128,8 @@ def _conditions(query: RunQuery) -> tuple[LiteralString, list[Any]]:
             where = _and(where, "coalesce(" + column + ", '') = ''")
     if query.tag is not None:
         where, values = _and(where, "info.tags @> ARRAY[%s]::text[]"), [*values, _storable(query.tag)]
+    if query.any_tag is not None:
+        where, values = _and(where, "info.tags && %s::text[]"), [*values, [_storable(tag) for tag in query.any_tag]]
     if query.since is not None:
         where, values = _and(where, "info.started >= %s"), [*values, query.since * 1000]
     if query.until is not None:

@@ -82,7 +82,7 @@ def select_run_infos(db: sqlite3.Connection, query: RunQuery, *, listed: bool) -
         query: The query.
         listed: Whether the file has the columns; without them only ids and statuses are known.
     """
-    where, values = _conditions(query, paged=True)
+    where, values = _conditions(query, paged=True, listed=listed)
     source, number = _source(query, listed)
     sql = f"SELECT run.id, run.run_id, run.owner, {_COLUMNS} FROM {source}{where} ORDER BY {number} DESC LIMIT ?"  # noqa: S608
     return [(row[0], _info(row[1:])) for row in db.execute(sql, (*values, query.limit + 1))]
@@ -90,7 +90,7 @@ def select_run_infos(db: sqlite3.Connection, query: RunQuery, *, listed: bool) -
 
 def count_run_infos(db: sqlite3.Connection, query: RunQuery, *, listed: bool) -> int:
     """How many runs a query finds on all its pages; arguments as for ``select_run_infos``."""
-    where, values = _conditions(query, paged=False)
+    where, values = _conditions(query, paged=False, listed=listed)
     source, _ = _source(query, listed)
     if query.run_id is None:
         source = source.removesuffix(_AND_RUN)
@@ -114,7 +114,7 @@ def _source(query: RunQuery, listed: bool) -> tuple[str, str]:
     return f"{tags} AS tagged CROSS JOIN {infos} ON info.id = tagged.id{_AND_RUN}", "tagged.id"
 
 
-def _conditions(query: RunQuery, *, paged: bool) -> tuple[str, list[Any]]:
+def _conditions(query: RunQuery, *, paged: bool, listed: bool) -> tuple[str, list[Any]]:
     """The WHERE clause of a query, and its values. An empty value never uses the partial index on what is not empty."""
     parts: list[str] = []
     values: list[Any] = []
@@ -129,6 +129,11 @@ def _conditions(query: RunQuery, *, paged: bool) -> tuple[str, list[Any]]:
             add(f"info.{name} = ?" + (f" AND info.{name} <> ''" if wanted and name != "status" else ""), wanted)
     if query.tag is not None:
         add("tagged.tag = ?", query.tag)
+    if query.any_tag is not None and not (query.any_tag and listed):
+        add("false")
+    elif query.any_tag is not None:
+        one_of = ", ".join("?" * len(query.any_tag))
+        add(f"EXISTS (SELECT 1 FROM run_tag WHERE run_tag.tag IN ({one_of}) AND run_tag.id = info.id)", *query.any_tag)  # noqa: S608
     if query.since is not None:
         add("info.started >= ?", query.since * 1000)
     if query.until is not None:
