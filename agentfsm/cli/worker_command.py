@@ -21,7 +21,7 @@ from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store_url import StoreLocation, open_store
-from agentfsm.workers import SpendLimit, Waker, Webhook, Worker, WorkerMetrics, WorkerSettings, open_waker
+from agentfsm.workers import SpendLimit, StartRate, Waker, Webhook, Worker, WorkerMetrics, WorkerSettings, open_waker
 from agentfsm.workers.health import serve_health
 
 __all__ = ["worker"]
@@ -39,6 +39,7 @@ class _WorkerOptions:
 
     concurrency: int
     tenant_concurrency: int | None
+    rate: StartRate | None
     grace: float
     max_attempts: int
     spend_limits: tuple[SpendLimit, ...]
@@ -75,6 +76,17 @@ def _parse_limits(
     return tuple(limits)
 
 
+def _parse_rate(_context: click.Context, _parameter: click.Parameter, given: str | None) -> StartRate | None:
+    """The rate that ``RUNS/SECONDS`` means."""
+    if given is None:
+        return None
+    runs, _, seconds = given.partition("/")
+    try:
+        return StartRate(int(runs), float(seconds))
+    except ValueError as error:  # ConfigurationError is one
+        raise click.BadParameter(f"{given!r} is not of the form RUNS/SECONDS, as in 100/60") from error
+
+
 _NOTICE_OPTIONS = [
     click.option(
         "--notify-url",
@@ -94,6 +106,14 @@ _NOTICE_OPTIONS = [
         help="Where the viewer is, for a link in each notice.",
     ),
 ]
+
+
+_RATE_OPTION = click.option(
+    "--rate",
+    metavar="RUNS/SECONDS",
+    callback=_parse_rate,
+    help="How many new runs of an agent are started in so many seconds, in all workers together; as in 100/60.",
+)
 
 
 def _worker_options(command: CommandFunction) -> CommandFunction:
@@ -153,6 +173,7 @@ def _worker_options(command: CommandFunction) -> CommandFunction:
                 metavar="ADDRESS",
                 help="The address of that port; 0.0.0.0 for probes from elsewhere.",
             ),
+            _RATE_OPTION,
             *_NOTICE_OPTIONS,
         ],
     )(command)
@@ -223,7 +244,12 @@ def load_agents(names: tuple[str, ...]) -> dict[str, Agent[Any, Any]]:
 
 async def _serve(agents: Mapping[str, Agent[Any, Any]], location: StoreLocation, options: _WorkerOptions) -> None:
     found = store_secrets(location, create=True)
-    waker = open_waker(location.url, concurrency=options.concurrency, tenant_concurrency=options.tenant_concurrency)
+    waker = open_waker(
+        location.url,
+        concurrency=options.concurrency,
+        tenant_concurrency=options.tenant_concurrency,
+        rate=options.rate,
+    )
     async with open_store(location.url) as store:
         working = Worker(
             agents,

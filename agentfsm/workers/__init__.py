@@ -8,7 +8,7 @@ from agentfsm.journal.store_url import locate_store, server_database
 from agentfsm.workers.notices import Notice, NoticeError, Notify
 from agentfsm.workers.spend_limits import SpendLimit
 from agentfsm.workers.submission import Submission, submit
-from agentfsm.workers.waker import Activation, SetAside, Waker
+from agentfsm.workers.waker import Activation, SetAside, StartRate, Waker
 from agentfsm.workers.webhook import Webhook
 from agentfsm.workers.worker import Worker
 from agentfsm.workers.worker_metrics import WorkerMetrics
@@ -21,6 +21,7 @@ __all__ = [
     "Notify",
     "SetAside",
     "SpendLimit",
+    "StartRate",
     "Submission",
     "Waker",
     "Webhook",
@@ -32,13 +33,16 @@ __all__ = [
 ]
 
 
-def open_waker(url: str | Path, *, concurrency: int = 10, tenant_concurrency: int | None = None) -> Waker:
+def open_waker(
+    url: str | Path, *, concurrency: int = 10, tenant_concurrency: int | None = None, rate: StartRate | None = None
+) -> Waker:
     """The engine for a store: DBOS, in the same PostgreSQL database, or in a file beside a SQLite store.
 
     Args:
         url: The URL of the store, or the path of a SQLite file.
         concurrency: How many activations of a queue a process handles at a time.
         tenant_concurrency: How many of a queue are handled at a time for one tenant, by all processes together.
+        rate: How many new runs of an agent are started in how many seconds, by all processes together.
 
     Raises:
         ConfigurationError: It is no URL of a store that other processes can reach.
@@ -48,7 +52,9 @@ def open_waker(url: str | Path, *, concurrency: int = 10, tenant_concurrency: in
 
     file = locate_store(url).file
     if file is None:
-        return DbosWaker(server_database(url), concurrency=concurrency, tenant_concurrency=tenant_concurrency)
-    queue = file.absolute().with_name(f"{file.name}.queue")
-    queue.touch(mode=0o600)  # it says who runs what
-    return DbosWaker(f"sqlite:///{queue}", concurrency=concurrency, tenant_concurrency=tenant_concurrency)
+        database = server_database(url)
+    else:
+        queue = file.absolute().with_name(f"{file.name}.queue")
+        queue.touch(mode=0o600)  # it says who runs what
+        database = f"sqlite:///{queue}"
+    return DbosWaker(database, concurrency=concurrency, tenant_concurrency=tenant_concurrency, rate=rate)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentfsm.errors import MissingExtraError, StoreError
-from agentfsm.workers.waker import MAX_PRIORITY, Activation, Deliver, DeliveredActivation, SetAside
+from agentfsm.workers.waker import MAX_PRIORITY, Activation, Deliver, DeliveredActivation, SetAside, StartRate
 
 try:
     import sqlalchemy.exc
@@ -26,19 +26,18 @@ except ImportError as reason:
 
 if TYPE_CHECKING:
     from dbos import DBOSConfig
+    from dbos._queue import QueueRateLimit
 
 __all__ = ["DbosWaker"]
 
-APPLICATION = "agentfsm"
-SCHEMA = "agentfsm_dbos"
-WORKFLOW = "agentfsm.activation"
+APPLICATION, SCHEMA, WORKFLOW = "agentfsm", "agentfsm_dbos", "agentfsm.activation"
 PORTABLE = WorkflowSerializationFormat.PORTABLE
 DELAYED, DELIVERED = "DELAYED", "PENDING"
 QUEUED = ["ENQUEUED", DELAYED]
 UNFINISHED: list[str] = [*QUEUED, DELIVERED]
 FINISHED: list[str] = ["SUCCESS", "ERROR", "CANCELLED"]
 SET_ASIDE, PUT_BACK = "set aside", "put back"
-FORGET_AT_ONCE = 500
+FORGET_AT_ONCE, POLL_S = 500, 0.2
 FIRST_PRIORITY = 1 + MAX_PRIORITY  # its own begin at 1
 
 Result = TypeVar("Result")
@@ -49,19 +48,19 @@ class DbosWaker:
 
     Args:
         url: The database of DBOS: ``postgresql://...``, in which it has a schema of its own, or ``sqlite:///FILE``.
-        poll_s: Seconds between two looks at a queue.
         concurrency: How many activations of a queue are handled at a time in one process.
         tenant_concurrency: How many activations of a queue are handled at a time for one tenant, by all processes
             together; None for no such limit.
+        rate: How many new runs of an agent are started in how many seconds; None for no such limit.
     """
 
     def __init__(
-        self, url: str, *, poll_s: float = 0.2, concurrency: int = 10, tenant_concurrency: int | None = None
+        self, url: str, *, concurrency: int = 10, tenant_concurrency: int | None = None, rate: StartRate | None = None
     ) -> None:
         self._url = url
-        self._poll_s = poll_s
         self._concurrency = concurrency
         self._tenant_concurrency = tenant_concurrency
+        self._limiter: QueueRateLimit | None = None if rate is None else {"limit": rate.runs, "period": rate.seconds}
         self._serves = False
         self._active = 0
         self._opened: DBOSClient | None = None
@@ -222,7 +221,8 @@ class DbosWaker:
                     queue,
                     worker_concurrency=self._concurrency,
                     partition_concurrency=self._tenant_concurrency,
-                    polling_interval_sec=self._poll_s,
+                    limiter=None if "@" in queue else self._limiter,  # what has begun goes on
+                    polling_interval_sec=POLL_S,
                     on_conflict="always_update",
                 )
             DBOS(config=config)

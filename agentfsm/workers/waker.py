@@ -11,7 +11,39 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["MAX_PRIORITY", "Activation", "Deliver", "DeliveredActivation", "SetAside", "Waker", "timer_key"]
+from agentfsm.errors import ConfigurationError
+
+__all__ = [
+    "MAX_PRIORITY",
+    "Activation",
+    "Deliver",
+    "DeliveredActivation",
+    "SetAside",
+    "StartRate",
+    "Waker",
+    "timer_key",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRate:
+    """How many new runs of an agent workers start, all of them together.
+
+    Attributes:
+        runs: How many.
+        seconds: In how many seconds, whenever those begin.
+
+    Raises:
+        ConfigurationError: One of them is not greater than 0.
+    """
+
+    runs: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if self.runs < 1 or not 0 < self.seconds < float("inf"):
+            raise ConfigurationError(f"a rate is of at least one run in more than 0 seconds, not {self}")
+
 
 MAX_PRIORITY = 1000
 """A priority is a whole number from minus this to this."""

@@ -24,8 +24,9 @@ from agentfsm import (
     tool,
 )
 from agentfsm.agent.config import with_host
+from agentfsm.cli.app import run_app
 from agentfsm.testing import ScriptedModel, call
-from agentfsm.workers import Worker, WorkerMetrics, WorkerSettings, open_waker
+from agentfsm.workers import StartRate, Worker, WorkerMetrics, WorkerSettings, open_waker
 from agentfsm.workers.health import serve_health
 from agentfsm.workers.spend_limits import SpendLimits
 from agentfsm.workers.waker import Activation, Waker
@@ -162,6 +163,43 @@ def test_an_activation_is_queued_once_brought_forward_and_forgotten_when_it_was_
             await waker.aclose()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_new_runs_over_the_rate_wait_and_those_that_have_begun_do_not(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        waker = open_waker(tmp_path / "runs.db", rate=StartRate(2, 3600))
+        handled: list[str] = []
+
+        async def deliver(activation: Activation) -> str:
+            handled.append(activation.queue)
+            return "done"
+
+        try:
+            for number in range(4):
+                assert await waker.wake(Activation(f"new{number}", 0, "support"))
+            await waker.serve(["support", "support@1"], deliver)
+            await until(lambda: asyncio.sleep(0, handled.count("support") >= 2))
+            for number in range(4):  # each is found by another look at the queues
+                assert await waker.wake(Activation(f"begun{number}", 1, "support@1"))
+
+                async def is_handled(number: int = number) -> bool:
+                    return handled.count("support@1") > number
+
+                await until(is_handled)
+            assert handled.count("support") == 2
+            assert [await waker.next_due(f"new{number}:") for number in range(4)].count(0.0) == 2  # they still wait
+            await waker.stop(1)
+        finally:
+            await waker.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("rate", ["", "5", "5/", "/60", "0/60", "5/0", "-1/60", "5/-1", "x/60", "5/inf", "5/nan"])
+def test_a_rate_is_of_runs_in_seconds(rate: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run_app(["worker", "shop:support", "--rate", rate, "--store", str(tmp_path / "runs.db")]) == 2
+    assert "as in 100/60" in capsys.readouterr().err
 
 
 def test_a_run_over_a_spend_limit_is_not_started_until_the_limit_is_free_again(
