@@ -55,7 +55,7 @@ from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import HookAbortError, run_hooks
-from agentfsm.runtime.context import AgentConfig, Context, Effect, LongWait, Monitor
+from agentfsm.runtime.context import NO_STATES, AgentConfig, Context, Effect, LongWait, Monitor
 from agentfsm.runtime.preparation import add_instructions, add_tools, make_deps
 from agentfsm.runtime.recorder import JournalSink, ResumePoint, RunHeader
 from agentfsm.runtime.result import ending_event, run_final_hooks, shielded, suspend, typed_output
@@ -657,6 +657,8 @@ def _first_seq(resume_point: ResumePoint | None, sink: JournalSink | None) -> in
 
 def _hooked_states(config: AgentConfig) -> frozenset[str]:
     """The states before whose effect hooks are run; those that check calls are run by the effect itself."""
+    if not config.hooks:
+        return NO_STATES
     specs = config.machine.specs
     return frozenset(state for state in config.hooks if state in specs and specs[state].effect is not RUN_CALLS)
 

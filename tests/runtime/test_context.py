@@ -12,6 +12,7 @@ from agentfsm import ConfigurationError, Event, RunResult, observer, tool
 from agentfsm.loop.events import Ending, RunCompleted, RunStarted, RunWarning
 from agentfsm.runtime.hooks import Observer
 from agentfsm.testing import FakeClock, call
+from tests.benchmarks.loop_benchmark import memory_per_waiting_run
 from tests.helpers.scenarios import check_result, collect_events, run_async, run_script, scripted_agent
 
 
@@ -136,3 +137,9 @@ def test_a_warning_is_logged_without_listeners(caplog):
     assert result.ok
     assert f"run {result.run_state.run_id}: memory is unavailable (OSError)" in caplog.text
     assert "no disk" not in caplog.text  # a log holds no words that came from elsewhere
+
+
+def test_a_run_that_waits_takes_less_than_12_kb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``make bench`` measures it with 10,000 runs."""
+    monkeypatch.setenv("AGENTFSM_MONITOR", "off")
+    assert asyncio.run(memory_per_waiting_run(300)) < 12_000
