@@ -22,7 +22,9 @@ from tests.benchmarks.journal_benchmark import fill_listing
 from tests.helpers.browser import running_browser, site_page
 from tests.helpers.long_runs import look
 
-STEPS = 300
+STEPS = 100
+ROUNDS = 3
+PAIRS = 7
 STEP = """async (steps) => {
   const list = document.querySelector('[role=listbox]'), took = [];
   for (let step = 0; step < steps; step += 1) {
@@ -57,6 +59,63 @@ with SqliteStore(sys.argv[1]) as store:
 """
 
 
+TIMED = """
+import sys, time
+from agentfsm import Agent, AgentGuardrails, Host, SqliteStore, tool
+from agentfsm.testing import ScriptedModel, call
+
+begun = 0.0
+
+@tool
+def begin() -> str:
+    "Wait until somebody follows the run, or does not."
+    global begun
+    print("waits", flush=True)
+    sys.stdin.readline()
+    begun = time.process_time()
+    return "begun"
+
+@tool
+def look(page: int) -> str:
+    "Look a page up."
+    return f"page {page}"
+
+limits = AgentGuardrails(max_iterations=1000)
+with SqliteStore(sys.argv[1]) as store:
+    for line in sys.stdin:
+        model = ScriptedModel([call("begin"), *(call("look", page=n) for n in range(400)), "done"])
+        agent = Agent(model, tools=[begin, look], guardrails=limits, host=Host(store=store))
+        agent.run_sync("Look.", run_id=line.strip())
+        print(time.process_time() - begun, flush=True)
+"""
+
+
+def cost_of_following(page: Any, store: Path) -> float:
+    """How many times as much processor time a run takes in its process while a page follows it.
+
+    Runs with and without a page take turns in one process. Other processes can only make them slower, so the quickest
+    of each kind are compared.
+    """
+    took: dict[bool, list[float]] = {True: [], False: []}
+    with subprocess.Popen(
+        [sys.executable, "-c", TIMED, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        for pair in range(PAIRS):
+            for followed in (True, False) if pair % 2 else (False, True):
+                run_id = f"timed-{pair}-{'followed' if followed else 'alone'}"
+                print(run_id, file=child.stdin, flush=True)
+                child.stdout.readline()
+                page.goto(f"/run?id={run_id}" if followed else "about:blank")
+                if followed:
+                    page.get_by_text("now in dispatch_tool").wait_for()
+                print("go on", file=child.stdin, flush=True)
+                took[followed].append(float(child.stdout.readline()))
+        child.stdin.close()
+    return min(took[True]) / min(took[False])
+
+
 def make_long_run(path: Path, moves: int) -> None:
     """Add a run with so many moves to a store."""
     steps = moves // 5
@@ -80,29 +139,33 @@ def viewing(path: Path) -> Generator[str]:
             viewer.terminate()
 
 
-def mark(page: Any, name: str) -> float:
-    """When a page has shown something, in milliseconds since it was asked for."""
+def opened(page: Any, path: str, name: str) -> float:
+    """When a page has shown something, in milliseconds since it was asked for: the median of some visits."""
+    return median(_opened(page, path, name) for _ in range(ROUNDS))
+
+
+def _opened(page: Any, path: str, name: str) -> float:
+    page.goto(path)
     page.wait_for_function(f"performance.getEntriesByName('{name}').length")
     found: float = page.evaluate(f"performance.getEntriesByName('{name}')[0].startTime")
     return found
 
 
 def measure(folder: Path) -> dict[str, tuple[float, float]]:
-    """Each figure with its bound, in milliseconds."""
+    """Each figure with its bound, in milliseconds but for the one in %."""
     fill_listing(folder / "many.db")
     make_long_run(folder / "long.db", 10_000)
     found: dict[str, tuple[float, float]] = {}
     with running_browser() as browser:
         with viewing(folder / "many.db") as site, site_page(browser, site, bypass_csp=True) as (page, _):
-            page.goto("/")
-            found["the first page of 100,000 runs appears"] = mark(page, "runs-shown"), 1000
+            found["the first page of 100,000 runs appears"] = opened(page, "/", "runs-shown"), 1000
         with viewing(folder / "long.db") as site, site_page(browser, site, bypass_csp=True) as (page, _):
-            page.goto("/run?id=long")
-            found["a run of 10,000 moves opens"] = mark(page, "run-shown"), 1000
+            found["a run of 10,000 moves opens"] = opened(page, "/run?id=long", "run-shown"), 1000
             page.wait_for_selector(".picture svg")
             page.focus("[role=listbox]")
-            took = page.evaluate(STEP, STEPS)
-            found["a step, the 95th percentile"] = quantiles(took, n=20)[-1], 16
+            # other processes can only make it slower, so the quickest round is the one that counts
+            rounds = [quantiles(page.evaluate(STEP, STEPS), n=20)[-1] for _ in range(ROUNDS)]
+            found["a step, the 95th percentile"] = min(rounds), 16
             command = [sys.executable, "-c", FOLLOWED, str(folder / "long.db")]
             with subprocess.Popen(command) as child:
                 page.goto("/")
@@ -116,6 +179,10 @@ def measure(folder: Path) -> dict[str, tuple[float, float]]:
             moves = page.request.get("/api/run?run=live").json()["moves"]
             late = [seen[str(place)] - move[2] for place, move in enumerate(moves) if str(place) in seen]
             found["news of a run is seen, the median"] = median(late), 200
+            found["a run that is followed, % of one that is not"] = (
+                100 * cost_of_following(page, folder / "long.db"),
+                105,
+            )
     return found
 
 
@@ -124,7 +191,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(Path(folder))
     for name, (took, bound) in figures.items():
-        print(f"{name:45} {took:8.1f} ms   (at most {bound:.0f})")
+        unit = "" if "%" in name else " ms"
+        print(f"{name:45} {took:8.1f}{unit:3}   (at most {bound:.0f})")
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     if any(took > bound for took, bound in figures.values()):
         sys.exit("a bound was missed")
