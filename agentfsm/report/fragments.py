@@ -197,6 +197,9 @@ DECISION_HEADS = ("when", "who", "answer", "to", "what came of it", "guards")
 """The columns of a decision after its record."""
 
 
+_ANSWERS = {"edit": "edit and allow", "ran": "it ran", "did_not_run": "it did not run", "give_up": "give up"}
+
+
 def decision_cells(decision: HumanDecision) -> list[Cell]:
     """One decision as the cells of a row."""
     who = decision.by and f"{_text(decision.by)}<br>{'' if decision.verified else 'claimed, not verified'}"
@@ -206,12 +209,12 @@ def decision_cells(decision: HumanDecision) -> list[Cell]:
         escape(decision.rule),
         f"request: record {decision.requested_seq}, {escape(decision.requested_hash[:12])}",
     ]
-    happened = _block(clip(decision.result, 400)) if decision.result else "has not run" if decision.tool else ""
+    happened = _block(clip(decision.result, 400)) if decision.result else decision.came_to
     return [
         str(decision.seq),
         escape(format_time(decision.time)),
         who or "not recorded",
-        f"<b>{escape(decision.answer)}</b>{_block(decision.text)}",
+        f"<b>{escape(_ANSWERS.get(decision.answer, decision.answer))}</b>{_block(decision.text)}",
         "<br>".join(filter(None, request)),
         happened,
         "<br>".join(

@@ -120,7 +120,8 @@ class HumanDecision:
         requested_seq: The sequence number of the record with the request.
         requested_hash: The hash of that record, 64 hex digits.
         call_id: The id of the tool call.
-        result: What the tool call came to afterwards; an empty string if it did not run.
+        result: What the tool call came to afterwards; an empty string if it did not run, or after a vote that left more
+            to be given.
         asked_in: The move that led to the request: its guard says why somebody was asked.
         decided_in: The move that was made on the answer.
     """
@@ -142,6 +143,18 @@ class HumanDecision:
     result: str = ""
     asked_in: LedgerRow | None = None
     decided_in: LedgerRow | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it was counted as one of several votes, and the run waited for more."""
+        return self.decided_in is not None and self.decided_in.source == self.decided_in.target
+
+    @property
+    def came_to(self) -> str:
+        """What came of it, in a few words; for a call that ran, its result."""
+        if self.is_counted:
+            return "counted as a vote; the run waited for more"
+        return self.result or ("has not run" if self.tool else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +454,7 @@ class LedgerReader:
             self._charge(entry.name, out["usage"])
         call_id = text_of(out["call_id"])
         for place, decision in enumerate(self.decisions):
-            if decision.call_id == call_id and not decision.result:
+            if decision.call_id == call_id and not decision.result and not decision.is_counted:
                 self.decisions[place] = replace(decision, result=f"{out.get('status', 'done')}: {entry.text}")
 
     def _note_result(self, seq: int, out: Data) -> TranscriptEntry:

@@ -93,7 +93,7 @@ def _decisions(ledger: RunLedger) -> Iterator[str]:
             who if decision.verified or not decision.by else f"{who}, not verified",
             " ".join(filter(None, (f"**{code_span(decision.answer)}**", code_span(clip(decision.text, MAX_CELL))))),
             code_span(clip(f"{decision.tool} {decision.arguments or decision.question}".strip(), MAX_CELL)),
-            code_span(clip(decision.result, MAX_CELL)) or ("has not run" if decision.tool else ""),
+            code_span(clip(decision.result, MAX_CELL)) or decision.came_to,
         ]
         yield f"| {' | '.join(cells)} |"
     if len(ledger.decisions) > MAX_LISTED:

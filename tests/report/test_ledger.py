@@ -86,7 +86,7 @@ def test_two_votes_are_two_decisions_by_the_people_who_cast_them() -> None:
         ("cy (manager)", "allow", False, "transfer", '{"amount": 5}'),
     ]
     assert ledger.decisions[0].rule == "2 approvals by manager, not by the requester"
-    assert [d.result for d in ledger.decisions] == ["done: sent 5"] * 2
+    assert [d.came_to for d in ledger.decisions] == ["counted as a vote; the run waited for more", "done: sent 5"]
     assert ledger.requester == "ann (manager)"
     requests = [each for each in ledger.records if each.kind == "run.suspended"]
     assert [d.requested_hash for d in ledger.decisions] == [each.hash for each in requests]
