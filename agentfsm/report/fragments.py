@@ -219,7 +219,10 @@ def decision_cells(decision: HumanDecision) -> list[Cell]:
         happened,
         "<br>".join(
             f"{what}: {_held(row)}"
-            for what, row in (("asked", decision.asked_in), ("decided", decision.decided_in))
+            for what, row in (
+                ("asked", decision.asked_in),
+                ("counted" if decision.is_counted else "decided", decision.decided_in),
+            )
             if row is not None
         ),
     ]

@@ -129,6 +129,7 @@ def test_sub_agents_are_nested_and_link_to_their_runs(browser: Any, site: str) -
         page.locator(".about").get_by_role("link", name="nests", exact=True).click()
         page.wait_for_selector(".tree")
         assert "Read page 1." in page.inner_text(".tree")
+        has_text(page.locator("main"), "Their cost is part of the cost of this run.")
         assert events == []
 
 
@@ -136,6 +137,7 @@ def test_sub_agents_are_nested_and_link_to_their_runs(browser: Any, site: str) -
 def test_how_a_run_would_have_gone_under_another_preset_is_a_click_away(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         opened(page, "/run?id=whole")
+        has_text(page.locator(".about"), "another row in move 8, record")
         page.get_by_role("link", name="How it would have gone under another preset").click()
         page.get_by_text("Under strict").first.wait_for()
         page.goto("/run?id=waits")

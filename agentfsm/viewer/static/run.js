@@ -90,11 +90,11 @@ const tree = (runs) => el('ul', {className: 'tree'}, runs.map((run) => el('li', 
   el('small', {className: 'note'}, duration(Math.max(0, run.updated - run.started)), run.cost ? `, ${money(run.cost)}` : ''),
   run.runs.length ? tree(run.runs) : '')));
 
-/** Where a replay under a preset parts from the run, and how it would end. */
-function underPreset(id, {preset, divergences: [first], ending, unknown}) {
+/** Where a replay under a preset parts from the run, and how it would end; moves are counted as in the ledger. */
+function underPreset(id, moveOfRecord, {preset, divergences: [first], ending, unknown}) {
   const compared = el('a', {href: address('compare', {a: id, preset})}, 'compare');
   if (!first) return ['the same in every move ', compared];
-  return ['another row in ', el('a', {href: runAddress(id, first.seq)}, `record ${first.seq}`), ': ', rowName(first.instead), ' instead of ', rowName(first.recorded), '; ',
+  return ['another row in ', el('a', {href: runAddress(id, first.seq)}, `move ${moveOfRecord(first.seq) + 1}, record ${first.seq}`), ': ', rowName(first.instead), ' instead of ', rowName(first.recorded), '; ',
     ending ? `it would end: ${endingName(ending)}` : ['how it would end is not known: ', said(unknown)], ' ', compared].flat();
 }
 
@@ -147,7 +147,7 @@ await start(async (main) => {
   const back = el('button', {type: 'button', onclick: () => go(place - 1)}, 'Back'), on = el('button', {type: 'button', onclick: () => go(place + 1)}, 'Next');
   const rows = el('select', {onchange: () => filter(rows.value)}), keep = el('input', {type: 'checkbox', checked: found.status === 'running'});
   const detail = el('section', {className: 'detail', 'aria-label': 'Details of the move'}, el('p', {className: 'note'}, 'Choose a move to see all about it.'));
-  const children = el('section', {hidden: true}, el('h2', {}, 'Sub-agents'), el('div', {}));
+  const children = el('section', {hidden: true}, el('h2', {}, 'Sub-agents'), el('p', {className: 'note'}, 'Their cost is part of the cost of this run.'), el('div', {}));
   const parts = el('section', {}, el('h2', {}, 'More about the run'), PARTS.map(([name, title]) => part(name, title)));
   const decisions = part('decisions', 'Who allowed what');
   const follows = el('label', {hidden: found.status === 'finished'}, keep, ' Follow the run');
@@ -314,7 +314,7 @@ await start(async (main) => {
     about.replaceChildren(...summary(run, current, findings));
   }
   const verify = () => find('verification', async () => verdict(id, await get('verification/run', {run: id})));
-  const replay = () => find('strict', async () => underPreset(id, await get('compare/replay', {a: id, preset: 'strict'})));
+  const replay = () => find('strict', async () => underPreset(id, (seq) => ledger.moveOfRecord(seq), await get('compare/replay', {a: id, preset: 'strict'})));
   const onDemand = (text, work) => el('button', {type: 'button', onclick: work}, text);
   follow('run/events', {run: id, from: `${found.seq}-${found.moves.length}-${found.kinds.length}`}, (told) => {
     grow(told);
