@@ -26,7 +26,7 @@ quick: .venv/.dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not soak and not servers" $(ARGS)
 
 slow: .venv/.dev  ## Run the tests that take longer than a second each
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "slow and not soak and not servers" $(ARGS)
 
 tests: .venv/.dev  ## Run quick and slow tests, or some: make tests ARGS="-k approval"
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)

@@ -129,6 +129,7 @@ def test_no_secret_appears_in_anything_that_is_written_or_shown(folder: Path, co
     counted(f"canaries: {len(PLACES)} secrets, 0 found in {len(files)} files of {size // 1000:,} kB")
 
 
+@pytest.mark.slow
 def test_what_was_approved_runs_after_a_restart_with_the_approved_bytes(folder: Path) -> None:
     got = [json.loads(line) for line in (folder / "got.jsonl").read_text().splitlines()]
     entered = [each for each in got if "pin" in each]

@@ -108,6 +108,7 @@ def test_every_example_has_a_docstring(path: Path) -> None:
     assert docstring
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", PRINTED)
 def test_an_example_prints_what_is_expected(example: str, tmp_path: Path) -> None:
     done = run(example, tmp_path)

@@ -14,16 +14,19 @@ from typing import Any
 import pytest
 
 from agentfsm import Actor, Agent, AgentfsmError, Allow, Approval, Deny, Host, Runs, tool
-from agentfsm.journal.hash_chain import record_hash
+from agentfsm.journal.commit_encoding import decode_rows
+from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.journal.signals import Signal, seal_signal, signal_id
 from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel, call
+from tests.helpers.journal_rows import as_single
 from tests.helpers.postgres import empty_database, new_database, shared_server
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
+from agentfsm.journal.postgres.postgres_rows import INSERT_ROWS, SELECT_ROWS, row_columns, rows_of  # noqa: E402
 
 SECRET, HIS = b"of the host, 32 bytes at the least", b"of the insider, 32 bytes at the least"
 ANN, BOB, CY = (Actor(name, ("manager",)) for name in ("ann", "bob", "cy"))
@@ -61,6 +64,20 @@ class Insider:
         self.db = psycopg.connect(url, autocommit=True)
         self.db.execute("SET session_replication_role = replica")  # no trigger of ours keeps him from anything
         (self.number,) = self.one("SELECT id FROM agentfsm.run WHERE run_id = 'r'")
+
+    def __enter__(self) -> Insider:
+        self.unpack_rows()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.db.close()
+
+    def unpack_rows(self) -> None:
+        """One row for each record: he has this package, and can read the rows of commits."""
+        for (number,) in self.db.execute("SELECT id FROM agentfsm.run").fetchall():
+            records = decode_rows(rows_of(self.db.execute(SELECT_ROWS, (number, 0)).fetchall()), GENESIS_HASH)
+            self.db.execute("DELETE FROM agentfsm.journal WHERE run = %s", (number,))
+            self.db.execute(INSERT_ROWS, row_columns([(number, row) for each in records for row in as_single(each)]))
 
     def one(self, query: str, *values: Any) -> Any:
         return self.db.execute(query, values).fetchone()
@@ -178,14 +195,13 @@ def test_no_attack_in_the_database_makes_a_call_run(name: str, url: str) -> None
             await an_agent(store, "Done.").resume("r", Deny("no"), by=CY)
 
     asyncio.run(begin())
-    insider = Insider(url)
-    ATTACKS[name](insider)
-    for work in (carry_on, decide, carry_on):
-        try:
-            asyncio.run(work())
-        except (AgentfsmError, psycopg.Error):
-            assert PAID == []
-    insider.db.close()
+    with Insider(url) as insider:
+        ATTACKS[name](insider)
+        for work in (carry_on, decide, carry_on):
+            try:
+                asyncio.run(work())
+            except (AgentfsmError, psycopg.Error):
+                assert PAID == []
     assert PAID == []
 
 

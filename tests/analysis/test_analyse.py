@@ -351,6 +351,7 @@ def test_an_analysis_converts_to_text() -> None:
     assert f"between two waits: {bounds}" in text
 
 
+@pytest.mark.slow
 def test_graph_analyse_returns_an_analysis() -> None:
     found = LOOP.analyse(must_pass("call_llm", through="pre_step"), guardrails=FEW)
     assert isinstance(found, Analysis)

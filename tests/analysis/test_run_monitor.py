@@ -190,6 +190,7 @@ class Spendthrift:
         return Reply(Message.assistant("done"))
 
 
+@pytest.mark.slow
 def test_more_model_calls_than_are_printed_are_reported() -> None:
     agent = Agent(Spendthrift(), guardrails=AgentGuardrails(max_iterations=3), host=Host(monitor="raise"))
     assert agent_bounds(agent).bounds.model_calls == 3

@@ -213,6 +213,7 @@ def test_both_find_states_from_which_the_end_cannot_be_reached(tmp_path: Path) -
     assert verdict.holds is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["loop", *PRESETS])
 def test_pairs_that_no_path_covers_are_those_that_spin_never_takes(name: str, tmp_path: Path) -> None:
     """Of all pairs of consecutive rows, the generated paths cover exactly those that SPIN takes."""

@@ -53,6 +53,7 @@ def mine(tmp_path: Path) -> str:
     return "mine.py"
 
 
+@pytest.mark.slow
 def test_every_property_of_the_default_loop_holds(cli: Cli) -> None:
     result = cli("check")
     assert result.exit_code == 0
@@ -424,6 +425,7 @@ AGENT = Agent(ScriptedModel([]), tools=[FilteredToolset([pay], lambda context, t
 """
 
 
+@pytest.mark.slow
 def test_check_lists_the_tools_that_a_filter_declares_and_says_what_it_cannot_know_of_other_toolsets(
     cli: Cli, tmp_path: Path
 ) -> None:

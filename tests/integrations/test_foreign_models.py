@@ -72,6 +72,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "check"), CASES)
 def test_foreign_models_conform(name: str, check: ModelCheck) -> None:
     @asynccontextmanager

@@ -135,6 +135,7 @@ def in_one_process(
     return first[0], result
 
 
+@pytest.mark.slow
 def test_a_person_is_asked_with_the_schema_of_the_server(booking: tuple[SdkServer, str], store: SqliteStore) -> None:
     server, tool = booking
     request, result = in_one_process(server, store, tool, Fill({"day": "2027-01-02", "bags": 2}))

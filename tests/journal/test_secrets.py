@@ -117,6 +117,7 @@ def through(model, how):
             return Priced(model, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["alone", "fallback", "limited", "priced"])
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_key_that_was_passed_to_a_model_in_code_is_not_written(store, tmp_path, how, kept):

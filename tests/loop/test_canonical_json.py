@@ -132,6 +132,7 @@ def test_what_is_no_json_is_refused(v):
         encode(v)
 
 
+@pytest.mark.slow
 def test_a_value_that_holds_itself_or_never_ends_is_refused():
     loop: list = []
     loop.append(loop)

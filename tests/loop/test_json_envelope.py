@@ -85,6 +85,7 @@ def test_arguments_that_are_no_object_make_a_call_that_is_never_run(arguments):
     assert read.malformed is None
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_any_text_is_read_or_refused_in_order(text):
     read = parse_envelope(text, "i")

@@ -112,6 +112,7 @@ def test_a_run_is_the_same_after_a_trip_through_json(run):
     assert dump_state(back) == plain(data)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(runs(WHOLE | SURROGATES, st.integers() | st.floats()))
 def test_half_characters_and_numbers_that_are_none_do_not_stand_in_the_way(run):

@@ -118,6 +118,7 @@ def test_a_guard_does_not_hold_while_its_fields_have_the_values_it_declares(run)
         assert not declared or not guard(quiet)
 
 
+@pytest.mark.slow
 @given(RUNS)
 @settings(max_examples=400)
 def test_the_engine_decides_as_if_each_guard_were_asked(run):

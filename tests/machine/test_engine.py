@@ -122,6 +122,7 @@ ROWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_the_engine_and_the_reference_agree_on_every_row_of_the_truth_table(name):
     graph = puppets(TABLES[name])

@@ -170,6 +170,7 @@ def test_the_fingerprint_leaves_out_what_only_pictures_show():
     assert other(states=(shown, *others)) == SMALL.fingerprint
 
 
+@pytest.mark.slow
 def test_the_fingerprint_of_the_loop_is_the_same_in_every_process():
     code = "from agentfsm.loop.presets import PRESETS; print(*(p.graph.fingerprint for p in PRESETS.values()))"
 

@@ -26,6 +26,7 @@ def run(example: str, folder: Path, *words: str, **environment: str) -> subproce
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["openai:m", "openai-responses:m", "anthropic:m", "ollama:m"])
 def test_streaming_prints_text_as_it_arrives(model: str, tmp_path: Path) -> None:
     with fake_model_server(tool_call_output(("clock", {})), text_output("A haiku.")) as server:

@@ -225,6 +225,7 @@ def test_openai_and_anthropic_accept_it(wire: str, preset: str) -> None:
                 assert role_errors(wire, ENCODERS[wire](request)) == [], str(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("provider", RULES)
 def test_mistral_and_gemini_accept_it(provider: str, preset: str) -> None:
@@ -248,6 +249,7 @@ def test_templates_of_one_call_for_each_reply_accept_it(preset: str) -> None:
                 assert {len(m["tool_calls"]) for m in body["messages"] if m.get("tool_calls")} <= {1}, str(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
 def test_a_chat_template_accepts_it(template: Path) -> None:
     for case in CASES:

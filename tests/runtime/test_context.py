@@ -139,6 +139,7 @@ def test_a_warning_is_logged_without_listeners(caplog):
     assert "no disk" not in caplog.text  # a log holds no words that came from elsewhere
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_takes_less_than_12_kb(monkeypatch: pytest.MonkeyPatch) -> None:
     """``make bench`` measures it with 10,000 runs."""
     monkeypatch.setenv("AGENTFSM_MONITOR", "off")

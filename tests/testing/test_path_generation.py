@@ -79,6 +79,7 @@ def ending_rows() -> set[str]:
     return {f"{a}.{g}" for a, g, to in loop_rows() if to == "terminal"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_has_its_pairs(name: str) -> None:
     preset = PRESETS[name]

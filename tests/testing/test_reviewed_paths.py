@@ -138,6 +138,7 @@ def test_a_changed_approval_rule_is_a_difference(rule: Rule, expected: str) -> N
     assert any(each.startswith(expected) for each in changes), changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("now", "expected"),
     [

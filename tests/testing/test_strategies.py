@@ -93,7 +93,7 @@ class Rules(AgentStateMachine):
     agent = agent()
 
 
-TestRules = Rules.TestCase
+TestRules = pytest.mark.slow(Rules.TestCase)
 TestRules.settings = SOAK
 
 
@@ -101,7 +101,7 @@ class LoopRules(AgentStateMachine):
     agent = default_agent(LOOP)
 
 
-TestLoopRules = LoopRules.TestCase
+TestLoopRules = pytest.mark.slow(LoopRules.TestCase)
 TestLoopRules.settings = SOAK
 
 CHOICE = st.sampled_from([look, pay, fetch]).flatmap(lambda t: st.tuples(st.just(t), arguments(t.spec.parameters)))

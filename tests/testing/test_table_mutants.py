@@ -117,6 +117,7 @@ def test_whoever_holds_the_graph_has_the_mutant() -> None:
     assert Machine(graph).graph.fingerprint == graph.fingerprint != own_graph().fingerprint
 
 
+@pytest.mark.slow
 def test_a_removed_rule_is_gone_for_every_agent_and_driver_that_has_the_tool() -> None:
     agent = paying(own_graph())
     driver, simulator = WitnessDriver(agent), Simulator(agent)

@@ -109,6 +109,7 @@ def test_a_divergence_names_the_guard_that_decided_otherwise() -> None:
         path_run.check()
 
 
+@pytest.mark.slow
 def test_a_path_that_is_infeasible_for_the_agent_gives_a_hint() -> None:
     """An agent without an output type never finds an answer malformed; paths that leave the rules open may."""
     agent = Agent(ScriptedModel())
@@ -176,6 +177,7 @@ def test_an_example_that_does_not_make_it_fire_is_found() -> None:
         WitnessDriver(paying(), examples={too_much: wrong}).check_examples()
 
 
+@pytest.mark.slow
 def test_a_row_in_the_wrong_place_is_a_divergence() -> None:
     """The approval rule stands behind ``tool_calls``, which takes every call first."""
     late = LOOP.with_detector("post_llm", too_much)  # in front of the last row, so behind tool_calls
@@ -195,6 +197,7 @@ def test_a_guard_without_examples_is_named() -> None:
         WitnessDriver(graph).run(path)
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_loops_own_guards_are_checked() -> None:
     WitnessDriver(LOOP).check_examples()
 
@@ -238,6 +241,7 @@ def test_examples_of_the_other_rows_are_checked_where_a_guard_raises_without_its
     assert WitnessDriver(EDITED, examples=examples).check_examples() > 50
 
 
+@pytest.mark.slow
 def test_an_example_on_which_its_guard_raises_is_found() -> None:
     examples = {"too_long": GuardExamples((Example(state_result="too long"),), (Example(abort=True),))}
     with pytest.raises(AssertionError, match=r"edit.too_long raises on example 1: Example\(.*abort=True") as found:
@@ -362,6 +366,7 @@ def test_a_removed_approval_rule_is_noticed() -> None:
     }
 
 
+@pytest.mark.slow
 def test_an_approval_rule_that_asks_too_late_is_noticed() -> None:
     examples = {
         "approval_required": GuardExamples(

@@ -131,6 +131,7 @@ def test_axe_finds_no_fault(browser: Any, site: str, show: Callable[[Any], None]
             page.screenshot(path=PICTURES / f"{show.__name__}-{look}.png", full_page=True)
 
 
+@pytest.mark.slow
 def test_an_approval_is_given_with_the_keyboard_alone(browser: Any, site: str) -> None:
     with site_page(browser, site, width=390) as (page, events):
         page.goto("/inbox")

@@ -153,6 +153,7 @@ def test_two_people_vote_and_nobody_twice(browser: Any, site: str, store: Any) -
     assert output(store, "two") == "Heard: removed old.txt"
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_too_late_is_refused_and_says_so(browser: Any, site: str, store: Any) -> None:
     asks(store, "late", call("pay", to="Bob", amount=1))
     with site_page(browser, site, headers={"who": "mia"}) as (page, _):

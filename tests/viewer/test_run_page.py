@@ -88,6 +88,7 @@ def test_the_row_says_which_guards_said_no_and_which_held(browser: Any, site: st
         assert "busy" in page.inner_text(".detail")
 
 
+@pytest.mark.slow
 def test_clicking_a_row_of_the_picture_shows_only_its_moves(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         opened(page, "/run?id=whole")

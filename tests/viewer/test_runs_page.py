@@ -81,6 +81,7 @@ def test_filters_find_runs_and_stand_in_the_address(browser: Any, site: str) -> 
         assert events == []
 
 
+@pytest.mark.slow
 def test_a_new_run_and_its_ending_appear_by_themselves(browser: Any, site: str, store: Any) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/?tag=live")

@@ -38,6 +38,7 @@ def site() -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_all_runs_are_replayed_and_those_that_go_elsewhere_are_listed(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         page.goto("/what-if")
@@ -53,6 +54,7 @@ def test_all_runs_are_replayed_and_those_that_go_elsewhere_are_listed(browser: A
         assert events == []
 
 
+@pytest.mark.slow
 def test_runs_on_the_graph_of_an_agent_of_the_viewer_are_replayed(browser: Any) -> None:
     store = MemoryStore()
     agent = elsewhere(
