@@ -16,8 +16,9 @@ from enum import StrEnum
 __all__ = ["OLD_SECRETS_VARIABLE", "SECRET_VARIABLE", "KeyPurpose", "Keyring", "Mac", "SecretKeys"]
 
 SECRET_VARIABLE = "AGENTFSM_SECRET"  # noqa: S105  # the variable's name, not its value
-OLD_SECRETS_VARIABLE = "AGENTFSM_OLD_SECRETS"
 """The environment variable that holds the secret of hosts that are given none."""
+OLD_SECRETS_VARIABLE = "AGENTFSM_OLD_SECRETS"
+"""The environment variable that holds the secrets of before, with which such hosts read what was written earlier."""
 
 _SALT = b"agentfsm"
 _KEY_ID_BYTES = 4

@@ -215,7 +215,7 @@ def build(wire: str, steps: int) -> tuple[float, float, int]:
         said.append(Message(Role.TOOL, "sunny and warm " * 20, tool_call_id=f"c{step}", name="weather"))
         request = ModelRequest(Transcript(said, len(said)), tools=(WEATHER,), cache=memo)
         start = time.perf_counter()
-        content = model._content(request, stream=True)
+        content = model._request_body(request, stream=True)
         times.append(time.perf_counter() - start)
     copies: list[float] = []
     for _ in range(20):
