@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +24,16 @@ COUNTED = "counted"
 def counted(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Call it with a line that says how many cases a test has tried; the line is printed at the end of the test run."""
     return lambda line: record_property(COUNTED, line)
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    """The URL of an empty database on a PostgreSQL server, which the tests of one module use one after the other."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    from tests.helpers.postgres import new_database, shared_server  # starts the server
+
+    with shared_server() as server:
+        yield new_database(server)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.journal_rows import as_single
-from tests.helpers.postgres import empty_database, new_database, shared_server
+from tests.helpers.postgres import empty_database
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
@@ -38,12 +38,6 @@ def pay(amount: int) -> str:
     """Pay."""
     PAID.append(amount)
     return "paid"
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    with shared_server() as url:
-        yield new_database(url)
 
 
 @pytest.fixture

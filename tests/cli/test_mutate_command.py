@@ -80,8 +80,12 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
 
 @pytest.fixture
 def cli(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """The command line; the pytest that it starts loads no plugins of others, which takes longer than the tests."""
+    """The command line; the pytest that it starts loads no plugins of others, which takes longer than the tests.
+
+    It has none of the options of this test run either: its words are compared.
+    """
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     return cli
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from agentfsm import Agent, Deny, Host, open_store, tool
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.cli.conftest import Cli
-from tests.helpers.postgres import empty_database, new_database, shared_server
+from tests.helpers.postgres import empty_database
 
 SECRET = "the secret of these tests"
 DATA = Path(__file__).parents[1] / "data"
@@ -29,19 +28,12 @@ def remove(path: str) -> str:
     return f"removed {path}"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    with shared_server() as url:
-        yield new_database(url)
-
-
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> str:
     """An empty store, which the commands use."""
     found = "runs.db"
     if request.param == "postgres":
-        found = str(request.getfixturevalue("server"))
+        found = str(request.getfixturevalue("database"))
         empty_database(found)
     monkeypatch.setenv("AGENTFSM_STORE", found)
     monkeypatch.setenv("AGENTFSM_SECRET", SECRET)
@@ -151,21 +143,21 @@ def test_the_store_of_an_earlier_release_is_migrated_and_listed(cli: Cli, tmp_pa
     assert "finished  finished" in cli("runs", "--tag", "demo", "--store", "runs.db").stdout
 
 
-def test_a_role_needs_only_what_the_printed_sql_grants(server: str, cli: Cli) -> None:
+def test_a_role_needs_only_what_the_printed_sql_grants(database: str, cli: Cli) -> None:
     import psycopg
 
-    empty_database(server)
+    empty_database(database)
     sql = cli("store", "init", "--sql").stdout
     grants = sql[sql.index("-- GRANT USAGE") :].replace("-- ", "").replace("agent_role", "plain")
-    with psycopg.connect(server, autocommit=True) as db:
+    with psycopg.connect(database, autocommit=True) as db:
         if db.execute("SELECT FROM pg_roles WHERE rolname = 'plain'").fetchone() is None:
             db.execute("CREATE ROLE plain LOGIN")
         db.execute(sql)  # type: ignore[call-overload]  # the command's own text
-    plain = server.replace("postgres:@", "plain@")
+    plain = database.replace("postgres:@", "plain@")
     denied = cli("store", "check", "--store", plain)
     assert denied.exit_code == 2
     assert "SELECT, INSERT, UPDATE and DELETE" in denied.output
-    with psycopg.connect(server, autocommit=True) as db:
+    with psycopg.connect(database, autocommit=True) as db:
         db.execute(grants)  # type: ignore[call-overload]  # the command's own text
     assert cli("store", "check", "--store", plain).exit_code == 0
     fill(plain)

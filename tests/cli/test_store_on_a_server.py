@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from agentfsm.testing import ScriptedModel, call
 from tests.cli.conftest import Cli
 from tests.cli.test_run_command import TOOLS
 from tests.helpers.fake_model_server import fake_model_server, text_output, tool_call_output
-from tests.helpers.postgres import empty_database, new_database, shared_server
+from tests.helpers.postgres import empty_database
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
@@ -28,12 +27,6 @@ MAIL = "ann@example.org"
 def remove(path: str) -> str:
     """Remove a file."""
     return f"removed {path}"
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    with shared_server() as url:
-        yield new_database(url)
 
 
 @pytest.fixture

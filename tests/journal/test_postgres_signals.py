@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,19 +11,13 @@ import pytest
 
 from agentfsm import Agent, Allow, Host, RunCancelled, RunCompleted, Runs, StaleHumanReplyError, tool
 from agentfsm.testing import ScriptedModel, call
-from tests.helpers.postgres import empty_database, new_database, shared_server
+from tests.helpers.postgres import empty_database
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
 
 SECRET = b"the secret of the tests"
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    with shared_server() as url:
-        yield new_database(url)
 
 
 @pytest.fixture

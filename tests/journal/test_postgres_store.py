@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel, call
 from agentfsm.testing.store_conformance import CHECKS, sealed_records
 from tests.helpers.child_process import child_environment
-from tests.helpers.postgres import CuttingProxy, empty_database, kill_server, new_database, shared_server, start_server
+from tests.helpers.postgres import CuttingProxy, empty_database, kill_server, new_database, start_server
 from tests.helpers.postgres_worker import SECRET, worker
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
@@ -42,12 +42,6 @@ from agentfsm.journal.postgres.postgres_schema import MIGRATIONS, SCHEMA_VERSION
 from agentfsm.journal.run_info import RunQuery  # noqa: E402
 
 LIVENESS = ("session", "lease")
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    with shared_server() as url:
-        yield new_database(url)
 
 
 @pytest.fixture

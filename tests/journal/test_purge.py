@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from agentfsm.journal.verification import GOOD, TAMPERED
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_rows import unpack_rows
-from tests.helpers.postgres import empty_database, new_database, shared_server
+from tests.helpers.postgres import empty_database
 
 SECRET = b"of the tests"
 KEYRING = Keyring(SECRET)
@@ -35,13 +35,6 @@ DAY_S = 86_400
 def remove(path: str) -> str:
     """Remove a file."""
     return f"removed {path}"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    with shared_server() as url:
-        yield new_database(url)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -56,7 +49,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
         case _:
             from agentfsm import PostgresStore
 
-            url: str = request.getfixturevalue("server")
+            url: str = request.getfixturevalue("database")
             empty_database(url)
             return lambda: PostgresStore(url)
 

@@ -1,0 +1,42 @@
+"""The benchmarks run: each part of them once, with sizes that say nothing about speed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import journal_benchmark, loop_benchmark, streaming_benchmark
+
+
+@pytest.mark.parametrize("wire", streaming_benchmark.WIRES)
+def test_the_parts_of_the_benchmark_of_streaming_run(wire: str) -> None:
+    letters = 40 * len(streaming_benchmark.PIECE)
+    assert asyncio.run(streaming_benchmark.stream(wire, letters)) >= 40
+    building_us, copying_us, size = streaming_benchmark.build(wire, 2)
+    assert min(building_us, copying_us) > 0
+    assert size > 7 * 300  # at least the results of seven calls
+
+
+def test_the_benchmark_of_many_runs_runs() -> None:
+    assert asyncio.run(streaming_benchmark.many_runs(2)) > 0
+
+
+@pytest.mark.parametrize("level", ["normal", "full"])
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_stored_run_is_compared_with_one_by_hand(tmp_path: Path, level: str, in_thread: bool) -> None:
+    compared = journal_benchmark.compare_stored_with_by_hand(tmp_path, level, steps=2, rounds=1, in_thread=in_thread)
+    assert compared > 0
+
+
+def test_the_parts_of_the_benchmark_of_the_journal_run(tmp_path: Path) -> None:
+    a_step, part = journal_benchmark.bytes_a_step(tmp_path, 10, 30)
+    assert a_step > part > 0
+    assert journal_benchmark.group_commit(tmp_path, runs=4, steps=1) > 0
+    with journal_benchmark.slow_disk():
+        assert journal_benchmark.group_commit(tmp_path, runs=2, steps=1) > 0
+
+
+@pytest.mark.parametrize("loop", [loop_benchmark.bare_loop, loop_benchmark.careful_loop, loop_benchmark.declared_loop])
+def test_the_loops_that_are_compared_run(loop: Callable[[int], Awaitable[None]]) -> None:
+    asyncio.run(loop(2))
