@@ -26,6 +26,7 @@ from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.permissions import PermissionHook, PermissionPolicy, PermissionRule, policies_of
 from agentfsm.runtime.tools import ApprovalRequirement, Tool
+from agentfsm.runtime.toolsets import is_open
 
 __all__ = ["as_strict_as_pinned", "is_as_strict", "pin_approvals"]
 
@@ -186,11 +187,19 @@ def _admitted(config: AgentConfig, graph: str) -> frozenset[str]:
 
 
 def _weaker(
-    pinned: Pinned, tools: Mapping[str, Tool], hooks: Mapping[str, tuple[Hook, ...]], above: str = ""
+    pinned: Pinned,
+    tools: Mapping[str, Tool],
+    hooks: Mapping[str, tuple[Hook, ...]],
+    above: str = "",
+    *,
+    may_have_more: bool = False,
 ) -> Iterator[_Weaker]:
-    """What is asked less of people than pinned. A tool that is not there any more runs nothing."""
+    """What is asked less of people than pinned. A tool that is not there any more, and cannot come, runs nothing."""
     for name, rule in pinned.get("tools", {}).items():
         tool = tools.get(name)
+        if tool is None and may_have_more:
+            now = "a toolset may return one here that asks less"
+            yield _Weaker(above + name, f"the tool {above + name!r} needs {_rule_text(rule)} there, and {now}")
         if tool is not None and not _is_as_strict_rule(rule, tool.requires_approval):
             yield _Weaker(above + name, f"the tool {above + name!r} {_text(rule, _pin_rule(tool.requires_approval))}")
     has = set(_closed_hooks(hooks))
@@ -200,6 +209,8 @@ def _weaker(
             yield _Weaker(above + name, f"the hook {above + name!r} {changed}")
     for name, below in pinned.get("agents", {}).items():
         if (tool := tools.get(name)) is None:
+            if may_have_more:
+                yield _Weaker(above + name, f"the sub-agent {above + name!r} may come from a toolset here")
             continue
         if (delegate := tool.delegate) is None:
             yield _Weaker(
@@ -209,7 +220,8 @@ def _weaker(
         own = [_pin_policy(policy) for policy in policies_of(delegate.hooks)]
         if any(each not in own for each in below.get("permissions", ())):
             yield _Weaker(above + name, f"the sub-agent {above + name!r} has other permission rules here")
-        yield from _weaker(below, delegate.tools, delegate.hooks, f"{above}{name}/")
+        has_open = any(map(is_open, delegate.toolsets))
+        yield from _weaker(below, delegate.tools, delegate.hooks, f"{above}{name}/", may_have_more=has_open)
 
 
 def _is_as_strict_rule(pinned: Any, rule: ApprovalRequirement) -> bool:

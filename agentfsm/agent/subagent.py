@@ -45,7 +45,7 @@ from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.result import ending_event
-from agentfsm.runtime.run import Run, count_model_requests, live_state, send_events, start_run
+from agentfsm.runtime.run import Run, count_model_requests, live_state, live_tools, send_events, start_run
 from agentfsm.runtime.run_context import check_deps
 from agentfsm.runtime.tools import CallingRun, SampledReply, SampleRequest, Tool, as_tool, run_secrets
 from agentfsm.runtime.toolsets import Toolset, toolset_name
@@ -131,11 +131,25 @@ class SubagentFactory:
         else:
             state = loaded.run
             check_agent(factory.config, state, loaded.pinned)
-        config, deps = factory.config, caller.deps
-        if config.toolsets:
-            config, deps = await config_with_tools(config, state, factory.deps_under(caller))
-        config, _ = as_strict_as_pinned(config, state, config.machine.graph.fingerprint)
+        config, deps, _ = await factory.config_to_continue(caller, state)
         await check_reply(config, state, reply, deps)
+
+    async def config_to_continue(self, caller: CallingRun, state: RunState) -> tuple[AgentConfig, Any, tuple[str, ...]]:
+        """The configuration with which a run goes on, its dependencies, and what a migration admits to ask people less.
+
+        Args:
+            caller: The calling run.
+            state: The run.
+
+        Raises:
+            SuspensionApprovalError: The sub-agent would run calls that the run's own puts to people.
+            RunError: Its toolsets need dependencies that there are not, or a toolset failed.
+        """
+        config, deps = self.config, self.deps_under(caller)
+        if config.toolsets:  # what they choose is compared, too
+            config, deps = await config_with_tools(config, state, deps)
+        config, admitted = as_strict_as_pinned(config, state, config.machine.graph.fingerprint)
+        return config, deps, admitted
 
     def sample(self, caller: CallingRun, call_id: str, run_id: str, request: SampleRequest) -> SampledRun:
         """The run that answers what a server asks a model during a call.
@@ -288,7 +302,11 @@ class SubRun:
     @property
     def secrets(self) -> tuple[Any, ...]:
         """What the run knows to be secret."""
-        return () if self._state is None else run_secrets(self._state, self._factory.config.tools)
+        return () if self._state is None else run_secrets(self._state, self._tools)
+
+    @property
+    def _tools(self) -> Mapping[str, Tool]:
+        return self._factory.tools if self._run is None else live_tools(self._run)
 
     async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
         """The result of the sub-agent's run; or the suspended run, if it waits for a human.
@@ -323,13 +341,13 @@ class SubRun:
         if loaded is not None:
             answered = held is not None and held.suspension == loaded.suspension_id
             request = RunRequest(reply=reply if answered else None, resume_point=loaded.resume_point)
-            return self._continue(loaded.run, request)
+            return await self._continue(loaded.run, request)
         if held is not None and reply is not None:
             try:
                 record, state = await factory.open(held)
             except SuspensionRecordError as error:
                 raise ToolError(f"the sub-agent's run cannot be resumed: {error}") from error
-            return self._continue(state, RunRequest(suspension_record=record, reply=reply))
+            return await self._continue(state, RunRequest(suspension_record=record, reply=reply))
         limits = cap_guardrails(factory.config.guardrails, self._caller)
         if limits is None:
             return None
@@ -337,7 +355,7 @@ class SubRun:
         live_state(run).withheld = self._caller.secrets
         return run
 
-    def _continue(self, state: RunState, request: RunRequest) -> Run[Any, Any] | None:
+    async def _continue(self, state: RunState, request: RunRequest) -> Run[Any, Any] | None:
         """A run that continues within what is left now; None if a person extends a budget of which nothing is left."""
         self._note_progress(state)
         factory, uncharged = self._factory, Spent(self._model_calls_before, self.usage)
@@ -345,10 +363,9 @@ class SubRun:
         if limits is None:
             return None
         try:
-            config, admitted = as_strict_as_pinned(factory.config, state, factory.config.machine.graph.fingerprint)
+            config, deps, admitted = await factory.config_to_continue(self._caller, state)
         except SuspensionRecordError as error:
             raise ToolError(f"the sub-agent's run cannot be resumed: {error}") from error
-        deps = factory.deps_under(self._caller)
         return Run(config, state, replace(request, guardrails=limits, deps=deps, admitted=admitted))
 
     def _note_progress(self, state: RunState) -> None:
@@ -366,7 +383,7 @@ class SubRun:
 
     def _suspended(self, request: UserInputRequested, run: RunState) -> SuspendedSubRun:
         call = self._call_state.call
-        tool = self._factory.config.tools.get(request.tool)
+        tool = self._tools.get(request.tool)
         secret = frozenset[str]() if tool is None else tool.secret
         waiting = PendingRequest(
             request.kind,
@@ -508,7 +525,7 @@ class SampledRun:
         limits = cap_guardrails(self._factory.config.guardrails, caller, before, uncharged)
         if limits is None:
             raise ToolError("nothing is left of the budget of this run for another model call")
-        self._run = self._start(limits) if loaded is None else self._continue(loaded, limits)
+        self._run = self._start(limits) if loaded is None else await self._continue(loaded, limits)
         self._state = live_state(self._run)
         if caller.on_event is not None:
             send_events(self._run, caller.on_event)
@@ -534,11 +551,15 @@ class SampledRun:
         live_state(run).withheld = self._caller.secrets
         return run
 
-    def _continue(self, loaded: LoadedRun, limits: AgentGuardrails) -> Run[Any, Any]:
-        state, deps = loaded.run, self._factory.deps_under(self._caller)
+    async def _continue(self, loaded: LoadedRun, limits: AgentGuardrails) -> Run[Any, Any]:
+        state = loaded.run
+        try:
+            config, deps, admitted = await self._factory.config_to_continue(self._caller, state)
+        except SuspensionRecordError as error:
+            raise ToolError(f"the run that replies to the server cannot be resumed: {error}") from error
         state.withheld = tuple(dict.fromkeys((*state.withheld, *self._caller.secrets)))
-        request = RunRequest(resume_point=loaded.resume_point, guardrails=limits, deps=deps)
-        return Run(self._factory.config, state, request)
+        request = RunRequest(resume_point=loaded.resume_point, guardrails=limits, deps=deps, admitted=admitted)
+        return Run(config, state, request)
 
     def _read(self, run: RunState) -> SampledReply:
         kind, fields = ending_event(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
@@ -22,6 +22,7 @@ from agentfsm.runtime.driver import Driver, RunRequest, current_task
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run_context import Deps, Output, check_deps
 from agentfsm.runtime.timeout import CancelRequests, being_cancelled
+from agentfsm.runtime.tools import Tool
 
 if TYPE_CHECKING:
     from agentfsm.journal.records import Record
@@ -313,6 +314,11 @@ def live_state(run: Run[Any, Any]) -> RunState:
     if run._load is not None:  # pyright: ignore[reportPrivateUsage]
         raise RunError(f"run {run.run_id!r} is not loaded yet: await it, or await its load()")
     return run._driver.context.run  # pyright: ignore[reportPrivateUsage]
+
+
+def live_tools(run: Run[Any, Any]) -> Mapping[str, Tool]:
+    """The tools of a run by name, those that its toolsets have chosen included."""
+    return run._driver.context.config.tools  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
 
 
 def send_events(run: Run[Any, Any], listener: Callable[[Event], None]) -> None:
