@@ -49,7 +49,9 @@ def with_runs(store: Any, work: Callable[[Runs], Awaitable[Any]], **options: Any
     """What some work returns on a store with three runs: one paid, one waits, one had a failure."""
 
     async def scenario() -> Any:
-        await shop(store, "Tea is 4.50.").run("What is tea?", run_id="tea-1", tags=["info"], actor="ann")
+        await shop(store, "Tea is 4.50.").run(
+            "What is tea?", run_id="tea-1", tags=["info"], actor="ann", metadata={"order": 7}
+        )
         await shop(store, call("pay", amount=5)).run("Pay 5.", run_id="pay-1", tags=["billing"], session_id="s")
         await shop(store, TransientProviderError("busy"), "Done.").run("Go.", run_id="tea-2")
         try:
@@ -79,6 +81,8 @@ def test_the_newest_run_is_listed_first_a_page_at_a_time(store: Any) -> None:
     ("query", "found"),
     [
         (RunQuery(tag="billing"), ["pay-1"]),
+        (RunQuery(metadata={"order": 7}), ["tea-1"]),
+        (RunQuery(metadata={"order": "8"}), []),
         (RunQuery(actor="ann"), ["tea-1"]),
         (RunQuery(session="s"), ["pay-1"]),
         (RunQuery(status="suspended"), ["pay-1"]),

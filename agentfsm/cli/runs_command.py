@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -45,6 +45,7 @@ Examples:
   agentfsm runs
   agentfsm runs --status suspended
   agentfsm runs --tag billing --since 2026-10-01
+  agentfsm runs --metadata order=7
   agentfsm runs --text "invoice 7" --json --store runs.db
 """
 
@@ -58,6 +59,7 @@ class _Search:
     actor: str | None
     session: str | None
     tag: str | None
+    metadata: Mapping[str, str]
     model: str | None
     role: str | None
     text: str | None
@@ -74,6 +76,7 @@ class _Search:
             actor=self.actor,
             session=self.session,
             tag=self.tag,
+            metadata=self.metadata,
             model=self.model,
             waiting_role=self.role,
             text=self.text,
@@ -92,6 +95,16 @@ _TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%
 _ENDINGS = ("completed", "handed_off", "partial", "cancelled", "aborted")
 
 
+def _parse_entries(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    entries: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r}: write NAME=VALUE, as in order=7")
+        entries[name] = value
+    return entries
+
+
 def _search_options(command: CommandFunction) -> CommandFunction:
     """Add the options of ``_Search`` to a command, which gets them as ``search``."""
     return collect_options(
@@ -103,6 +116,13 @@ def _search_options(command: CommandFunction) -> CommandFunction:
             click.option("--actor", metavar="ID", help="That somebody with this id requested."),
             click.option("--session", metavar="ID", help="Of this conversation."),
             click.option("--tag", metavar="TAG", help="With this tag."),
+            click.option(
+                "--metadata",
+                metavar="NAME=VALUE",
+                multiple=True,
+                callback=_parse_entries,
+                help="With this entry in their metadata; repeatable.",
+            ),
             click.option("--model", metavar="NAME", help="That first called this model."),
             click.option("--role", metavar="ROLE", help="That wait for somebody with this role."),
             click.option("--text", metavar="TEXT", help="Whose prompt contains this."),

@@ -16,7 +16,7 @@ __all__ = ["compute_run_info", "ended_at", "find_listing", "needs_rebuild", "ver
 
 _KINDS_AFTER_END = frozenset({"redaction", "checkpoint", "run.adopted"})
 
-_FROM_THE_START = ("started", "prompt", "actor", "session", "tags", "parent")
+_FROM_THE_START = ("started", "prompt", "actor", "session", "tags", "metadata", "parent")
 """What follows from the first record."""
 
 _WHEN_IT_STOPPED = ("updated", "ending", "model", "cost_usd", "tokens", "waiting_for", "expires")
@@ -110,7 +110,7 @@ async def needs_rebuild(store: Store, head: Head) -> bool:
     if not head.seq or listed is None:
         return False
     report = await verify_listing(store, VerificationReport(head.run_id, GOOD, head.seq))
-    return listed.started is None or report.code == TAMPERED
+    return listed.started is None or listed.metadata is None or report.code == TAMPERED
 
 
 def _differences(listed: RunInfo, records: Sequence[SealedRecord]) -> list[str]:
@@ -122,4 +122,6 @@ def _differences(listed: RunInfo, records: Sequence[SealedRecord]) -> list[str]:
             names += _WHEN_IT_STOPPED
         except JournalError:  # its state cannot be computed, which verification has found to be so for a reason
             pass
+    if listed.metadata is None:  # an earlier release listed it
+        names.remove("metadata")
     return [name for name in names if getattr(listed, name) != getattr(expected, name)]

@@ -254,7 +254,12 @@ class MemoryStore:
         stored.records[seq - 1] = stored.records[seq - 1]._replace(hidden=hidden)
         if listed is not None and stored.info is not None:
             stored.info = replace(
-                stored.info, prompt=listed.prompt, actor=listed.actor, session=listed.session, tags=listed.tags
+                stored.info,
+                prompt=listed.prompt,
+                actor=listed.actor,
+                session=listed.session,
+                tags=listed.tags,
+                metadata=listed.metadata,
             )
 
     async def head(self, run_id: str) -> Head | None:

@@ -7,6 +7,7 @@ sealed, and nothing is decided by them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ __all__ = [
     "called_model",
     "first_info",
     "info_of",
+    "listed_metadata",
 ]
 
 LISTED_LETTERS = 200
@@ -75,6 +77,8 @@ class RunInfo:
         waiting_for: What it waits for, or None.
         expires: When that request expires, in seconds since the epoch; None if it does not.
         parent: For a sub-agent's run, the run that called it; else an empty string.
+        metadata: The entries of its metadata that are texts, numbers, booleans or null, as texts: what is not a text as
+            JSON has it. None if an earlier release listed the run, until ``agentfsm store rebuild`` fills it in.
     """
 
     run_id: str
@@ -93,6 +97,7 @@ class RunInfo:
     waiting_for: WaitingFor | None = None
     expires: float | None = None
     parent: str = ""
+    metadata: Mapping[str, str] | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,7 @@ class RunQuery:
         session: Those of this conversation.
         tag: Those with this tag.
         any_tag: Those with one of these tags, too.
+        metadata: Those with each of these entries in their metadata: ``{"order": 7}`` finds 7 and the text ``"7"``.
         model: Those that first called the model with this name.
         since: Those that started then or later, in seconds since the epoch.
         until: Those that started before then.
@@ -117,7 +123,8 @@ class RunQuery:
         after: The ``next`` of the page before; empty for the first page.
 
     Raises:
-        ConfigurationError: The limit is less than 1, or ``after`` is not the ``next`` of a page.
+        ConfigurationError: The limit is less than 1, ``after`` is not the ``next`` of a page, or an entry of the
+            metadata is a list or an object, which cannot be searched.
     """
 
     status: Literal["running", "suspended", "finished"] | None = None
@@ -126,6 +133,7 @@ class RunQuery:
     session: str | None = None
     tag: str | None = None
     any_tag: tuple[str, ...] | None = None
+    metadata: Mapping[str, str | float | bool | None] | None = field(default=None, hash=False)
     model: str | None = None
     since: float | None = None
     until: float | None = None
@@ -141,6 +149,14 @@ class RunQuery:
             raise ConfigurationError(f"limit={self.limit}: a page has at least one run")
         if self.after and not (self.after.isascii() and self.after.isdigit() and len(self.after) < 19):
             raise ConfigurationError(f"after={self.after!r} is not the 'next' of a page")
+        for name, value in (self.metadata or {}).items():
+            if _entry_text(value) is None:
+                raise ConfigurationError(f"metadata[{name!r}] is searched by a text or a number, not by {value!r}")
+
+    @property
+    def entries(self) -> Mapping[str, str]:
+        """The entries of ``metadata`` as runs are listed by them."""
+        return listed_metadata(self.metadata or {})
 
     def matches(self, info: RunInfo) -> bool:
         """Whether a run is one of them, whatever page it is on. A store with its own index need not use this."""
@@ -159,6 +175,7 @@ class RunQuery:
             )
             and (self.tag is None or self.tag in info.tags)
             and (self.any_tag is None or not set(self.any_tag).isdisjoint(info.tags))
+            and self.entries.items() <= (info.metadata or {}).items()
             and (self.since is None or (started is not None and started >= self.since))
             and (self.until is None or (started is not None and started < self.until))
             and (self.text is None or _fold(self.text) in _fold(info.prompt))
@@ -211,6 +228,7 @@ def first_info(run_id: str, first: SealedRecord) -> RunInfo:
             session=_text(body.get("session")),
             tags=tuple(map(_text, tags)) if isinstance(tags, list) else (),
             parent=str(parent["run"]) if "call" in parent else "",
+            metadata=listed_metadata(body.get("metadata")),
         )
     except (LookupError, TypeError, AttributeError) as error:
         raise JournalError(f"the first record of run {run_id!r} cannot be read") from error
@@ -230,6 +248,31 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         return ""
     return " ".join(_PLACEHOLDER.sub("[secret]", value[: 20 * LISTED_LETTERS]).split())[:LISTED_LETTERS]
+
+
+def listed_metadata(metadata: object) -> dict[str, str]:
+    """The entries of metadata by which a run is listed. Metadata that was redacted has none.
+
+    Args:
+        metadata: A JSON object.
+    """
+    if not isinstance(metadata, Mapping):
+        return {}
+    texts = ((_text(name), _entry_text(value)) for name, value in cast("Mapping[str, Any]", metadata).items())
+    return {name: text for name, text in texts if text is not None}
+
+
+def _entry_text(value: object) -> str | None:
+    """The value of an entry as it is listed; None for what is not listed: lists, objects, and what was redacted."""
+    match value:
+        case str():
+            return _text(value)
+        case float() if value.is_integer():
+            return str(int(value))  # as JavaScript and PostgreSQL write it
+        case None | bool() | int() | float():
+            return json.dumps(value)
+        case _:
+            return None
 
 
 def info_of(

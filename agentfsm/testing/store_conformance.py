@@ -308,6 +308,7 @@ async def lists_a_run_as_it_was_described(make: OpenStore) -> None:
     lease = await store.acquire("run0", "me", new=True)
     _require((await store.find_runs(RunQuery())).runs == (RunInfo("run0", "running", owner="me"),))
     first = _listed(0, prompt="What? ü \U0001f600", actor="ann", session="s", tags=("b", "a", "b"), model="m", tokens=3)
+    first = dataclasses.replace(first, metadata={"order": "7", "ü \U0001f600": ""})
     records = sealed_records(3)
     await store.append(lease, records[:1], "running", first)
     _require((await store.find_runs(RunQuery())).runs == (dataclasses.replace(first, owner="me"),))
@@ -323,11 +324,14 @@ async def lists_a_run_as_it_was_described(make: OpenStore) -> None:
     again = make()
     _require((await again.find_runs(RunQuery())).runs == (last,))
     lease = await again.acquire("run0", "you")
-    await again.redact(lease, 1, "", _listed(0, prompt="[gone]", session="t", tags=("c",)))
+    left = {"order": "8"}
+    await again.redact(lease, 1, "", _listed(0, prompt="[gone]", session="t", tags=("c",), metadata=left))
     _require(
         (await again.find_runs(RunQuery())).runs
-        == (dataclasses.replace(last, owner="you", prompt="[gone]", actor="", session="t", tags=("c",)),)
+        == (dataclasses.replace(last, owner="you", prompt="[gone]", actor="", session="t", tags=("c",), metadata=left),)
     )
+    _require(await _found(again, metadata={"order": 7}) == await _found(again, metadata={"ü \U0001f600": ""}) == [])
+    _require(await _found(again, metadata={"order": 8}) == ["run0"])
     _require(await _found(again, tag="a") == [])
     _require(await _found(again, tag="c") == ["run0"])
     _require(await _found(again, any_tag=("a", "c")) == await _found(again, tag="c", any_tag=("c",)) == ["run0"])
@@ -343,13 +347,21 @@ async def finds_runs_by_what_they_are_listed_by(make: OpenStore) -> None:
     await _create(
         store,
         [
-            _listed(0, actor="ann", tags=("x",), prompt="Pay 50% of_it", status="finished", ending="completed"),
-            _listed(1, session="s1", tags=("x", "y"), model="m1", prompt="pay All", **waits),
-            _listed(2, actor="ann", session="s1", model="m2", parent="run1"),
+            _listed(
+                0,
+                actor="ann",
+                tags=("x",),
+                prompt="Pay 50% of_it",
+                status="finished",
+                ending="completed",
+                metadata={"order": "7", "eu": "true"},
+            ),
+            _listed(1, session="s1", tags=("x", "y"), model="m1", prompt="pay All", metadata={"order": "7"}, **waits),
+            _listed(2, actor="ann", session="s1", model="m2", parent="run1", metadata={"order": "77", "eu": "7"}),
             _listed(3, actor="Ann", tags=("xy",), status="finished", ending="handed_off"),
         ],
     )
-    for query, numbers in (
+    queries: tuple[tuple[dict[str, Any], str], ...] = (
         ({}, "3210"),
         ({"status": "finished"}, "30"),
         ({"status": "running"}, "2"),
@@ -360,6 +372,14 @@ async def finds_runs_by_what_they_are_listed_by(make: OpenStore) -> None:
         ({"session": "s1"}, "21"),
         ({"tag": "x"}, "10"),
         ({"tag": "z"}, ""),
+        ({"metadata": {"order": 7}}, "10"),
+        ({"metadata": {"order": "7", "eu": True}}, "0"),
+        ({"metadata": {"eu": True, "order": "7"}, "tag": "x"}, "0"),
+        ({"metadata": {"order": 7}, "tag": "y"}, "1"),
+        ({"metadata": {"order": 7}, "any_tag": ("y", "z"), "run_id": "run"}, "1"),
+        ({"metadata": {"7": "order"}}, ""),
+        ({"metadata": {"%": "7"}}, ""),
+        ({"metadata": {}}, "3210"),
         ({"model": "m1"}, "1"),
         ({"parent": ""}, "310"),
         ({"parent": "run1"}, "2"),
@@ -381,7 +401,8 @@ async def finds_runs_by_what_they_are_listed_by(make: OpenStore) -> None:
         ({"run_id": "%"}, ""),
         ({"tag": "x", "session": "s1", "text": "all"}, "1"),
         ({"tag": "x", "actor": "nobody"}, ""),
-    ):
+    )
+    for query, numbers in queries:
         for limit in (1, 2, 50):
             _require(await _found(store, **query, limit=limit) == [f"run{number}" for number in numbers])
     await store.aclose()

@@ -141,6 +141,7 @@ def run_json(info: RunInfo) -> dict[str, Any]:
         "actor": shown(info.actor),
         "session": shown(info.session),
         "tags": shown(list(info.tags)),
+        "metadata": [f"{shown(name)}={shown(value)}" for name, value in (info.metadata or {}).items()],
         "model": shown(info.model),
         "cost": info.cost_usd,
         "tokens": info.tokens,

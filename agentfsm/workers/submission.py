@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentfsm.agent.run_options import run_details
 from agentfsm.errors import JournalError, MissingExtraError, RunError, RunExistsError, StaleLease, StoreLockedError
-from agentfsm.journal.run_info import LISTED_LETTERS, RunInfo, WaitingFor
+from agentfsm.journal.run_info import LISTED_LETTERS, RunInfo, WaitingFor, listed_metadata
 from agentfsm.journal.store import Store
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 from agentfsm.loop.quorum import Actor
@@ -219,15 +219,21 @@ async def _list_as_queued(store: Store, keyring: Keyring, submission: Submission
     except (RunExistsError, StaleLease, StoreLockedError):
         return  # the same request, from another process; or the worker of a SQLite file, which lists it when it begins
     actor, now = submission.actor, time.time()
+    known = environment_secrets(os.environ)
+    entries = {
+        mask_secrets(name, known): mask_secrets(value, known) if isinstance(value, str) else value
+        for name, value in submission.metadata.items()
+    }
     info = RunInfo(
         run_id,
         "suspended",
         started=now,
         updated=now,
-        prompt=" ".join(mask_secrets(submission.prompt, environment_secrets(os.environ)).split())[:LISTED_LETTERS],
+        prompt=" ".join(mask_secrets(submission.prompt, known).split())[:LISTED_LETTERS],
         actor=actor.id if isinstance(actor, Actor) else "",  # a text may be a token
         session=submission.session_id,
         tags=submission.all_tags,
         waiting_for=WaitingFor(QUEUED),
+        metadata=listed_metadata(entries),
     )
     await store.append(lease, (), "suspended", info)

@@ -281,6 +281,7 @@ def fill_listing(path: Path) -> None:
             f"run{n:07}", "finished" if waiting is None else "suspended", None, n, n,
             "completed" if n % 3 else "partial", f"Do task {n * 7919 % 10007}. {'word ' * 35}", f"user{n % 1000}",
             f"chat{n // 10}", (f"tag{n % 100}", "all"), "model", 0.1, 100, waiting,
+            metadata={"order": str(n // 2), "shop": "a"},
         )  # fmt: skip
         write_run_info(db, n, info)
     db.execute("COMMIT")
@@ -294,6 +295,8 @@ def listing(folder: Path) -> list[tuple[str, int, float]]:
         ("newest 50", 10, RunQuery(), False),
         ("50 by a tag of 1 %", 20, RunQuery(tag="tag7"), False),
         ("50 by a tag of all", 20, RunQuery(tag="all"), False),
+        ("50 by metadata of 2 runs", 20, RunQuery(metadata={"order": 7}), False),
+        ("50 by metadata of all", 20, RunQuery(metadata={"shop": "a"}), False),
         ("50 that wait for a role", 20, RunQuery(waiting_role="boss"), False),
         ("count by status", 200, RunQuery(status="suspended"), True),
         ("count by text", 200, RunQuery(text="task 42"), True),

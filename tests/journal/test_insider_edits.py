@@ -270,6 +270,7 @@ LISTINGS = {
     "the listed requester": "actor = 'bob'",
     "the listed session": "session = 's2'",
     "the listed tags": "tags = '[\"keep\"]'",
+    "the listed metadata": 'metadata = \'{"order": "8"}\'',
     "the listed model": "model = 'another'",
     "the listed cost": "cost_usd = 0.5",
     "the listed tokens": "tokens = 1",
@@ -364,6 +365,9 @@ EDITS: list[tuple[str, Needs, Callable[[Insider], None]]] = [
     ("a run renamed, and all hashes made to fit", "either", rename),
     # -- columns by which runs are listed
     *((name, "nothing", sql(f"UPDATE run_info SET {change} WHERE id = 2")) for name, change in LISTINGS.items()),
+    ("a tag added by which a run is found", "nothing", sql("INSERT INTO run_tag (tag, id) VALUES ('keep', 2)")),
+    ("metadata added by which a run is found", "nothing", sql(
+        "INSERT INTO run_metadata (name, value, id) VALUES ('order', '8', 2)")),
     # -- whole runs
     ("a run deleted", "nothing", sql("DELETE FROM run WHERE run_id = 'whole'")),
     ("a run deleted with its records", "nothing", sql(

@@ -22,13 +22,14 @@ from agentfsm import (
     Host,
     MemoryStore,
     Run,
+    Runs,
     SqliteStore,
     Usage,
     tool,
 )
 from agentfsm.journal.fork import fork
 from agentfsm.journal.journal_writer import LISTED_EVERY_S
-from agentfsm.journal.listing import compute_run_info
+from agentfsm.journal.listing import compute_run_info, needs_rebuild, verify_listing
 from agentfsm.journal.rebuild import rebuild_run_info
 from agentfsm.journal.redact import redact
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
@@ -87,10 +88,14 @@ def test_a_finished_run_is_listed_by_what_was_asked_by_whom_and_how_it_ended(sto
     mine = agent(store, answer("Paid.", input_tokens=30, output_tokens=12, cost_usd=0.5), clock=clock)
     prompt = f"Pay\n  him {'x' * 300}"
     begun = clock.time()
-    finish(mine.run(prompt, run_id="r", session_id="chat", actor=Actor("ann", ("boss",)), tags=["b", "a"]))
+    given = {"order": 7, "shop": f"north\n{'x' * 300}", "usd": 2.0, "rate": 0.5, "eu": True, "by": None, "lines": [1]}
+    finish(
+        mine.run(prompt, run_id="r", session_id="chat", actor=Actor("ann", ("boss",)), tags=["b", "a"], metadata=given)
+    )
+    shown = {"order": "7", "shop": f"north {'x' * 194}", "usd": "2", "rate": "0.5", "eu": "true", "by": "null"}
     expected = RunInfo(
         "r", "finished", None, listed(store).started, listed(store).updated, "completed", f"Pay him {'x' * 192}", "ann",
-        "chat", ("b", "a"), "scripted", 0.5, 42,
+        "chat", ("b", "a"), "scripted", 0.5, 42, metadata=shown,
     )  # fmt: skip
     assert listed(store) == expected == computed(store)
     assert listed(store).started == pytest.approx(begun, abs=1)
@@ -131,20 +136,23 @@ def test_a_run_is_unpriced_if_no_price_is_known(store: AnyStore, usages: list[di
 
 
 def test_no_secret_is_listed(store: AnyStore) -> None:
-    finish(agent(store, "ok").run("Log in with hush-hush-4711 now.", run_id="r"))
+    given = {"order": "hush-hush-4711"}
+    finish(agent(store, "ok").run("Log in with hush-hush-4711 now.", run_id="r", metadata=given))
     assert listed(store).prompt == "Log in with [secret] now."
+    assert listed(store).metadata == {"order": "[secret]"}
     assert listed(store) == computed(store)
     store.close()
 
 
 def test_a_redacted_prompt_is_not_listed_and_is_nowhere_in_the_file(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "runs.db")
-    run = agent(store, "ok").run("The canary 0815 sings.", run_id="r", session_id="canary 0816", tags=["canary 0817"])
-    finish(run)
+    name: Any = {"session_id": "canary 0816", "tags": ["canary 0817"], "metadata": {"canary 0818": "canary 0819"}}
+    finish(agent(store, "ok").run("The canary 0815 sings.", run_id="r", **name))
     assert listed(store).prompt == "The canary 0815 sings."
     assert (listed(store).session, listed(store).tags) == ("canary 0816", ("canary 0817",))
+    assert listed(store).metadata == {"canary 0818": "canary 0819"}
     asyncio.run(redact(store, "r", "1", KEYRING))
-    assert (listed(store).prompt, listed(store).session, listed(store).tags) == ("", "", ())
+    assert (listed(store).prompt, listed(store).session, listed(store).tags, listed(store).metadata) == ("", "", (), {})
     assert listed(store).ending == "completed"
     assert b"canary 081" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert asyncio.run(verify_stored_run(store, "r", keyring=KEYRING)).code == GOOD
@@ -199,7 +207,9 @@ def test_what_a_run_is_listed_by_can_be_rebuilt(store: AnyStore) -> None:
         lease = await store.acquire(name, "me", keyring=KEYRING)
         head = await store.head(name)
         assert head is not None
-        await store.append(lease, (), head.status, RunInfo(name, "running", prompt="wrong", tags=("wrong",)))
+        await store.append(
+            lease, (), head.status, RunInfo(name, "running", prompt="wrong", tags=("wrong",), metadata={"wrong": "1"})
+        )
         await store.release(lease)
         assert (await store.find_runs(RunQuery(text="wrong"))).runs
         await rebuild_run_info(store, name, KEYRING)
@@ -209,6 +219,7 @@ def test_what_a_run_is_listed_by_can_be_rebuilt(store: AnyStore) -> None:
         assert asyncio.run(verify_stored_run(store, name, keyring=KEYRING)).code in (GOOD, 4)
     assert [listed(store, name) for name in ("one", "two")] == before
     assert asyncio.run(store.count_runs(RunQuery(tag="wrong"))) == 0
+    assert asyncio.run(store.count_runs(RunQuery(metadata={"wrong": 1}))) == 0
     store.close()
 
 
@@ -237,6 +248,44 @@ def test_a_file_of_an_earlier_release_is_listed_at_once_and_in_full_when_it_was_
     assert find_schema_damage(path) == find_row_damage(path) == []
 
 
+def test_the_metadata_of_a_file_of_schema_5_is_found_when_it_was_rebuilt(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with SqliteStore(path) as store:
+        for run_id in ("old", "older"):
+            finish(agent(store, "ok").run("Go.", run_id=run_id, metadata={"order": 7}))
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("DROP TABLE run_metadata; ALTER TABLE run_info DROP COLUMN metadata; PRAGMA user_version = 5")
+    by_order = RunQuery(metadata={"order": 7})
+    with SqliteStore(path) as store:
+        assert (listed(store, "older").prompt, listed(store, "older").metadata) == ("Go.", None)
+        assert asyncio.run(store.count_runs(by_order)) == len(asyncio.run(store.find_runs(by_order)).runs) == 0
+        store.claim()  # migrates the file
+        assert find_schema_damage(path) == find_row_damage(path) == []
+        assert listed(store, "older").metadata is None
+        assert asyncio.run(store.count_runs(by_order)) == 0
+        report = asyncio.run(verify_listing(store, asyncio.run(verify_stored_run(store, "older", keyring=KEYRING))))
+        assert report.code == GOOD
+        head = asyncio.run(store.head("older"))
+        assert head is not None
+        assert asyncio.run(needs_rebuild(store, head))
+        asyncio.run(rebuild_run_info(store, "older", KEYRING))
+        assert not asyncio.run(needs_rebuild(store, head))
+        assert [info.run_id for info in asyncio.run(store.find_runs(by_order)).runs] == ["older"]
+        assert listed(store, "older") == computed(store, "older")
+    assert find_row_damage(path) == []
+
+
+def test_a_purged_run_leaves_none_of_its_metadata(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with SqliteStore(path) as store:
+        finish(agent(store, "ok").run("Go.", run_id="r", metadata={"canary": "0815"}))
+        asyncio.run(Runs(store, secret=b"of the tests").purge(["r"]))
+        assert asyncio.run(store.count_runs(RunQuery(metadata={"canary": "0815"}))) == 0
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*) FROM run_metadata").fetchone() == (0,)
+    assert b"canary" not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
+
+
 def test_a_changed_type_in_a_listing_is_found(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     with SqliteStore(path) as store:
@@ -246,7 +295,9 @@ def test_a_changed_type_in_a_listing_is_found(tmp_path: Path) -> None:
     assert [report.reason for report in find_row_damage(path)] == ["a value has another type than every release wrote"]
 
 
-@pytest.mark.parametrize("query", [{"limit": 0}, {"after": "r1"}, {"after": "-1"}, {"after": "9" * 19}])
+@pytest.mark.parametrize(
+    "query", [{"limit": 0}, {"metadata": {"a": [1]}}, {"after": "r1"}, {"after": "-1"}, {"after": "9" * 19}]
+)
 def test_a_query_that_makes_no_sense_is_refused(query: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         RunQuery(**query)

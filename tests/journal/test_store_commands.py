@@ -86,8 +86,10 @@ def test_runs_are_searched_and_a_list_that_is_cut_off_goes_on(tmp_path):
     path = tmp_path / "runs.db"
     with SqliteStore(path) as store:
         agent = Agent(ScriptedModel(["4.50", "12", "done"]), host=Host(store=store, clock=FakeClock(1_760_000_000)))
-        agent.run_sync("What is tea?", run_id="tea", tags=["shop"], actor="ann", session_id="s1")
-        agent.run_sync("What is a cup?", run_id="cup", tags=["shop"], actor="bob")
+        agent.run_sync(
+            "What is tea?", run_id="tea", tags=["shop"], actor="ann", session_id="s1", metadata={"order": 7, "eu": True}
+        )
+        agent.run_sync("What is a cup?", run_id="cup", tags=["shop"], actor="bob", metadata={"order": 7})
         agent.run_sync("Go.", run_id="go")
 
     def found(*options, code=0):
@@ -96,6 +98,9 @@ def test_runs_are_searched_and_a_list_that_is_cut_off_goes_on(tmp_path):
 
     assert found() == ["go", "cup", "tea"]
     assert found("--tag", "shop") == ["cup", "tea"]
+    assert found("--metadata", "order=7") == ["cup", "tea"]
+    assert found("--metadata", "order=7", "--metadata", "eu=true") == ["tea"]
+    assert "write NAME=VALUE" in command("runs", "--store", path, "--metadata", "order", code=2)
     assert found("--actor", "ann") == found("--session", "s1") == found("--text", "TEA") == ["tea"]
     assert found("--ending", "completed", "--status", "finished") == ["go", "cup", "tea"]
     assert found("--ending", "partial") == found("--model", "x") == found("--role", "x") == []

@@ -25,7 +25,9 @@ def sixty_two_runs() -> Any:
     waiting_run(made, "waits")
     for number in range(60):
         agent = Agent(ScriptedModel(["fine"]), host=Host(store=made))
-        agent.run_sync(f"Bill {number}.", run_id=f"bill-{number}", tags=["billing"], actor="ann")
+        agent.run_sync(
+            f"Bill {number}.", run_id=f"bill-{number}", tags=["billing"], actor="ann", metadata={"order": number // 2}
+        )
     return made
 
 
@@ -72,6 +74,9 @@ def test_filters_find_runs_and_stand_in_the_address(browser: Any, site: str) -> 
         assert page.url.endswith("/?text=bill+7")
         page.reload()
         assert listed(page) == ["bill-7"]
+        page.goto("/?metadata=order%3D7")
+        assert listed(page) == ["bill-15", "bill-14"]
+        assert page.get_by_label("Metadata").input_value() == "order=7"
         page.goto("/?status=suspended")
         assert listed(page) == ["waits"]
         page.goto("/?tag=nobody")
@@ -95,7 +100,7 @@ def test_a_new_run_and_its_ending_appear_by_themselves(browser: Any, site: str, 
 
 def test_a_question_that_makes_no_sense_is_refused_with_a_reason(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, _):
-        for query in ("status=odd", "since=soon", "limit=0", "after=x"):
+        for query in ("status=odd", "metadata=order", "since=soon", "limit=0", "after=x"):
             answer = page.request.get(f"/api/runs?{query}")
             assert answer.status == 400
             assert answer.json()["error"]

@@ -84,6 +84,7 @@ def test_a_submitted_run_is_listed_until_it_begins() -> None:
         (info,) = (await store.find_runs(RunQuery(tag="tenant:acme"))).runs
         assert (info.run_id, info.status, info.waiting_for) == (run_id, "suspended", WaitingFor("worker"))
         assert (info.actor, info.session, info.tags) == ("ann", "s", ("billing", "tenant:acme", "agent:support"))
+        assert (await store.find_runs(RunQuery(metadata={"order": 7}))).runs == (info,)
         ((activation, delay_s),) = waker.woken
         assert (activation.key, activation.queue, activation.tenant) == (f"{run_id}:0", "support", "acme")
         assert (activation.priority, delay_s) == (3, 60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any, LiteralString, NamedTuple
 
 from agentfsm.journal.postgres.postgres_session import Connection
@@ -11,13 +13,13 @@ __all__ = ["ListedRun", "count_run_infos", "select_run_infos", "update_texts", "
 
 _WRITE = """
     INSERT INTO agentfsm.run_info (id, started, updated, ending, prompt, actor, session, tags, model, cost_usd, tokens,
-        waiting_kind, waiting_tool, waiting_roles, expires, parent)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s::text[], %s, %s, %s, %s, %s, %s::text[], %s, %s)
+        waiting_kind, waiting_tool, waiting_roles, expires, parent, metadata)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s::text[], %s, %s, %s, %s, %s, %s::text[], %s, %s, %s::jsonb)
     ON CONFLICT (id) DO UPDATE SET (started, updated, ending, prompt, actor, session, tags, model, cost_usd, tokens,
-        waiting_kind, waiting_tool, waiting_roles, expires, parent) = (EXCLUDED.started, EXCLUDED.updated,
+        waiting_kind, waiting_tool, waiting_roles, expires, parent, metadata) = (EXCLUDED.started, EXCLUDED.updated,
         EXCLUDED.ending, EXCLUDED.prompt, EXCLUDED.actor, EXCLUDED.session, EXCLUDED.tags, EXCLUDED.model,
         EXCLUDED.cost_usd, EXCLUDED.tokens, EXCLUDED.waiting_kind, EXCLUDED.waiting_tool, EXCLUDED.waiting_roles,
-        EXCLUDED.expires, EXCLUDED.parent)
+        EXCLUDED.expires, EXCLUDED.parent, EXCLUDED.metadata)
 """
 
 _FROM: LiteralString = " FROM agentfsm.run AS run LEFT JOIN agentfsm.run_info AS info ON info.id = run.id"
@@ -28,7 +30,7 @@ _SELECT: LiteralString = (
         info.started, info.updated, coalesce(info.ending, ''), coalesce(info.prompt, ''), coalesce(info.actor, ''),
         coalesce(info.session, ''), coalesce(info.tags, '{}'), coalesce(info.model, ''), info.cost_usd, info.tokens,
         coalesce(info.waiting_kind, ''), coalesce(info.waiting_tool, ''), coalesce(info.waiting_roles, '{}'),
-        info.expires, coalesce(info.parent, '')
+        info.expires, coalesce(info.parent, ''), info.metadata
     """  # noqa: S608  # our own names
     + _FROM
 )
@@ -82,16 +84,18 @@ async def write_run_info(db: Connection, number: int, info: RunInfo) -> None:
         [_storable(role) for role in waiting.roles],
         _milliseconds(info.expires),
         _storable(info.parent),
+        None if info.metadata is None else _jsonb(info.metadata),
     )
     await db.execute(_WRITE, values)
 
 
 async def update_texts(db: Connection, number: int, info: RunInfo) -> None:
-    """Replace the prompt, the actor, the session and the tags by which a run is listed."""
+    """Replace the prompt, the actor, the session, the tags and the metadata by which a run is listed."""
     texts = (_storable(info.prompt), _storable(info.actor), _storable(info.session))
     await db.execute(
-        "UPDATE agentfsm.run_info SET prompt = %s, actor = %s, session = %s, tags = %s::text[] WHERE id = %s",
-        (*texts, [_storable(tag) for tag in info.tags], number),
+        "UPDATE agentfsm.run_info SET prompt = %s, actor = %s, session = %s, tags = %s::text[], metadata = %s::jsonb"
+        " WHERE id = %s",
+        (*texts, [_storable(tag) for tag in info.tags], _jsonb(info.metadata or {}), number),
     )
 
 
@@ -130,6 +134,8 @@ def _conditions(query: RunQuery) -> tuple[LiteralString, list[Any]]:
         where, values = _and(where, "info.tags @> ARRAY[%s]::text[]"), [*values, _storable(query.tag)]
     if query.any_tag is not None:
         where, values = _and(where, "info.tags && %s::text[]"), [*values, [_storable(tag) for tag in query.any_tag]]
+    if query.metadata:
+        where, values = _and(where, "info.metadata @> %s::jsonb"), [*values, _jsonb(query.entries)]
     if query.since is not None:
         where, values = _and(where, "info.started >= %s"), [*values, query.since * 1000]
     if query.until is not None:
@@ -153,11 +159,15 @@ def _storable(text: str) -> str:
     return text.replace("\0", "\ufffd")
 
 
+def _jsonb(metadata: Mapping[str, str]) -> str:
+    return json.dumps({_storable(name): _storable(value) for name, value in metadata.items()}, ensure_ascii=False)
+
+
 def _info(row: tuple[Any, ...]) -> RunInfo:
     _, run_id, status, owner, _, _, started, updated, ending, prompt, actor, session, tags, model, cost, tokens = row[
         :16
     ]
-    kind, tool, roles, expires, parent = row[16:]
+    kind, tool, roles, expires, parent, metadata = row[16:]
     return RunInfo(
         run_id=run_id,
         status=status,
@@ -175,6 +185,7 @@ def _info(row: tuple[Any, ...]) -> RunInfo:
         waiting_for=WaitingFor(kind, tool, tuple(roles)) if kind else None,
         expires=_seconds(expires),
         parent=parent,
+        metadata=metadata,
     )
 
 

@@ -24,7 +24,8 @@ __all__ = [
 
 SCHEMA_VERSION = 5
 """1: the first one; 2: with columns that list runs; 3: with signals; 4: with holds and tombstones; 5: with the records
-of a commit in one row. The first write creates it or brings it up to date, and so does ``agentfsm store migrate``."""
+of a commit in one row, and with runs found by their metadata. The first write creates it or brings it up to date, and
+so does ``agentfsm store migrate``."""
 
 _CREATE_LOCK = 0x6166736D
 """The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
@@ -144,6 +145,9 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     DROP TRIGGER IF EXISTS journal_keeps_what_it_has ON agentfsm.journal;
     CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF run, seq, body, records, hash, mac ON agentfsm.journal
         FOR EACH ROW EXECUTE FUNCTION agentfsm.refuse();
+    ALTER TABLE agentfsm.run_info ADD metadata jsonb;
+    ALTER TABLE agentfsm.run_info ALTER metadata SET STATISTICS 0;
+    CREATE INDEX run_info_by_metadata ON agentfsm.run_info USING gin (metadata jsonb_path_ops);
     """,
 )
 """What leads from each version to the next; the first one from an empty schema."""

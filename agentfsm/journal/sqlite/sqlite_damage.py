@@ -16,6 +16,7 @@ import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import StoreError
 from agentfsm.journal.commit_encoding import JournalRow, run_id_in
 from agentfsm.journal.maintenance import Damage
+from agentfsm.journal.sqlite.sqlite_run_info import find_index_damage
 
 __all__ = ["copy_file", "find_row_damage", "find_schema_damage", "truncate_wal"]
 
@@ -49,7 +50,9 @@ def find_schema_damage(path: Path) -> list[Damage]:
 
 
 def find_row_damage(path: Path) -> list[Damage]:
-    """An entry for each run that was deleted, with a record before its first, or with a value of another type.
+    """An entry for each run that was deleted, has a record before its first or a value of another type, or is misfiled.
+
+    Misfiled is a run that is found by other tags or metadata than it is listed by.
 
     Args:
         path: The SQLite file.
@@ -80,6 +83,9 @@ def find_row_damage(path: Path) -> list[Damage]:
         for number, seq in sqlite_schema.wrong_types(db):
             reason = "a value has another type than every release wrote"
             reports.append(Damage(f"(run {number})", reason, seq=seq))
+        misfiled = find_index_damage(db, sqlite_schema.schema_version(db))
+        reason = "it is found by other tags or metadata than it is listed by"
+        reports += [Damage(f"(run {number})", reason) for number in misfiled]
     except sqlite_schema.READ_ERRORS as error:
         raise sqlite_schema.as_store_error(error, path) from error
     finally:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
 
-__all__ = ["count_run_infos", "delete_run_info", "select_run_infos", "update_texts", "write_run_info"]
+__all__ = [
+    "count_run_infos",
+    "delete_run_info",
+    "find_index_damage",
+    "select_run_infos",
+    "update_texts",
+    "write_run_info",
+]
 
 _FIELDS = (
     "status", "started", "updated", "ending", "prompt", "actor", "session", "tags", "model", "cost_usd", "tokens",
-    "waiting_kind", "waiting_tool", "waiting_roles", "expires", "parent",
+    "waiting_kind", "waiting_tool", "waiting_roles", "expires", "parent", "metadata",
 )  # fmt: skip
 _UPDATE = f"UPDATE run_info SET {', '.join(f'{name} = ?' for name in _FIELDS)} WHERE id = ?"  # noqa: S608  # our own names
 _COLUMNS = ", ".join(f"info.{name}" for name in _FIELDS)
@@ -27,7 +34,8 @@ def write_run_info(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
         number: The number of the run.
         info: What it is listed by.
     """
-    waiting, tags = info.waiting_for or WaitingFor(""), _write_tags(db, number, info.tags)
+    waiting = info.waiting_for or WaitingFor("")
+    tags, metadata = _write_index(db, number, info.tags, info.metadata)
     values = (
         info.status,
         _milliseconds(info.started),
@@ -45,77 +53,146 @@ def write_run_info(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
         json.dumps(waiting.roles) if waiting.roles else "",
         _milliseconds(info.expires),
         info.parent,
+        metadata,
     )
     db.execute(_UPDATE, (*values, number))
 
 
-def _write_tags(db: sqlite3.Connection, number: int, tags: Sequence[str]) -> str:
-    """The tags of a run as text, after their index was written if they are not what they were."""
-    text = json.dumps(tags) if tags else ""
-    (before,) = db.execute("SELECT tags FROM run_info WHERE id = ?", (number,)).fetchone()
-    if before != text:
-        old = dict.fromkeys(json.loads(before or "[]"))
+def _write_index(
+    db: sqlite3.Connection, number: int, tags: Sequence[str], metadata: Mapping[str, str] | None
+) -> tuple[str, str | None]:
+    """The tags and the metadata of a run as text, after their index was written if they are not what they were."""
+    text, entries = json.dumps(tags) if tags else "", None if metadata is None else json.dumps(metadata)
+    old_text, old_entries = db.execute("SELECT tags, metadata FROM run_info WHERE id = ?", (number,)).fetchone()
+    if old_text != text:
+        old = dict.fromkeys(json.loads(old_text or "[]"))
         db.executemany("DELETE FROM run_tag WHERE tag = ? AND id = ?", [(tag, number) for tag in old])
         db.executemany("INSERT INTO run_tag (tag, id) VALUES (?, ?)", [(tag, number) for tag in dict.fromkeys(tags)])
-    return text
+    if old_entries != entries:
+        before: dict[str, str] = json.loads(old_entries or "{}")
+        gone, new = ([(*each, number) for each in (entries or {}).items()] for entries in (before, metadata))
+        db.executemany("DELETE FROM run_metadata WHERE name = ? AND value = ? AND id = ?", gone)
+        db.executemany("INSERT INTO run_metadata (name, value, id) VALUES (?, ?, ?)", new)
+    return text, entries
 
 
 def delete_run_info(db: sqlite3.Connection, number: int) -> None:
-    """Delete what a run is listed by, its tags included."""
+    """Delete what a run is listed by, its tags and its metadata included."""
     if db.execute("SELECT 1 FROM run_info WHERE id = ?", (number,)).fetchone() is not None:
-        _write_tags(db, number, ())
+        _write_index(db, number, (), None)
         db.execute("DELETE FROM run_info WHERE id = ?", (number,))
 
 
 def update_texts(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
-    """Replace the prompt, the actor, the session and the tags by which a run is listed."""
-    tags = _write_tags(db, number, info.tags)
-    texts = (info.prompt, info.actor, info.session, tags)
-    db.execute("UPDATE run_info SET prompt = ?, actor = ?, session = ?, tags = ? WHERE id = ?", (*texts, number))
+    """Replace the prompt, the actor, the session, the tags and the metadata by which a run is listed."""
+    texts = (info.prompt, info.actor, info.session, *_write_index(db, number, info.tags, info.metadata))
+    db.execute(
+        "UPDATE run_info SET prompt = ?, actor = ?, session = ?, tags = ?, metadata = ? WHERE id = ?", (*texts, number)
+    )
 
 
-def select_run_infos(db: sqlite3.Connection, query: RunQuery, *, listed: bool) -> list[tuple[int, RunInfo]]:
+def find_index_damage(db: sqlite3.Connection, version: int) -> list[int]:
+    """The numbers of the runs that are found by other tags or metadata than they are listed by, in order.
+
+    Args:
+        db: The file.
+        version: The version of its schema.
+    """
+    found: set[tuple[Any, ...]] = set()
+    if version >= 3:
+        listed = db.execute("SELECT id, tags FROM run_info WHERE tags <> ''")
+        found |= {(number, tag) for number, text in listed for tag in _loaded(text)}
+        found ^= set(db.execute("SELECT id, tag FROM run_tag"))
+    if version >= 6:
+        listed = db.execute("SELECT id, metadata FROM run_info WHERE metadata IS NOT NULL")
+        entries = {(number, *entry) for number, text in listed for entry in _loaded(text).items()}
+        found |= entries ^ set(db.execute("SELECT id, name, value FROM run_metadata"))
+    return sorted({number for number, *_ in found})
+
+
+def _loaded(text: Any) -> dict[str, str]:
+    """Listed tags or metadata by name; nothing if the column was changed to what nobody can read."""
+    try:
+        loaded: Any = json.loads(text)
+    except (TypeError, ValueError):
+        return {}
+    match loaded:
+        case dict():
+            return {name: str(value) for name, value in cast("dict[str, object]", loaded).items()}
+        case list():
+            return {str(tag): "" for tag in cast("list[object]", loaded)}
+        case _:
+            return {}
+
+
+def select_run_infos(db: sqlite3.Connection, query: RunQuery, version: int) -> list[tuple[int, RunInfo]]:
     """The runs that a query finds, with their numbers: one more than its page has, if there are as many.
 
     Args:
         db: The file.
         query: The query.
-        listed: Whether the file has the columns; without them only ids and statuses are known.
+        version: The version of the file's schema: before 3, only ids and statuses are known, and before 6 no metadata.
     """
-    where, values = _conditions(query, paged=True, listed=listed)
-    source, number = _source(query, listed)
-    sql = f"SELECT run.id, run.run_id, run.owner, {_COLUMNS} FROM {source}{where} ORDER BY {number} DESC LIMIT ?"  # noqa: S608
-    return [(row[0], _info(row[1:])) for row in db.execute(sql, (*values, query.limit + 1))]
+    if version < _oldest_version(query):
+        return []
+    where, values = _conditions(query)
+    source, number = _source(query, version)
+    if query.after:
+        where, values = [*where, f"{number} < ?"], [*values, int(query.after)]
+    sql = f"SELECT run.id, run.run_id, run.owner, {_COLUMNS} FROM {source}{_AND_RUN}{_where(where)}"  # noqa: S608
+    newest = f"{sql} ORDER BY {number} DESC LIMIT ?"
+    return [(row[0], _info(row[1:])) for row in db.execute(newest, (*values, query.limit + 1))]
 
 
-def count_run_infos(db: sqlite3.Connection, query: RunQuery, *, listed: bool) -> int:
+def count_run_infos(db: sqlite3.Connection, query: RunQuery, version: int) -> int:
     """How many runs a query finds on all its pages; arguments as for ``select_run_infos``."""
-    where, values = _conditions(query, paged=False, listed=listed)
-    source, _ = _source(query, listed)
-    if query.run_id is None:
-        source = source.removesuffix(_AND_RUN)
-    return int(db.execute(f"SELECT count(*) FROM {source}{where}", values).fetchone()[0])  # noqa: S608
+    if version < _oldest_version(query):
+        return 0
+    where, values = _conditions(query)
+    source, _ = _source(query, version)
+    if query.run_id is not None:
+        source += _AND_RUN
+    return int(db.execute(f"SELECT count(*) FROM {source}{_where(where)}", values).fetchone()[0])  # noqa: S608
 
 
 _AND_RUN = " JOIN run ON run.id = info.id"
 _UNLISTED = (
     "(SELECT id, status, '' AS ending, '' AS prompt, '' AS actor, '' AS session, '' AS tags, '' AS model, '' AS parent,"
     " '' AS waiting_kind, '' AS waiting_tool, '' AS waiting_roles, NULL AS started, NULL AS updated, NULL AS cost_usd,"
-    " NULL AS tokens, NULL AS expires FROM run)"
+    " NULL AS tokens, NULL AS expires, NULL AS metadata FROM run)"
 )
+_WITHOUT_METADATA = "(SELECT *, NULL AS metadata FROM run_info)"
 
 
-def _source(query: RunQuery, listed: bool) -> tuple[str, str]:
-    """The tables to search, and the column by which their rows are numbered; a tag is found by its index, in order."""
-    infos = f"{'run_info' if listed else _UNLISTED} AS info"
-    if query.tag is None:
-        return infos + _AND_RUN, "info.id"
-    tags = "run_tag" if listed else "(SELECT '' AS tag, 0 AS id WHERE false)"
-    return f"{tags} AS tagged CROSS JOIN {infos} ON info.id = tagged.id{_AND_RUN}", "tagged.id"
+def _oldest_version(query: RunQuery) -> int:
+    """The first version of the schema in which a query can find anything."""
+    if query.metadata:
+        return 6
+    return 1 if query.tag is None and query.any_tag is None else 3
 
 
-def _conditions(query: RunQuery, *, paged: bool, listed: bool) -> tuple[str, list[Any]]:
-    """The WHERE clause of a query, and its values. An empty value never uses the partial index on what is not empty."""
+def _indexed(query: RunQuery) -> list[tuple[str, str, tuple[str, ...]]]:
+    """The tables in which a query looks up runs, with the condition there and its values."""
+    found: list[tuple[str, str, tuple[str, ...]]] = []
+    found += [("run_metadata", "name = ? AND value = ?", entry) for entry in query.entries.items()]
+    found += [] if query.tag is None else [("run_tag", "tag = ?", (query.tag,))]
+    return found
+
+
+def _source(query: RunQuery, version: int) -> tuple[str, str]:
+    """The tables to search, and the column by which their rows are numbered: the first index finds them, in order."""
+    infos = f"{_UNLISTED if version < 3 else _WITHOUT_METADATA if version < 6 else 'run_info'} AS info"
+    for table, *_ in _indexed(query):
+        return f"{table} AS found CROSS JOIN {infos} ON info.id = found.id", "found.id"
+    return infos, "info.id"
+
+
+def _where(parts: Sequence[str]) -> str:
+    return f" WHERE {' AND '.join(parts)}" if parts else ""
+
+
+def _conditions(query: RunQuery) -> tuple[list[str], list[Any]]:
+    """The conditions of a query, and their values. An empty value never uses the partial index on what is not empty."""
     parts: list[str] = []
     values: list[Any] = []
 
@@ -123,15 +200,14 @@ def _conditions(query: RunQuery, *, paged: bool, listed: bool) -> tuple[str, lis
         parts.append(part)
         values.extend(given)
 
+    for place, (table, condition, given) in enumerate(_indexed(query)):
+        other = f"EXISTS (SELECT 1 FROM {table} WHERE {condition} AND {table}.id = info.id)"  # noqa: S608
+        add(other if place else condition, *given)
     for name in ("status", "ending", "actor", "session", "model", "parent"):
         wanted = getattr(query, name)
         if wanted is not None:
             add(f"info.{name} = ?" + (f" AND info.{name} <> ''" if wanted and name != "status" else ""), wanted)
-    if query.tag is not None:
-        add("tagged.tag = ?", query.tag)
-    if query.any_tag is not None and not (query.any_tag and listed):
-        add("false")
-    elif query.any_tag is not None:
+    if query.any_tag is not None:
         one_of = ", ".join("?" * len(query.any_tag))
         add(f"EXISTS (SELECT 1 FROM run_tag WHERE run_tag.tag IN ({one_of}) AND run_tag.id = info.id)", *query.any_tag)  # noqa: S608
     if query.since is not None:
@@ -147,9 +223,7 @@ def _conditions(query: RunQuery, *, paged: bool, listed: bool) -> tuple[str, lis
         )
     if query.run_id is not None:
         add("run.run_id >= ? AND run.run_id < ?", query.run_id, f"{query.run_id}\U0010ffff")  # finds it by its index
-    if paged and query.after:
-        add(f"{'info' if query.tag is None else 'tagged'}.id < ?", int(query.after))
-    return (f" WHERE {' AND '.join(parts)}" if parts else ""), values
+    return parts, values
 
 
 def _escaped(text: str) -> str:
@@ -158,7 +232,7 @@ def _escaped(text: str) -> str:
 
 def _info(row: tuple[Any, ...]) -> RunInfo:
     run_id, owner, status, started, updated, ending, prompt, actor, session, tags, model, cost, tokens = row[:13]
-    kind, tool, roles, expires, parent = row[13:]
+    kind, tool, roles, expires, parent, metadata = row[13:]
     return RunInfo(
         run_id,
         status,
@@ -176,6 +250,7 @@ def _info(row: tuple[Any, ...]) -> RunInfo:
         WaitingFor(kind, tool, tuple(json.loads(roles)) if roles else ()) if kind else None,
         _seconds(expires),
         parent,
+        None if metadata is None else json.loads(metadata),
     )
 
 

@@ -39,8 +39,8 @@ APPLICATION_ID = 0x6166736D
 
 SCHEMA_VERSION = 6
 """1: without MACs, as 0.1.0 wrote it; 2: with them; 3: with columns that list runs; 4: with signals; 5: with holds and
-tombstones; 6: with the records of a commit in one row. The first write migrates a file; the rows that it has stay as
-they are."""
+tombstones; 6: with the records of a commit in one row, and with runs found by their metadata. The first write migrates
+a file; the rows that it has stay as they are."""
 
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait for a lock on the file that another program holds."""
@@ -141,7 +141,16 @@ DROP TRIGGER IF EXISTS journal_loses_nothing;
 PRAGMA user_version = 5;
 """
 
-_MIGRATION_FROM_5 = "PRAGMA user_version = 6;"  # keeps earlier releases from reading rows that they cannot
+_MIGRATION_FROM_5 = """
+ALTER TABLE run_info ADD COLUMN metadata TEXT;
+CREATE TABLE run_metadata (
+    name TEXT NOT NULL,
+    value TEXT NOT NULL,
+    id INTEGER NOT NULL,
+    PRIMARY KEY (name, value, id)
+) WITHOUT ROWID;
+PRAGMA user_version = 6;
+"""
 
 _MIGRATIONS = {
     1: _MIGRATION_FROM_1,

@@ -423,7 +423,7 @@ class SqliteStore:
         return RunPage(tuple(info for _, info in page), str(page[-1][0]) if len(found) > len(page) else "")
 
     def _find(self, db: sqlite3.Connection, query: RunQuery) -> list[tuple[int, RunInfo]]:
-        found = select_run_infos(db, query, listed=sqlite_schema.has_run_info(db))
+        found = select_run_infos(db, query, sqlite_schema.schema_version(db))
         others = any(info.owner for _, info in found) and self._writer.owned_by_other_process()
         return [
             (number, info if info.owner is None or others or info.run_id in self._leases else replace(info, owner=None))
@@ -432,7 +432,7 @@ class SqliteStore:
 
     async def count_runs(self, query: RunQuery) -> int:
         """How many runs a query finds on all its pages; see ``Store.count_runs``."""
-        return await self._reader.read(lambda db: count_run_infos(db, query, listed=sqlite_schema.has_run_info(db)), 0)
+        return await self._reader.read(lambda db: count_run_infos(db, query, sqlite_schema.schema_version(db)), 0)
 
     def close(self) -> None:
         """Write what is queued, and close the file; other processes can then write it."""

@@ -32,13 +32,17 @@ def query_of(request: Request) -> RunQuery:
     """
     given = request.query_params
     texts: dict[str, Any] = {name: given[name] for name in _TEXTS if given.get(name)}
+    name, equals, value = given.get("metadata", "").partition("=")
+    if name and not equals:
+        raise PageError(400, f"{name!r} is no entry of metadata: write order=7")
+    entries = {name: value} if equals else None
     status: Any = given.get("status") or None
     if status is not None and status not in get_args(Status):
         raise PageError(400, f"there is no status {status!r}")
     try:
         times: dict[str, Any] = {name: float(given[name]) for name in ("since", "until") if given.get(name)}
         limit = min(int(given.get("limit") or 50), MAX_LIMIT)
-        query = RunQuery(status=status, limit=limit, after=given.get("after", ""), **texts, **times)
+        query = RunQuery(status=status, metadata=entries, limit=limit, after=given.get("after", ""), **texts, **times)
     except (ValueError, ConfigurationError) as error:
         raise PageError(400, str(error)) from error
     return query if query.run_id else replace(query, parent=given.get("parent", ""))

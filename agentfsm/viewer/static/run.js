@@ -77,6 +77,7 @@ function summary(run, found, findings) {
     ['Cost', run.cost === null ? '' : `${money(run.cost)}, ${(run.tokens ?? 0).toLocaleString('en')} tokens`],
     ['Model', run.model && said(run.model)],
     ['Tags', run.tags.length ? run.tags.map((tag) => el('span', {className: 'tag'}, said(tag))) : ''],
+    ['Metadata', run.metadata.length ? run.metadata.map((entry) => el('span', {className: 'tag'}, said(entry))) : ''],
     ['Session', run.session && said(run.session)],
     ['Graph', [said(found.graph.name), ' ', el('code', {title: found.graph.fingerprint}, found.graph.fingerprint.slice(0, 12))]],
     [parent?.seq ? 'Forked from' : 'Called by', parent && el('a', {href: runAddress(parent.run, parent.seq)}, said(parent.run), parent.seq ? ` at record ${parent.seq}` : '')],

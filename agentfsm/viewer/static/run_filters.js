@@ -4,7 +4,7 @@ import {address, el, words} from './common.js';
 
 const STATUSES = [['', 'any'], ['running', 'running'], ['suspended', 'waiting'], ['finished', 'finished']];
 const ENDINGS = ['', 'completed', 'partial', 'handed_off', 'cancelled', 'aborted'];
-const FIELDS = ['text', 'status', 'ending', 'actor', 'tag', 'model', 'waiting_role', 'run_id', 'since', 'until'];
+const FIELDS = ['text', 'status', 'ending', 'actor', 'tag', 'metadata', 'model', 'waiting_role', 'run_id', 'since', 'until'];
 
 export const field = (name, label, input) => el('label', {}, el('span', {}, label), Object.assign(input, {name}));
 export const select = (options) => el('select', {}, options.map(([value, text]) => el('option', {value}, text)));
@@ -14,7 +14,7 @@ export const input = (type, placeholder = '') => el('input', {type, placeholder}
 export function filterForm(label = 'Runs', button = 'Search', others = []) {
   const more = el('details', {}, el('summary', {}, 'More filters'), el('div', {className: 'fields'},
     field('actor', 'Requested by', input('text', 'ann')), field('tag', 'Tag', input('text', 'billing')),
-    field('model', 'Model', input('text')), field('waiting_role', 'Waits for role', input('text', 'manager')),
+    field('metadata', 'Metadata', input('text', 'order=7')), field('model', 'Model', input('text')), field('waiting_role', 'Waits for role', input('text', 'manager')),
     field('run_id', 'Id begins with', input('text')), field('since', 'Started from (UTC)', input('date')),
     field('until', 'Started before (UTC)', input('date'))));
   const form = el('form', {className: 'filters', role: 'search', 'aria-label': label},
