@@ -11,10 +11,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from statistics import median, quantiles
-from typing import Any
+from statistics import geometric_mean, median, quantiles
+from typing import Any, Self
 
 from agentfsm import Agent, AgentGuardrails, Host, SqliteStore
 from agentfsm.testing import ScriptedModel, call
@@ -90,30 +90,77 @@ with SqliteStore(sys.argv[1]) as store:
 """
 
 
-def cost_of_following(page: Any, store: Path) -> float:
+def cost_of_following(browser: Any, folder: Path) -> float:
     """How many times as much processor time a run takes in its process while a page follows it.
 
-    Runs with and without a page take turns in one process. Other processes can only make them slower, so the quickest
-    of each kind are compared.
+    Two processes do the same at the same time, each with a store and a viewer of its own, and a page follows one of the
+    two runs; then they change places. So a loaded machine, the browser and the viewers slow both alike, and what is
+    left is what following costs the run itself.
     """
-    took: dict[bool, list[float]] = {True: [], False: []}
-    with subprocess.Popen(
-        [sys.executable, "-c", TIMED, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        for pair in range(PAIRS):
-            for followed in (True, False) if pair % 2 else (False, True):
-                run_id = f"timed-{pair}-{'followed' if followed else 'alone'}"
-                print(run_id, file=child.stdin, flush=True)
-                child.stdout.readline()
-                page.goto(f"/run?id={run_id}" if followed else "about:blank")
-                if followed:
-                    page.get_by_text("now in dispatch_tool").wait_for()
-                print("go on", file=child.stdin, flush=True)
-                took[followed].append(float(child.stdout.readline()))
-        child.stdin.close()
-    return min(took[True]) / min(took[False])
+    ratios: list[float] = []
+    with ExitStack() as stack:
+        pages: list[Any] = []
+        runners: list[Runner] = []
+        for name in ("first", "second"):
+            store = folder / f"{name}.db"
+            runners.append(stack.enter_context(Runner(store)))
+            runners[-1].begin("before")  # makes the store
+            runners[-1].go_on()
+            runners[-1].took()
+            pages.append(stack.enter_context(site_page(browser, stack.enter_context(viewing(store)))).page)
+        for turn in range(2 * PAIRS):
+            followed, other = turn % 2, 1 - turn % 2
+            for runner in runners:
+                runner.begin(f"turn-{turn}")
+            pages[other].goto("about:blank")
+            pages[followed].goto(f"/run?id=turn-{turn}")
+            pages[followed].get_by_text("now in dispatch_tool").wait_for()
+            for runner in runners:
+                runner.go_on()
+            took = [runner.took() for runner in runners]
+            pages[followed].get_by_text("now in terminal").wait_for()
+            ratios.append(took[followed] / took[other])
+    return geometric_mean(ratios)
+
+
+class Runner:
+    """A process that runs one agent after the other when it is told to.
+
+    Args:
+        store: The file of its store.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", TIMED, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.communicate(timeout=60)
+
+    def _say(self, line: str) -> None:
+        assert self._child.stdin is not None
+        print(line, file=self._child.stdin, flush=True)
+
+    def _hear(self) -> str:
+        assert self._child.stdout is not None
+        return self._child.stdout.readline()
+
+    def begin(self, run_id: str) -> None:
+        """Begin a run, which then waits in its first tool."""
+        self._say(run_id)
+        assert self._hear() == "waits\n"
+
+    def go_on(self) -> None:
+        """Let the run go on."""
+        self._say("go on")
+
+    def took(self) -> float:
+        """The processor time of the run's process in seconds, from when it went on to its end."""
+        return float(self._hear())
 
 
 def make_long_run(path: Path, moves: int) -> None:
@@ -179,10 +226,7 @@ def measure(folder: Path) -> dict[str, tuple[float, float]]:
             moves = page.request.get("/api/run?run=live").json()["moves"]
             late = [seen[str(place)] - move[2] for place, move in enumerate(moves) if str(place) in seen]
             found["news of a run is seen, the median"] = median(late), 200
-            found["a run that is followed, % of one that is not"] = (
-                100 * cost_of_following(page, folder / "long.db"),
-                105,
-            )
+        found["a run that is followed, % of one that is not"] = 100 * cost_of_following(browser, folder), 105
     return found
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from agentfsm import StoreError, StoreFormatError, StoreLockedError, UnknownRunError
+from agentfsm import ConfigurationError, StoreError, StoreFormatError, StoreLockedError, UnknownRunError
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.sqlite.sqlite_store import SCHEMA_VERSION, SqliteStore, sqlite_schema
 from agentfsm.testing.store_conformance import CHECKS, sealed_records
@@ -21,6 +21,12 @@ def test_conformance(kind, check, tmp_path):
     store = MemoryStore()
     path = tmp_path / "runs.db"
     asyncio.run(check(lambda: store if kind == "memory" else SqliteStore(path, synchronous=kind)))
+
+
+@pytest.mark.parametrize("level", ["off", "FULL", None])
+def test_a_commit_waits_for_nothing_but_what_is_documented(level, tmp_path):
+    with pytest.raises(ConfigurationError, match="synchronous is 'full' or 'normal', not "):
+        SqliteStore(tmp_path / "runs.db", synchronous=level)
 
 
 async def keep(path, count=2):

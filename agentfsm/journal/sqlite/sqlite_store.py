@@ -13,11 +13,18 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 from weakref import WeakValueDictionary, ref
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
-from agentfsm.errors import RunExistsError, RunHeldError, StaleLease, StoreError, UnknownRunError
+from agentfsm.errors import (
+    ConfigurationError,
+    RunExistsError,
+    RunHeldError,
+    StaleLease,
+    StoreError,
+    UnknownRunError,
+)
 from agentfsm.journal.commit_encoding import JournalRow, decode_rows, encode_commit, replace_hidden
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
@@ -305,11 +312,14 @@ class SqliteStore:
         signals: The answers and cancellations that wait for runs.
 
     Raises:
+        ConfigurationError: ``synchronous`` is neither of the two.
         StoreFormatError: The file is not an agentfsm store, or a newer release wrote it.
         StoreError: The file cannot be read, or has hard links.
     """
 
     def __init__(self, path: str | Path, *, synchronous: Literal["full", "normal"] = "full") -> None:
+        if synchronous not in get_args(sqlite_schema.SynchronousLevel):
+            raise ConfigurationError(f"synchronous is 'full' or 'normal', not {synchronous!r}")
         self._file = StoreFile(Path(path))
         self.path = self._file.given
         self._writer = SqliteWriter(self._file, synchronous, OwnerSocket(self._file.lock, ref(self)))
