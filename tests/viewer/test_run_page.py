@@ -135,10 +135,46 @@ def test_sub_agents_are_nested_and_link_to_their_runs(browser: Any, site: str) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 900, 1050, 1300, 1800])
+def test_the_whole_picture_is_shown_or_a_click_away(browser: Any, site: str, width: int) -> None:
+    cropped = "(box) => box.scrollHeight > box.clientHeight || box.scrollWidth > box.clientWidth"
+    with site_page(browser, site, width=width) as (page, events):
+        opened(page, "/run?id=whole")
+        box, button = page.locator(".picture .scroll"), page.get_by_role("button", name="Show the whole picture")
+        one_column = width <= 1024
+        assert box.evaluate(cropped) is one_column
+        has_count(button, int(one_column))
+        if one_column:
+            button.click()
+            assert box.evaluate(cropped) is False
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert events == []
+
+
+@pytest.mark.slow
+def test_the_row_of_a_move_scrolls_into_sight_and_the_ledger_stays_beside_it(browser: Any, site: str) -> None:
+    in_sight = "(part) => part.getBoundingClientRect().top >= 0 && part.getBoundingClientRect().bottom <= innerHeight"
+    with site_page(browser, site) as (page, events):
+        page.set_viewport_size({"width": 1400, "height": 700})
+        opened(page, "/run?id=whole")
+        page.locator(".picture .scroll").evaluate("(box) => scrollTo(0, box.getBoundingClientRect().top)")
+        page.focus("[role=listbox]")
+        page.keyboard.press("End")
+        last = page.locator(".picture g.now")
+        has_count(last, 1)
+        assert last.evaluate(in_sight)
+        assert page.locator("[role=listbox] .row").last.evaluate(in_sight)
+        assert events == []
+
+
+@pytest.mark.slow
 def test_how_a_run_would_have_gone_under_another_preset_is_a_click_away(browser: Any, site: str) -> None:
     with site_page(browser, site) as (page, events):
         opened(page, "/run?id=whole")
-        has_text(page.locator(".about"), "another row in move 8, record")
+        told = page.locator(".about")
+        has_text(told, "The first 7 moves would have been the same. In move 8 the run was in recover")
+        has_text(told, "No guard held, so it went to pre_step (check budgets). But under strict the guard handoff")
+        has_text(told, "so it would have gone to terminal (the end). It would have ended otherwise: handed off.")
         page.get_by_role("link", name="How it would have gone under another preset").click()
         page.get_by_text("Under strict").first.wait_for()
         page.goto("/run?id=waits")

@@ -19,6 +19,7 @@ from agentfsm.report.ledger import LedgerRow
 from agentfsm.report.run_graph import graph_of_run
 from agentfsm.viewer.access import visitor_of
 from agentfsm.viewer.followed_run import FollowedRun
+from agentfsm.viewer.replay_words import in_plain_words
 from agentfsm.viewer.step_reader import move_json
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json
 from agentfsm.viewer.viewer_page import Page, PageError, json_response, markup_response, shown
@@ -149,6 +150,7 @@ async def compare_replay(request: Request) -> Response:
             "a": await _info_json(context, run.run_id),
             "preset": preset,
             "same": same,
+            "words": "" if first is None else shown(in_plain_words(first, same + 1, preset)),
             "divergences": [
                 {"seq": each.seq, "recorded": shown(each.recorded), "instead": shown(each.instead)}
                 for each in replay.divergences

@@ -159,6 +159,9 @@ export const words = (name) => String(name).replaceAll('_', ' ');
 /** The name of a row, `state.guard -> state`, which breaks between words and not within. */
 export const rowName = (text) => el('code', {className: 'said'}, String(text).replace('->', '\u2192').split(/(?<=[._])/).flatMap((part) => [part, el('wbr')]).slice(0, -1));
 
+/** A number of moves. */
+export const total = (moves) => `${moves.toLocaleString('en')} move${moves === 1 ? '' : 's'}`;
+
 /** How a run ends, in words: the name of its last event. */
 export const endingName = (name) => ({RunCompleted: 'completed', Handoff: 'handed off', PartialRunSummary: 'partial', RunCancelled: 'cancelled', RunAborted: 'aborted',
   UserInputRequested: 'waits for a person'})[name] ?? (words(name.replaceAll(/(?<!^)([A-Z])/g, ' $1').toLowerCase()) || 'not known');

@@ -1,11 +1,10 @@
 /** Two runs, or a run and what it would have done under a preset: where they part, in the ledger and in the picture. */
 
-import {address, el, endingName, facts, get, getText, markup, notice, rowName, runAddress, said, start, statusBadge, words} from './common.js';
-import {reveal} from './picture.js';
+import {address, el, endingName, facts, get, getText, markup, notice, rowName, runAddress, said, start, statusBadge, total, words} from './common.js';
+import {layout, reveal, wholeButton} from './picture.js';
 import {field, input, select} from './run_filters.js';
 import {table} from './tables.js';
 
-const NARROW = matchMedia('(max-width: 48rem)');
 const DIFFERENCES = {
   move: 'From here on they take different rows.',
   outcome: 'They take the same row here, on something else that the model, a tool or a person said.',
@@ -34,15 +33,17 @@ const moves = (name, rows, same) => table(name, ['move', 'row', 'guards that sai
 /** The picture of a run up to its move after those that it has in common, with that row highlighted. */
 function picture(run, same, row) {
   const box = el('div', {className: 'scroll', role: 'region', 'aria-label': `Picture of run ${run.id} up to the difference`, tabIndex: 0});
-  getText('compare/picture', {run: run.id, moves: same + (row ? 1 : 0), layout: NARROW.matches ? 'vertical' : ''}).then((text) => {
+  getText('compare/picture', {run: run.id, moves: same + (row ? 1 : 0), layout: layout()}).then((text) => {
     const svg = markup(text, 'image/svg+xml')[0];
     const id = row && `${row.source}.${row.guard}`;
     for (const each of svg.querySelectorAll('[data-edge]')) if (each.dataset.edge.split(' ').includes(id)) each.classList.add('now');
     box.replaceChildren(svg);
     reveal(box, svg.querySelector('g.now'));
   }).catch((error) => box.replaceChildren(el('p', {}, error.message)));
-  return el('figure', {className: 'picture'}, box, el('figcaption', {className: 'note'},
+  const figure = el('figure', {className: 'picture'}, box);
+  figure.append(wholeButton(figure), el('figcaption', {className: 'note'},
     row ? 'The path up to the first difference, and the row that was then taken.' : 'The whole path.'));
+  return figure;
 }
 
 const pane = (title, run, rows, same) => {
@@ -50,8 +51,6 @@ const pane = (title, run, rows, same) => {
   return el('section', {className: 'pane'}, el('h2', {}, title, ' ', link(run), ' ', run.status ? statusBadge(run) : ''),
     moves(`Moves of ${run.id}`, rows, same), picture(run, same, row));
 };
-
-const total = (same) => `${same.toLocaleString('en')} move${same === 1 ? '' : 's'}`;
 
 async function showRuns(result, asked) {
   const found = await get('compare', asked);
@@ -68,6 +67,7 @@ async function showReplay(result, asked) {
   result.replaceChildren(
     el('p', {role: 'status'}, el('strong', {}, found.divergences.length
       ? `Under ${found.preset}, the first ${total(found.same)} are the same.` : `Under ${found.preset}, every move is the same.`)),
+    ...(found.words ? [el('p', {}, said(found.words))] : []),
     facts([
       ['Recorded ending', found.recorded_ending ? endingName(found.recorded_ending) : 'none yet'],
       ['Under this preset', [ending, found.unknown ? [': ', said(found.unknown)] : ''].flat()],

@@ -2,15 +2,29 @@
 
 import {el, getText, markup} from './common.js';
 
-const NARROW = matchMedia('(max-width: 48rem)');
+/** Where a picture has so little width that one column of states is easier to read. */
+const NARROW = matchMedia('(max-width: 48rem), (min-width: 64rem) and (max-width: 80rem)');
 const PAUSE_MS = 250; // between two drawings of a run that goes on
 
-/** Scroll a box so that a part of its picture is in sight, in the middle; the page stays where it is. */
+/** The layout of a picture that fits the window. */
+export const layout = () => (NARROW.matches ? 'vertical' : '');
+
+/** Scroll so that a part of a picture is in sight, in the middle; the page stays where it is unless the picture fills its middle. */
 export function reveal(box, part) {
   if (!part) return;
   const {top, bottom, left, right} = part.getBoundingClientRect(), frame = box.getBoundingClientRect();
   if (top < frame.top || bottom > frame.bottom) box.scrollTop += (top + bottom - frame.top - frame.bottom) / 2;
   if (left < frame.left || right > frame.right) box.scrollLeft += (left + right - frame.left - frame.right) / 2;
+  const isWhole = box.scrollHeight <= box.clientHeight, middle = innerHeight / 2;
+  if (isWhole && frame.top < middle && middle < frame.bottom && (top < 0 || bottom > innerHeight)) scrollBy(0, (top + bottom) / 2 - middle);
+}
+
+/** What shows the whole of a picture where it has a box that is lower. */
+export function wholeButton(figure) {
+  const button = el('button', {type: 'button', className: 'whole', 'aria-pressed': 'false', onclick: () => {
+    button.setAttribute('aria-pressed', figure.classList.toggle('all'));
+  }}, 'Show the whole picture');
+  return button;
 }
 
 export class Picture {
@@ -25,7 +39,7 @@ export class Picture {
     this.run = run;
     this.element = el('figure', {className: 'picture'});
     this.box = el('div', {className: 'scroll', role: 'region', 'aria-label': 'Picture of the run', tabIndex: 0});
-    this.element.append(this.box, el('figcaption', {className: 'note'},
+    this.element.append(this.box, wholeButton(this.element), el('figcaption', {className: 'note'},
       'Rows that the run did not take are grey. Click a row to see only its moves.'));
     this.box.addEventListener('click', (event) => {
       const row = event.target.closest('g[data-edge]') ?? this.#rowAt(event);
@@ -51,7 +65,7 @@ export class Picture {
     }
     this.#drawing = true;
     try {
-      const text = await getText('run/picture', {run: this.run, layout: NARROW.matches ? 'vertical' : ''});
+      const text = await getText('run/picture', {run: this.run, layout: layout()});
       this.#show(markup(text, 'image/svg+xml')[0]);
     } catch (error) {
       this.box.replaceChildren(el('p', {}, error.message));

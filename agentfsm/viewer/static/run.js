@@ -1,6 +1,6 @@
 /** One run: its picture, its ledger, and everything about each step; followed live. */
 
-import {address, duration, el, endingName, facts, follow, get, getText, markup, money, notice, post, rowName, runAddress, said, session, start, statusBadge, time, verdict, words} from './common.js';
+import {address, duration, el, endingName, facts, follow, get, getText, markup, money, notice, post, runAddress, said, session, start, statusBadge, time, total, verdict, words} from './common.js';
 import {Picture} from './picture.js';
 import {stepDetail} from './step_detail.js';
 import {VirtualList} from './virtual_list.js';
@@ -91,12 +91,13 @@ const tree = (runs) => el('ul', {className: 'tree'}, runs.map((run) => el('li', 
   el('small', {className: 'note'}, duration(Math.max(0, run.updated - run.started)), run.cost ? `, ${money(run.cost)}` : ''),
   run.runs.length ? tree(run.runs) : '')));
 
-/** Where a replay under a preset parts from the run, and how it would end; moves are counted as in the ledger. */
-function underPreset(id, moveOfRecord, {preset, divergences: [first], ending, unknown}) {
+/** What a run would have done under a preset, in plain words. */
+function underPreset(id, {preset, same, words: parts, divergences: [first], ending, recorded_ending: recorded, unknown}) {
   const compared = el('a', {href: address('compare', {a: id, preset})}, 'compare');
-  if (!first) return ['the same in every move ', compared];
-  return ['another row in ', el('a', {href: runAddress(id, first.seq)}, `move ${moveOfRecord(first.seq) + 1}, record ${first.seq}`), ': ', rowName(first.instead), ' instead of ', rowName(first.recorded), '; ',
-    ending ? `it would end: ${endingName(ending)}` : ['how it would end is not known: ', said(unknown)], ' ', compared].flat();
+  const end = ending ? `It would have ended ${ending === recorded ? 'in the same way' : 'otherwise'}: ${endingName(ending)}. ` : ['How it would have ended is not known: ', said(unknown), '. '];
+  if (!first) return [`All ${total(same)} would have been the same. `, end, compared].flat();
+  return [same ? `The first ${total(same)} would have been the same. ` : '', said(parts), ' ', end,
+    el('a', {href: runAddress(id, first.seq)}, `move ${same + 1}, record ${first.seq}`), ' ', compared].flat();
 }
 
 /** What can be done about a run: it is compared and answered on other pages, and cancelled here. */
@@ -315,7 +316,7 @@ await start(async (main) => {
     about.replaceChildren(...summary(run, current, findings));
   }
   const verify = () => find('verification', async () => verdict(id, await get('verification/run', {run: id})));
-  const replay = () => find('strict', async () => underPreset(id, (seq) => ledger.moveOfRecord(seq), await get('compare/replay', {a: id, preset: 'strict'})));
+  const replay = () => find('strict', async () => underPreset(id, await get('compare/replay', {a: id, preset: 'strict'})));
   const onDemand = (text, work) => el('button', {type: 'button', onclick: work}, text);
   follow('run/events', {run: id, from: `${found.seq}-${found.moves.length}-${found.kinds.length}`}, (told) => {
     grow(told);
