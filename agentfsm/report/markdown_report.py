@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 
 from agentfsm.diagrams import diagram
 from agentfsm.errors import AgentfsmError
 from agentfsm.report.findings import Findings, ReportedRun, verdict_of
-from agentfsm.report.ledger import RunLedger, read_ledger
+from agentfsm.report.ledger import LedgerRow, RunLedger, read_ledger
 from agentfsm.report.run_graph import graph_of_run, path_of_run
-from agentfsm.report.visible_text import clip, code_span, format_time
+from agentfsm.report.sent_requests import sent_requests
+from agentfsm.report.visible_text import clip, code_span, format_time, visible
 
 __all__ = ["MAX_COMMENT", "run_markdown"]
 
@@ -28,14 +30,17 @@ MAX_LISTED = 40
 
 
 def run_markdown(runs: Sequence[ReportedRun], findings: Findings) -> str:
-    """A report on runs as Markdown; the moves of long runs are left out where it would not fit.
+    """A report on runs as Markdown; moves and prompts that would not fit are left out.
 
     Args:
         runs: The runs, each with its records and what its verification found.
         findings: How they were verified, and what is wrong with the store.
     """
     ledgers = [read_ledger(run.run_id, run.sealed) for run in runs]
-    fixed = ["\n".join(_head(run, ledger)) for run, ledger in zip(runs, ledgers, strict=True)]
+    fixed = [
+        "\n".join(_head(run, ledger, [each for each in ledgers if each.parent == run.run_id]))
+        for run, ledger in zip(runs, ledgers, strict=True)
+    ]
     foot = "\n".join(_foot(findings))
     room = MAX_COMMENT - len(foot) - 200
     kept: list[str] = []
@@ -45,15 +50,17 @@ def run_markdown(runs: Sequence[ReportedRun], findings: Findings) -> str:
             break
         kept.append(head)
         room -= len(head)
-    for place, ledger in enumerate(ledgers[: len(kept)]):
-        moves = "\n".join(_moves(ledger, room))
-        if len(moves) <= room and kept[place] == fixed[place]:
-            kept[place] += moves
-            room -= len(moves)
+    whole = [place for place, head in enumerate(kept) if head == fixed[place]]
+    for table in (_moves, _prompts):  # of all runs the moves first
+        for place in whole:
+            more = "\n".join(table(runs[place], ledgers[place], room))
+            if len(more) <= room:
+                kept[place] += more
+                room -= len(more)
     return "\n".join([*kept, foot])
 
 
-def _head(run: ReportedRun, ledger: RunLedger) -> Iterator[str]:
+def _head(run: ReportedRun, ledger: RunLedger, called: Sequence[RunLedger]) -> Iterator[str]:
     report = run.verification
     ending = ledger.ending.replace("_", " ") or ledger.status
     at = f" in record {report.seq}" if report.seq is not None else ""
@@ -68,6 +75,12 @@ def _head(run: ReportedRun, ledger: RunLedger) -> Iterator[str]:
         yield f"- Answer: {_said(ledger.answer)}"
     if ledger.waiting_for:
         yield f"- Waits for: {_said(ledger.waiting_for)}"
+    for each in called[:MAX_LISTED]:
+        name, end = code_span(clip(each.run_id, MAX_CELL)), code_span(each.ending.replace("_", " ") or each.status)
+        cost = sum(line.cost_usd for line in each.costs)
+        yield f"- Sub-agent {name}: {code_span(clip(each.asked, MAX_CELL)) or 'nothing'}; {end}, {cost:.4f} USD"
+    if len(called) > MAX_LISTED:
+        yield f"- and {len(called) - MAX_LISTED} sub-agents more"
     digest = code_span(ledger.last_hash[:16]) or "none"
     yield f"- {len(ledger.moves)} moves in {ledger.last_seq} records; last hash {digest}"
     for failure in ledger.failures[:MAX_LISTED]:
@@ -112,21 +125,50 @@ def _picture(ledger: RunLedger) -> Iterator[str]:
         yield f"```mermaid\n{picture}```"
 
 
-def _moves(ledger: RunLedger, room: int) -> Iterator[str]:
-    yield ""
-    yield f"<details><summary>{len(ledger.moves)} moves</summary>"
-    yield ""
-    yield "| n | from | guard that held | to | said no before it | outcome |"
-    yield "| ---: | --- | --- | --- | --- | --- |"
-    used = 300
-    for row in ledger.moves:
-        no = ", ".join(row.said_no)
+def _moves(run: ReportedRun, ledger: RunLedger, room: int) -> Iterator[str]:
+    """The moves of a run, folded."""
+
+    def cells(row: LedgerRow) -> list[str]:
         what = clip(" ".join(filter(None, (row.outcome, row.summary, row.failure, row.action))), MAX_CELL)
-        cells = [str(row.number), *(code_span(each) for each in (row.source, row.guard, row.target, no, what))]
-        line = f"| {' | '.join(cells)} |"
+        spans = map(code_span, (row.source, row.guard, row.target, ", ".join(row.said_no), what))
+        return [str(row.number), *spans]
+
+    heads = ("n", "from", "guard that held", "to", "said no before it", "outcome")
+    return _folded("moves", heads, list(map(cells, ledger.moves)), room)
+
+
+def _prompts(run: ReportedRun, ledger: RunLedger, room: int) -> Iterator[str]:
+    """Every request to the model as it was sent, folded; what it has in common with the one before is not repeated."""
+    rows: list[list[str]] = []
+    for number, request in enumerate(sent_requests(run.sealed), 1):
+        begins = [
+            str(number),
+            str(request.seq),
+            f"the first {request.same} of request {number - 1}" * bool(request.same),
+        ]
+        if not request.added:  # the same request again
+            rows.append([*begins, "", ""])
+        for message in request.added:
+            calls = (f"{call.name} {json.dumps(call.arguments, ensure_ascii=False)}" for call in message.tool_calls)
+            text = clip(visible(" ".join(filter(None, (message.content, *calls)))), MAX_TEXT)
+            rows.append([*begins, message.role.value, code_span(text)])
+            begins[2] = ""
+    return _folded("rows of prompts as sent", ("request", "record", "begins with", "role", "text"), rows, room)
+
+
+def _folded(what: str, heads: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Iterator[str]:
+    """A table that is opened with a click, with as many rows as there is room for."""
+    yield ""
+    yield f"<details><summary>{len(rows)} {what}</summary>"
+    yield ""
+    yield f"| {' | '.join(heads)} |"
+    yield f"| {' | '.join(['---:', *['---'] * (len(heads) - 1)])} |"
+    used = 300
+    for place, row in enumerate(rows):
+        line = f"| {' | '.join(row)} |"
         used += len(line) + 1
         if used > room:
-            yield f"| | | | | | {len(ledger.moves) - row.number + 1} moves more do not fit |"
+            yield f"{'| ' * len(heads)}{len(rows) - place} more do not fit |"
             break
         yield line
     yield ""

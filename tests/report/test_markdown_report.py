@@ -8,10 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from agentfsm import Agent, Host
 from agentfsm.journal.memory_store import MemoryStore
+from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.verification import TAMPERED, VerificationReport, verify
 from agentfsm.report.findings import Findings, ReportedRun
 from agentfsm.report.markdown_report import MAX_COMMENT, run_markdown
+from agentfsm.testing import ScriptedModel, call
 from tests.helpers.hostile_runs import run_full_of
 from tests.helpers.hostile_texts import HOSTILE_TEXTS
 from tests.helpers.journal_scenarios import finished_run
@@ -46,6 +49,28 @@ def test_a_report_has_the_facts_the_answers_the_picture_and_the_moves() -> None:
     assert text.endswith("Verified with key 00, compared with a checkpoint.")
 
 
+def test_a_report_has_the_prompts_as_they_were_sent_each_message_once() -> None:
+    text = run_markdown([whole_run()], FINDINGS)
+    table = text[text.index("rows of prompts as sent") :]
+    assert table.count("`Do it all.`") == 1
+    assert "| 1 | 3 |  | user | `Do it all.` |" in table
+    assert '| 2 | 11 | the first 2 of request 1 | assistant | `add {"a": 1, "b": 2}` |' in table
+    assert re.search(r"^\| 3 \| \d+ \| the first 4 of request 2 \|  \|  \|$", table, re.MULTILINE)  # asked again
+
+
+def test_a_report_lists_the_sub_agents_of_a_run() -> None:
+    store = MemoryStore()
+    reader = Agent(ScriptedModel(["the page is blank"]), host=Host(store=store))
+    model = ScriptedModel([call("reader", task="Read page 1."), "It is blank."])
+    tools = [reader.as_tool("reader", "Reads.")]
+    Agent(model, tools=tools, host=Host(store=store)).run_sync("What is on it?", run_id="asks")
+    page = asyncio.run(store.find_runs(RunQuery()))
+    (child,) = (info.run_id for info in page.runs if info.run_id != "asks")
+    text = run_markdown([reported(store, "asks"), reported(store, child)], FINDINGS)
+    assert f"- Sub-agent `{child}`: `Read page 1.`; `completed`, 0.0000 USD" in text
+    assert f"### Run `{child}`: `completed`" in text
+
+
 def test_a_report_says_what_is_wrong() -> None:
     broken = VerificationReport("whole", TAMPERED, 50, 4, "its hash does not match")
     run = replace(whole_run(), verification=broken)
@@ -58,7 +83,7 @@ def test_a_report_says_what_is_wrong() -> None:
 def test_a_report_of_long_and_of_many_runs_fits_a_comment() -> None:
     text = run_markdown([reported(long_run(200), "long")], FINDINGS)
     assert MAX_COMMENT * 0.9 < len(text) <= MAX_COMMENT
-    assert re.search(r"\| \d+ moves more do not fit \|", text)
+    assert re.search(r"\| \d+ more do not fit \|", text)
     many = run_markdown([whole_run()] * 30, FINDINGS)
     assert len(many) <= MAX_COMMENT
     assert re.search(r"^\d+ runs more do not fit\.$", many, re.MULTILINE)
