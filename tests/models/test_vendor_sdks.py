@@ -1,4 +1,7 @@
-"""The requests of each provider of the table, compared with those that the vendor's own client sends."""
+"""The requests of each provider of the table, compared with those that the vendor's own client sends.
+
+Both arrive at a server of the tests, which they reach instead of the provider's own address.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import anthropic
@@ -16,14 +20,16 @@ import ollama
 import openai
 import pytest
 
+from agentfsm import ProviderError
 from agentfsm.loop.messages import Message
 from agentfsm.loop.model import ModelRequest
 from agentfsm.models import HttpOptions, ModelSettings, resolve
 from agentfsm.models.providers import PROVIDERS, Provider
+from tests.helpers.recording_server import Call, RecordingServer, Response, running
 
 KEY = "sk-test-0123456789"
-MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
-REQUEST = ModelRequest((Message.system("Be brief."), Message.user("Hello.")))
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 'Grüße, 世界 👋 "quoted".'}]
+REQUEST = ModelRequest((Message.system("Be brief."), Message.user(MESSAGES[1]["content"])))
 SETTINGS = ModelSettings(temperature=0.5, max_tokens=100)
 ENVIRONMENT = {
     "AZURE_OPENAI_ENDPOINT": "https://acme.openai.azure.com",
@@ -46,75 +52,120 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sent:
-    """A request that a client sent."""
+    """A request as a server got it."""
 
-    def __init__(self, request: Any) -> None:
-        self.url = str(request.url)
-        headers = request.headers
+    def __init__(self, call: Call) -> None:
+        headers = call.headers
+        self.url = f"{headers['x-scheme']}://{headers['host']}{call.path}"
         self.key = {n: headers[n] for n in ("authorization", "x-api-key", "api-key") if n in headers}
         self.version = headers.get("anthropic-version")
-        self.body: dict[str, Any] = json.loads(request.content)
+        self.kind = headers["content-type"]
+        self.body = call.data
+        self.size = len(call.body)
+        """Bytes: two equal bodies of one size are written in the same way, but for the order of their fields."""
+
+    @property
+    def whole(self) -> tuple[object, ...]:
+        """What two clients must agree about."""
+        return self.url, self.kind, self.body, self.size
 
 
-def catch(requests: list[Sent]) -> httpx.MockTransport:
-    def handle(request: httpx.Request) -> httpx.Response:
-        requests.append(Sent(request))
-        return httpx.Response(400, json={"error": {"message": "caught"}})
-
-    return httpx.MockTransport(handle)
-
-
-def sdk_client(requests: list[Sent]) -> httpx2.Client:
-    """The HTTP client of a vendor's client; it keeps the requests and sends none."""
-
-    def handle(request: httpx2.Request) -> httpx2.Response:
-        requests.append(Sent(request))
-        return httpx2.Response(400, json={"error": {"message": "caught"}})
-
-    return httpx2.Client(transport=httpx2.MockTransport(handle))
+@pytest.fixture(scope="module")
+def server() -> Iterator[RecordingServer]:
+    """It rejects every call."""
+    rejection = Response(json.dumps({"error": {"message": "caught"}}).encode(), status=400)
+    with running(RecordingServer(lambda call: rejection)) as recording:
+        yield recording
 
 
-def ours(name: str, settings: ModelSettings = SETTINGS, *, stream: bool = False) -> Sent:
-    caught: list[Sent] = []
-    model: Any = resolve(name, settings=settings, http=HttpOptions(transport=catch(caught)))
+def rerouted(request: Any, server: RecordingServer) -> Any:
+    """The request to the server of the tests; the host that it was meant for stays in its header."""
+    request.headers["x-scheme"] = request.url.scheme
+    request.url = request.url.copy_with(scheme="http", host="127.0.0.1", port=int(server.url.rpartition(":")[2]))
+    return request
+
+
+class OurTransport(httpx.AsyncHTTPTransport):
+    """The connections of our models."""
+
+    def __init__(self, server: RecordingServer) -> None:
+        super().__init__()
+        self._server = server
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await super().handle_async_request(rerouted(request, self._server))
+
+
+class OllamaTransport(httpx.HTTPTransport):
+    """The connections of Ollama's client."""
+
+    def __init__(self, server: RecordingServer) -> None:
+        super().__init__()
+        self._server = server
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return super().handle_request(rerouted(request, self._server))
+
+
+class SdkTransport(httpx2.HTTPTransport):
+    """The connections of the other vendors' clients."""
+
+    def __init__(self, server: RecordingServer) -> None:
+        super().__init__()
+        self._server = server
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        return super().handle_request(rerouted(request, self._server))
+
+
+def ours(
+    server: RecordingServer, name: str, settings: ModelSettings = SETTINGS, *, stream: bool = False, **more: Any
+) -> Sent:
+    """What our model sends."""
+    http = HttpOptions(transport=OurTransport(server), query=more.pop("query", {}))
+    model: Any = resolve(name, settings=settings, http=http, **more)
+
+    async def ask() -> None:
+        if not stream:
+            await model.reply(REQUEST)
+        async for _ in model.stream(REQUEST):
+            pass
 
     async def call() -> None:
-        try:
-            if stream:
-                async for _ in model.stream(REQUEST):
-                    pass
-            else:
-                await model.reply(REQUEST)
-        except Exception:
-            assert caught
+        with pytest.raises(ProviderError, match="caught"):
+            await ask()
+        await model.aclose()
 
     asyncio.run(call())
-    return caught[0]
+    return Sent(server.calls[-1])
 
 
-def theirs(call: Any, *, caught: list[Sent]) -> Sent:
-    with pytest.raises(Exception, match="caught"):
-        call()
-    return caught[0]
+def theirs(server: RecordingServer, call: Callable[[httpx2.Client], object]) -> Sent:
+    """What a vendor's client sends through a client for HTTP."""
+    with httpx2.Client(transport=SdkTransport(server)) as http, pytest.raises(Exception, match="caught"):
+        call(http)
+    return Sent(server.calls[-1])
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("row", CHAT, ids=[row.name for row in CHAT])
-def test_chat_requests_equal_those_of_the_openai_client(row: Provider, stream: bool) -> None:
+def test_chat_requests_equal_those_of_the_openai_client(row: Provider, stream: bool, server: RecordingServer) -> None:
     """Each of these providers documents OpenAI's client with its base URL as a way to call it."""
-    mine = ours(f"{row.name}:{row.example}", stream=stream)
+    mine = ours(server, f"{row.name}:{row.example}", stream=stream)
     base = {"azure": "https://acme.openai.azure.com/openai/v1/"}.get(row.name, row.base_url)
     base = base.replace("us-east-1", "eu-central-1")
-    caught: list[Sent] = []
-    client = openai.OpenAI(base_url=base, api_key=KEY, http_client=sdk_client(caught), max_retries=0)
     reasoning = row.example.startswith(("gpt-5", "openai/gpt-5"))
     cap = {"max_completion_tokens" if row.name == "openai" or reasoning else "max_tokens": 100}
     more: dict[str, Any] = {"stream": True} if stream else {}
     if stream and row.name != "mistral":
         more["stream_options"] = {"include_usage": True}
-    call: Any = client.chat.completions.create
-    expected = theirs(lambda: call(model=row.example, messages=MESSAGES, temperature=0.5, **cap, **more), caught=caught)
-    assert (mine.url, mine.body) == (expected.url, expected.body)
+
+    def call(http: httpx2.Client) -> object:
+        create: Any = openai.OpenAI(base_url=base, api_key=KEY, http_client=http, max_retries=0).chat.completions.create
+        return create(model=row.example, messages=MESSAGES, temperature=0.5, **cap, **more)
+
+    expected = theirs(server, call)
+    assert mine.whole == expected.whole
     if row.name == "azure":
         assert mine.key == {"api-key": KEY}  # https://learn.microsoft.com/azure/ai-foundry/openai/api-version-lifecycle
     elif row.key_env:
@@ -123,96 +174,94 @@ def test_chat_requests_equal_those_of_the_openai_client(row: Provider, stream: b
         assert mine.key == {}
 
 
-def test_responses_requests_equal_those_of_the_openai_client() -> None:
-    mine = ours("openai-responses:gpt-4.1")
-    caught: list[Sent] = []
-    client = openai.OpenAI(api_key=KEY, http_client=sdk_client(caught), max_retries=0)
-    call: Any = client.responses.create
-    expected = theirs(
-        lambda: call(
+def test_responses_requests_equal_those_of_the_openai_client(server: RecordingServer) -> None:
+    mine = ours(server, "openai-responses:gpt-4.1")
+
+    def call(http: httpx2.Client) -> object:
+        create: Any = openai.OpenAI(api_key=KEY, http_client=http, max_retries=0).responses.create
+        return create(
             model="gpt-4.1",
             input=[{"type": "message", **message} for message in MESSAGES],
             temperature=0.5,
             max_output_tokens=100,
             store=False,
             include=["reasoning.encrypted_content"],
-        ),
-        caught=caught,
-    )
-    assert (mine.url, mine.body, mine.key) == (expected.url, expected.body, expected.key)
+        )
+
+    expected = theirs(server, call)
+    assert (mine.whole, mine.key) == (expected.whole, expected.key)
 
 
-def test_messages_requests_equal_those_of_the_anthropic_client() -> None:
-    mine = ours("anthropic:claude-sonnet-4-6", ModelSettings(max_tokens=100, prompt_cache="off"))
-    caught: list[Sent] = []
-    client = anthropic.Anthropic(api_key=KEY, http_client=sdk_client(caught), max_retries=0)
-    call: Any = client.messages.create
-    expected = theirs(
-        lambda: call(
-            model="claude-sonnet-4-6", system=mine.body["system"], messages=mine.body["messages"], max_tokens=100,
-        ),
-        caught=caught,
-    )  # fmt: skip
-    assert (mine.url, mine.body) == (expected.url, expected.body)
+def test_messages_requests_equal_those_of_the_anthropic_client(server: RecordingServer) -> None:
+    mine = ours(server, "anthropic:claude-sonnet-4-6", ModelSettings(max_tokens=100, prompt_cache="off"))
+
+    def call(http: httpx2.Client) -> object:
+        create: Any = anthropic.Anthropic(api_key=KEY, http_client=http, max_retries=0).messages.create
+        return create(
+            model="claude-sonnet-4-6", system=mine.body["system"], messages=mine.body["messages"], max_tokens=100
+        )
+
+    assert mine.whole == theirs(server, call).whole
     # The client asks for a newer version of the API, which takes the key as a bearer token.
     assert (mine.key, mine.version) == ({"x-api-key": KEY}, "2023-06-01")
     assert "Be brief." in json.dumps(mine.body["system"])
-    assert "Hello." in json.dumps(mine.body["messages"])
+    assert "Grüße" in json.dumps(mine.body["messages"], ensure_ascii=False)
 
 
-def test_ollama_requests_equal_those_of_the_ollama_client() -> None:
-    mine = ours("ollama:llama3.2")
-    caught: list[Sent] = []
-    client = ollama.Client(host=ENVIRONMENT["OLLAMA_HOST"], transport=catch(caught))
-    call = cast("Any", client).chat
-    options = {"temperature": 0.5, "num_predict": 100}
-    expected = theirs(lambda: call(model="llama3.2", messages=MESSAGES, options=options), caught=caught)
+def test_ollama_requests_equal_those_of_the_ollama_client(server: RecordingServer) -> None:
+    mine = ours(server, "ollama:llama3.2")
+    call = cast("Any", ollama.Client(host=ENVIRONMENT["OLLAMA_HOST"], transport=OllamaTransport(server))).chat
+    with pytest.raises(ollama.ResponseError, match="caught"):
+        call(model="llama3.2", messages=MESSAGES, options={"temperature": 0.5, "num_predict": 100})
+    expected = Sent(server.calls[-1])
     filled = {name: value for name, value in expected.body.items() if value not in (None, [])}
     assert (mine.url, mine.body) == (expected.url, filled)
 
 
-def test_an_azure_token_is_sent_as_its_client_sends_one() -> None:
-    caught: list[Sent] = []
-    model: Any = resolve("azure:gpt-4o", api_key=lambda: "entra-token", http=HttpOptions(transport=catch(caught)))
-    with pytest.raises(Exception, match="caught"):
-        asyncio.run(model.reply(REQUEST))
-    client = openai.AzureOpenAI(
-        azure_endpoint=ENVIRONMENT["AZURE_OPENAI_ENDPOINT"], azure_ad_token_provider=lambda: "entra-token",
-        api_version="2024-10-21", http_client=sdk_client(caught), max_retries=0,
-    )  # fmt: skip
-    call: Any = client.chat.completions.create
-    with pytest.raises(Exception, match="caught"):
-        call(model="gpt-4o", messages=MESSAGES)
-    assert caught[0].key == caught[-1].key == {"authorization": "Bearer entra-token"}
+def test_an_azure_token_is_sent_as_its_client_sends_one(server: RecordingServer) -> None:
+    mine = ours(server, "azure:gpt-4o", api_key=lambda: "entra-token")
+
+    def call(http: httpx2.Client) -> object:
+        client = openai.AzureOpenAI(
+            azure_endpoint=ENVIRONMENT["AZURE_OPENAI_ENDPOINT"], azure_ad_token_provider=lambda: "entra-token",
+            api_version="2024-10-21", http_client=http, max_retries=0,
+        )  # fmt: skip
+        create: Any = client.chat.completions.create
+        return create(model="gpt-4o", messages=MESSAGES)
+
+    assert mine.key == theirs(server, call).key == {"authorization": "Bearer entra-token"}
 
 
-def test_an_azure_deployment_with_an_api_version_is_called_as_its_client_calls_it() -> None:
+def test_an_azure_deployment_with_an_api_version_is_called_as_its_client_calls_it(server: RecordingServer) -> None:
     address = "https://acme.openai.azure.com/openai/deployments/my-4o"
-    caught: list[Sent] = []
-    http = HttpOptions(query={"api-version": "2024-10-21"}, transport=catch(caught))
-    model: Any = resolve("azure:my-4o", base_url=address, api_key=KEY, http=http)
-    with pytest.raises(Exception, match="caught"):
-        asyncio.run(model.reply(REQUEST))
-    client = openai.AzureOpenAI(
-        azure_endpoint="https://acme.openai.azure.com", api_key=KEY, api_version="2024-10-21",
-        http_client=sdk_client(caught), max_retries=0,
-    )  # fmt: skip
-    call: Any = client.chat.completions.create
-    with pytest.raises(Exception, match="caught"):
-        call(model="my-4o", messages=MESSAGES)
-    assert (caught[0].url, caught[0].key, caught[0].body) == (caught[-1].url, caught[-1].key, caught[-1].body)
+    mine = ours(
+        server, "azure:my-4o", ModelSettings(), base_url=address, api_key=KEY, query={"api-version": "2024-10-21"}
+    )
+
+    def call(http: httpx2.Client) -> object:
+        client = openai.AzureOpenAI(
+            azure_endpoint="https://acme.openai.azure.com", api_key=KEY, api_version="2024-10-21",
+            http_client=http, max_retries=0,
+        )  # fmt: skip
+        create: Any = client.chat.completions.create
+        return create(model="my-4o", messages=MESSAGES)
+
+    expected = theirs(server, call)
+    assert (mine.whole, mine.key) == (expected.whole, expected.key)
 
 
-def test_mistral_gets_a_seed_by_its_own_name() -> None:
-    assert ours("mistral:mistral-large-latest", ModelSettings(seed=7)).body["random_seed"] == 7
+def test_mistral_gets_a_seed_by_its_own_name(server: RecordingServer) -> None:
+    assert ours(server, "mistral:mistral-large-latest", ModelSettings(seed=7)).body["random_seed"] == 7
 
 
 @pytest.mark.parametrize(
     ("model", "field"),
     [("gpt-5-mini", "max_completion_tokens"), ("openai/o3", "max_completion_tokens"), ("gpt-4o", "max_tokens")],
 )
-def test_reasoning_models_behind_a_gateway_get_the_limit_that_they_take(model: str, field: str) -> None:
-    assert ours(f"litellm:{model}").body[field] == 100
+def test_reasoning_models_behind_a_gateway_get_the_limit_that_they_take(
+    model: str, field: str, server: RecordingServer
+) -> None:
+    assert ours(server, f"litellm:{model}").body[field] == 100
 
 
 def test_no_vendors_package_is_imported_to_call_a_provider() -> None:
