@@ -97,7 +97,7 @@ async def verify_listing(store: Store, report: VerificationReport) -> Verificati
 
 
 async def needs_rebuild(store: Store, head: Head) -> bool:
-    """Whether a run is not listed in full, or otherwise than its records say.
+    """Whether the entry of a run in the list is incomplete, or differs from its records.
 
     Args:
         store: The store.

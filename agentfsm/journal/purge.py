@@ -24,7 +24,7 @@ __all__ = ["KeptRun", "PurgeReport", "RetentionRule", "apply_retention", "purge_
 
 _BATCH = 100
 _DAY_S = 86_400
-_LISTED_OTHERWISE = "it is listed otherwise than its records say: agentfsm store rebuild mends that"
+_LISTED_OTHERWISE = "its entry in the list differs from its records: agentfsm store rebuild mends that"
 
 
 @dataclass(frozen=True, slots=True)

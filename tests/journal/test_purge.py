@@ -222,7 +222,7 @@ def test_a_run_that_was_tampered_with_stays_and_a_changed_listing_has_none_purge
             report = await runs.purge(RetentionRule(days=0, tag="old"))
             assert report.purged == ()
             assert {each.run_id: each.reason.split(",")[0].split(":")[0] for each in report.kept} == {
-                "changed": "it is listed otherwise than its records say",
+                "changed": "its entry in the list differs from its records",
                 "tampered": "it does not verify",
             }
             assert (await runs.verify("changed")).reason.startswith("it is listed by another tags")
