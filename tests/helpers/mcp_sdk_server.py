@@ -86,6 +86,12 @@ async def quote(city: str, ctx: Context[Any, Any]) -> str:
     return f"{trip.data.bags} bags, sure: {sure.data.sure}"
 
 
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+async def recite(words: int) -> str:
+    """A long text, which the SDK sends as a text and as structured content."""
+    return " ".join(f"word{n}" for n in range(words))
+
+
 async def ask_trip(city: str) -> Elicit[Trip]:
     return Elicit(f"When do you go to {city}?", Trip)
 

@@ -89,6 +89,9 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
             return {"content": [{"type": "hologram", "data": "secret-of-the-tool"}]}
         case "both":
             return {"content": [{"type": "text", "text": "in words"}], "structuredContent": {"in": "data"}}
+        case "long":
+            text = " ".join(f"word{n}" for n in range(11_800))
+            return {"content": [{"type": "text", "text": text}], "structuredContent": {"result": text}}
         case "structured":
             return {"content": [], "structuredContent": {"a": "a" * 35 + "!"}}
         case _:

@@ -179,6 +179,13 @@ def test_a_result_with_text_and_structured_content_is_passed_on_once(
     assert results(run(world, [call(tool), "ok"], results=prefer)) == [result]
 
 
+def test_a_long_result_is_passed_on_once(world: World) -> None:
+    world.add_tools({"long": {"inputSchema": {"type": "object"}}})
+    (told,) = results(run(world, [call("long"), "ok"]))
+    assert told == " ".join(f"word{n}" for n in range(11_800))
+    assert len(told) > 104_000
+
+
 def test_a_result_of_an_unknown_type_is_the_error_of_its_call_and_the_server_stays_up(world: World) -> None:
     world.add_tools({"strange": {"inputSchema": {"type": "object"}}})
     before, failed, after = results(run(world, [call("pid"), call("strange"), call("pid"), "ok"]))

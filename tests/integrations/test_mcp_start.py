@@ -58,6 +58,21 @@ def test_the_error_for_a_server_that_ended_at_its_start_says_how(program: str, h
     assert how in str(caught.value)
 
 
+REFUSES = """
+import json, os, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    error = {"code": -32602, "message": "the token " + os.environ["CLERK_TOKEN"] + " is for \x1b[31mregion 7"}
+    print(json.dumps({"jsonrpc": "2.0", "id": message.get("id"), "error": error}), flush=True)
+"""
+
+
+def test_the_error_for_a_server_that_refuses_to_begin_has_its_reason_without_secrets() -> None:
+    with pytest.raises(ConfigurationError, match=r"MCPError: the token \S+ is for  \[31mregion 7") as caught:
+        open_and_close(MCPTools.stdio(sys.executable, ["-c", REFUSES], env={"CLERK_TOKEN": "canary-0123456789"}))
+    assert "canary" not in str(caught.value)
+
+
 def test_the_exit_code_of_a_server_that_was_stopped_is_not_reported() -> None:
     tools = MCPTools.stdio(
         sys.executable, ["-c", "import sys; sys.stdin.read()"], settings=MCPSettings(start_timeout=0.2)

@@ -7,13 +7,14 @@ the connection for its whole lifetime, and the others only send requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
 from agentfsm.errors import ConfigurationError, ToolError
 from agentfsm.integrations.mcp.transports import Server, ServerHandlers
+from agentfsm.loop.withholding import mask_secrets
 
 if TYPE_CHECKING:
     from mcp import Client, types
@@ -87,7 +88,8 @@ class MCPSession:
         if not done:
             raise ServerGoneError(f"it does not respond within {self._start_timeout:g} s (start_timeout)")
         if not self._client.done():
-            raise ServerGoneError(_describe_error(self._task.exception()))
+            secrets = [each.get_secret_value() for each in self._server.secrets]
+            raise ServerGoneError(_describe_error(self._task.exception(), secrets))
 
     async def _run(self) -> None:
         async with self._server.connect(self._handlers) as client:
@@ -204,8 +206,9 @@ _MAX_REASON_CHARS = 300
 """How much of a reason that a server may have written an error quotes."""
 
 
-def _describe_error(error: Any) -> str:
+def _describe_error(error: Any, secrets: Collection[str]) -> str:
     """The class of an exception, and some reasons; other texts may contain an address or a secret."""
+    from mcp import MCPError
     from mcp.client.auth import OAuthFlowError
 
     inner: list[Any] = [error]
@@ -216,8 +219,8 @@ def _describe_error(error: Any) -> str:
         return _ENDED
     if isinstance(error, ConfigurationError):  # of a function that the app gives
         return str(error)
-    if isinstance(error, OAuthFlowError):  # what is wrong with the authorization, which nobody could guess
+    if isinstance(error, (OAuthFlowError, MCPError)):  # why the server or the authorization refuses: nobody could guess
         said = "".join(c if c.isprintable() else " " for c in str(error))
-        return f"{type(error).__name__}: {said[:_MAX_REASON_CHARS]}"
+        return f"{type(error).__name__}: {mask_secrets(said, secrets)[:_MAX_REASON_CHARS]}"
     reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
     return f"{type(error).__name__}{reason}"
