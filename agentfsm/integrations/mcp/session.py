@@ -7,10 +7,10 @@ the connection for its whole lifetime, and the others only send requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from agentfsm.errors import ConfigurationError, ToolError
 from agentfsm.integrations.mcp.transports import Server, ServerHandlers
@@ -88,8 +88,7 @@ class MCPSession:
         if not done:
             raise ServerGoneError(f"it does not respond within {self._start_timeout:g} s (start_timeout)")
         if not self._client.done():
-            secrets = [each.get_secret_value() for each in self._server.secrets]
-            raise ServerGoneError(_describe_error(self._task.exception(), secrets))
+            raise ServerGoneError(_describe_error(self._task.exception(), self._server.secrets))
 
     async def _run(self) -> None:
         async with self._server.connect(self._handlers) as client:
@@ -122,7 +121,7 @@ class MCPSession:
         except ToolError:
             raise
         except Exception as error:
-            raise ServerGoneError(_describe_error(error)) from error
+            raise ServerGoneError(_describe_error(error, self._server.secrets)) from error
 
     async def list_tools(self) -> list[types.Tool]:
         """The server's tools, from every page of its list.
@@ -206,7 +205,7 @@ _MAX_REASON_CHARS = 300
 """How much of a reason that a server may have written an error quotes."""
 
 
-def _describe_error(error: Any, secrets: Collection[str]) -> str:
+def _describe_error(error: Any, secrets: Iterable[SecretStr]) -> str:
     """The class of an exception, and some reasons; other texts may contain an address or a secret."""
     from mcp import MCPError
     from mcp.client.auth import OAuthFlowError
@@ -221,6 +220,7 @@ def _describe_error(error: Any, secrets: Collection[str]) -> str:
         return str(error)
     if isinstance(error, (OAuthFlowError, MCPError)):  # why the server or the authorization refuses: nobody could guess
         said = "".join(c if c.isprintable() else " " for c in str(error))
-        return f"{type(error).__name__}: {mask_secrets(said, secrets)[:_MAX_REASON_CHARS]}"
+        said = mask_secrets(said, [each.get_secret_value() for each in secrets])
+        return f"{type(error).__name__}: {said[:_MAX_REASON_CHARS]}"
     reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
     return f"{type(error).__name__}{reason}"
