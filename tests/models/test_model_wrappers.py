@@ -34,6 +34,7 @@ from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Price, Pri
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, ScriptedModel
 from tests.helpers.model_clients import REQUEST, ScriptedStream, hang
+from tests.helpers.stepped_clock import SteppedClock
 
 HELLO = Reply(Message.assistant("Hello"))
 SOON = ModelRequest(REQUEST.messages, timeout_s=0.2)
@@ -247,12 +248,22 @@ def test_a_concurrency_limit_holds_across_agents(watched: bool) -> None:
 
 
 def test_waiting_for_a_limit_does_not_count_towards_the_timeout() -> None:
+    clock = SteppedClock()
+
+    class Slow:
+        name = "slow"
+
+        async def reply(self, request: ModelRequest) -> Reply:
+            await clock.sleep(20)
+            return Reply(Message.assistant("done"))
+
     async def main() -> list[bool]:
-        agent = Agent(Limited(Crowd(), ConcurrencyLimit(1)), guardrails=AgentGuardrails(llm_timeout_s=0.05))
-        results = await asyncio.gather(*(agent.run("go") for _ in range(100)))
+        limits = AgentGuardrails(llm_timeout_s=60, max_execution_time_s=1e6)
+        agent = Agent(Limited(Slow(), ConcurrencyLimit(1)), guardrails=limits, host=Host(clock=clock))
+        results = await asyncio.gather(*(agent.run("go") for _ in range(10)))
         return [result.ok and len(result.decisions) == 3 for result in results]
 
-    assert all(asyncio.run(main()))
+    assert all(clock.run(main()))
 
 
 def test_permits_are_granted_in_order_and_passed_on_by_cancelled_calls() -> None:
