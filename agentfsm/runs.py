@@ -29,7 +29,7 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.report.ledger import RunLedger, read_ledger
 from agentfsm.report.run_graph import graph_of_run, path_of_run
-from agentfsm.runtime.approval import HumanInput, to_human_reply
+from agentfsm.runtime.approval import Allow, Deny, HumanInput, to_human_reply
 from agentfsm.runtime.host import Host
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Runs:
         run = await runs.get(page.runs[0].run_id)
         print(run.request.tool, run.request.arguments)
 
-    To answer a run that waits, or to cancel one, no agent is needed: ``runs.answer(run_id, Allow())``. The process that
+    To answer a run that waits, or to cancel one, no agent is needed: ``runs.approve(run_id)``. The process that
     has the agent acts on it, at once if it waits for it (``store.signals.listen()``).
 
     Args:
@@ -169,7 +169,7 @@ class Runs:
         return await submit(
             self._store,
             self._waker,
-            self._require_keyring(),
+            _required(self._keyring),
             submission,
             idempotency_key=idempotency_key,
             priority=priority,
@@ -344,8 +344,27 @@ class Runs:
             agentfsm.errors.JournalError: The run was sealed under another secret, or was tampered with.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
-        keyring, answer, actor = self._require_keyring(), to_human_reply(reply), await self._identify(by)
+        keyring, answer, actor = (
+            _required(self._keyring),
+            to_human_reply(reply),
+            await Host(authenticate=self._authenticate).identify(by),
+        )
         return await send_answer(self._store, await self.find_id(run_id), answer, keyring, actor=actor, to=to)
+
+    async def approve(self, run_id: str, *, by: Any = None, to: str | None = None) -> SentSignal:
+        """Allow the call that a run waits to make: ``answer`` with ``Allow()``, whose arguments and errors it has."""
+        return await self.answer(run_id, Allow(), by=by, to=to)
+
+    async def deny(self, run_id: str, reason: str = "", *, by: Any = None, to: str | None = None) -> SentSignal:
+        """Deny the call that a run waits to make: ``answer`` with ``Deny(reason)``, whose errors it has.
+
+        Args:
+            run_id: The run's id, or the beginning of it.
+            reason: Why; the model is told.
+            by: Who denies it, as for ``answer``.
+            to: The digest of the request that was shown, as for ``answer``.
+        """
+        return await self.answer(run_id, Deny(reason), by=by, to=to)
 
     async def cancel(self, run_id: str, reason: str = "cancelled", *, by: Any = None) -> SentSignal:
         """Cancel a run, whatever process runs it. One that waits or was interrupted ends when one takes it up.
@@ -363,11 +382,8 @@ class Runs:
             agentfsm.errors.JournalError: The run was sealed under another secret, or was tampered with.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
-        keyring, actor = self._require_keyring(), await self._identify(by)
+        keyring, actor = _required(self._keyring), await Host(authenticate=self._authenticate).identify(by)
         return await send_cancel(self._store, await self.find_id(run_id), reason, keyring, actor=actor)
-
-    async def _identify(self, by: Any) -> Actor | None:
-        return await Host(authenticate=self._authenticate).identify(by)
 
     async def fork(self, run_id: str, at: int, new_id: str | None = None) -> str:
         """Start a new run from a run as it was after one of its records; ``agent.resume(new_id)`` continues it.
@@ -387,7 +403,7 @@ class Runs:
             agentfsm.errors.JournalError: The run had ended by then, or its journal cannot be trusted.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
-        keyring = self._require_keyring()
+        keyring = _required(self._keyring)
         fork_id = secrets.token_hex(8) if new_id is None else new_id
         full_id = await self.find_id(run_id)
         async with self._store.maintenance.writable(self._store) as writable:
@@ -423,7 +439,7 @@ class Runs:
             agentfsm.errors.JournalError: The text is too short.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
-        keyring = self._require_keyring()
+        keyring = _required(self._keyring)
         async with self._store.maintenance.writable(self._store) as writable:
             return await redact_text(writable, text, keyring, runs=runs, by=by)
 
@@ -445,7 +461,7 @@ class Runs:
             ConfigurationError: ``Runs`` was made without a secret.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
-        keyring = self._require_keyring()
+        keyring = _required(self._keyring)
         if isinstance(what, RetentionRule):
             report = await apply_retention(self._store, what, keyring, by=by, dry_run=dry_run)
         else:
@@ -470,15 +486,16 @@ class Runs:
             agentfsm.errors.JournalError: The text is too short.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
-        report = await erase(self._store, person, self._require_keyring(), by=by, dry_run=dry_run)
+        report = await erase(self._store, person, _required(self._keyring), by=by, dry_run=dry_run)
         if not dry_run:
             await _drop_queued(self._store, self._waker, report.purged)
         return report
 
-    def _require_keyring(self) -> Keyring:
-        if self._keyring is None:
-            raise ConfigurationError("what is written has to be sealed: give the secret, as in Runs(store, secret=...)")
-        return self._keyring
+
+def _required(keyring: Keyring | None) -> Keyring:
+    if keyring is None:
+        raise ConfigurationError("what is written has to be sealed: give the secret, as in Runs(store, secret=...)")
+    return keyring
 
 
 async def _drop_queued(store: Store, waker: Waker | None, purged: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from agentfsm import (
     RunQuery,
     Runs,
     SqliteStore,
+    StaleHumanReplyError,
     TransientProviderError,
     UnknownRunError,
     tool,
@@ -114,6 +116,38 @@ def test_a_run_is_read_with_what_was_asked_decided_and_is_waited_for(store: Any)
         assert [decision.by for decision in done.ledger.decisions] == ["Bob"]
 
     with_runs(store, work)
+
+
+def test_a_call_is_approved_or_denied_by_whoever_saw_it(store: Any) -> None:
+    async def work(runs: Runs) -> None:
+        request = (await runs.get("pay")).request
+        assert request is not None
+        with pytest.raises(StaleHumanReplyError):
+            await runs.approve("pay", by="Ann", to="0" * 64)
+        sent = await runs.approve("pay", by="Ann", to=request.digest)
+        assert sent.run_id == "pay-1"
+        with pytest.raises(StaleHumanReplyError):  # it was answered
+            await runs.deny("pay", "too late", by="Bob", to=request.digest)
+
+    with_runs(store, work, secret=SECRET)
+
+
+def test_an_approved_call_runs_and_of_a_denied_one_the_model_is_told_why(tmp_path: Path) -> None:
+    async def end(name: str, decide: Callable[[Runs], Awaitable[Any]]) -> str:
+        store = SqliteStore(tmp_path / name)
+        try:
+            agent = shop(store, call("pay", amount=3), "Done.")
+            await agent.run("Pay.", run_id="p")
+            await decide(Runs(store, secret=SECRET))
+            run = await agent.next_run("p")
+            assert run is not None
+            result = await run
+            return "\n".join(m.content for m in result.messages if m.role == "tool")
+        finally:
+            await store.aclose()
+
+    assert "paid" in asyncio.run(end("one.db", lambda runs: runs.approve("p", by="Ann")))
+    assert "not today" in asyncio.run(end("other.db", lambda runs: runs.deny("p", "not today")))
 
 
 def test_an_id_may_be_shortened_unless_it_is_that_of_several(store: Any) -> None:

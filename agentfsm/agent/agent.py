@@ -263,19 +263,22 @@ class Agent(Generic[AgentDeps, Output]):
             )
         )
 
-    def session(self, session_id: str) -> Session[AgentDeps, Output]:
+    def session(self, session_id: str, *, history: HistoryPolicy | None = None) -> Session[AgentDeps, Output]:
         """A conversation in the host's store: each of its runs continues where the last one ended, in any process.
 
         Args:
             session_id: Its id, a text of one line.
+            history: What is kept of its history, instead of what the agent's policy says: less or more of it, with a
+                policy of the same kind, ``KeepLast(...)``, or ``KeepAll()``.
 
         Raises:
             RunError: It is not such a text.
-            ConfigurationError: The host has no store.
+            ConfigurationError: The host has no store, or the agent's table has no place for that policy.
         """
+        from agentfsm.agent.config import with_history_policy
         from agentfsm.agent.sessions import Session
 
-        return Session(self._config, session_id)
+        return Session(self._config if history is None else with_history_policy(self._config, history), session_id)
 
     def resume_sync(
         self,

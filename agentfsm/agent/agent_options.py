@@ -19,7 +19,7 @@ from agentfsm.runtime.toolsets import Toolset, takes_run_context
 if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
 
-__all__ = ["AgentOptions", "has_methods", "validate_types"]
+__all__ = ["AgentOptions", "has_methods", "validate_type", "validate_types"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,22 @@ def validate_types(options: AgentOptions) -> None:
     Raises:
         ConfigurationError: An argument has the wrong type; the message says what it must be.
     """
-    for name, (expected, fits) in _EXPECTED_TYPES.items():
-        value: object = getattr(options, name)
-        if isinstance(value, type):
-            raise ConfigurationError(f"{name} must be an object, not the class {value.__name__}")
-        if not fits(value):
-            raise ConfigurationError(f"{name} must be {expected}, not {type(value).__name__}")
+    for name in _EXPECTED_TYPES:
+        validate_type(name, getattr(options, name))
+
+
+def validate_type(name: str, value: object) -> None:
+    """Check the type of one argument of an agent.
+
+    Args:
+        name: The argument.
+        value: What it was given.
+
+    Raises:
+        ConfigurationError: It has the wrong type; the message says what it must be.
+    """
+    expected, fits = _EXPECTED_TYPES[name]
+    if isinstance(value, type):
+        raise ConfigurationError(f"{name} must be an object, not the class {value.__name__}")
+    if not fits(value):
+        raise ConfigurationError(f"{name} must be {expected}, not {type(value).__name__}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pydantic
 from pydantic import TypeAdapter
 
-from agentfsm.agent.agent_options import AgentOptions, has_methods, validate_types
+from agentfsm.agent.agent_options import AgentOptions, has_methods, validate_type, validate_types
 from agentfsm.agent.pinned_approvals import pin_approvals
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.canonical_json import canonical_json
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
 
-__all__ = ["build_config", "check_agent_graph", "proof_traits", "resolve_model", "with_host"]
+__all__ = ["build_config", "check_agent_graph", "proof_traits", "resolve_model", "with_history_policy", "with_host"]
 
 
 def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
@@ -162,6 +162,34 @@ def _with_history(graph: Graph, policy: HistoryPolicy | None) -> Graph:
         return graph
     model = policy.model if isinstance(policy, Summarize) else None
     return with_compaction(graph, policy, None if model is None else resolve_model(model))
+
+
+def with_history_policy(config: AgentConfig, policy: HistoryPolicy) -> AgentConfig:
+    """The same configuration with another history policy, on the same table.
+
+    Args:
+        config: The configuration.
+        policy: The policy.
+
+    Raises:
+        ConfigurationError: The table has no state that shortens a history, or not the one that this policy needs.
+    """
+    validate_type("history", policy)
+    given, own = policy_to_json(policy), config.history
+    if given and not own:
+        raise ConfigurationError(
+            f"{type(policy).__name__} needs the state that shortens a history, and the agent's table has none: give "
+            "the agent a policy, too, as in Agent(history=KeepLast(turns=100))"
+        )
+    fixed = ("max_compactions", "model") if given.get("policy") == "summarize" else ("max_compactions",)
+    if given.get("policy") == "summarize" != own.get("policy"):
+        raise ConfigurationError("only an agent with Summarize(...) has the row for summaries that fail")
+    for name in fixed if given else ():
+        if given[name] != own[name]:
+            raise ConfigurationError(
+                f"{name} is part of the agent's table: {own[name]!r} there, and {given[name]!r} in the session's policy"
+            )
+    return replace(config, history=given)
 
 
 def with_host(config: AgentConfig, host: Host, guardrails: AgentGuardrails | None = None) -> AgentConfig:

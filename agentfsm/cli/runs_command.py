@@ -27,6 +27,7 @@ from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.errors import JournalError, StoreError
 from agentfsm.journal.adoption import adopt as adopt_run
 from agentfsm.journal.fork import fork as fork_run
+from agentfsm.journal.listing import find_listing
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import Record, SealedRecord, export_lines, read_record
 from agentfsm.journal.rehydrate import rehydrate
@@ -35,6 +36,8 @@ from agentfsm.journal.store import Head, Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.messages import Usage
 from agentfsm.loop.quorum import Actor
+from agentfsm.report.ledger import HumanDecision, read_ledger
+from agentfsm.runs import Runs
 from agentfsm.testing.evaluation import CaseEnding, case_of_run
 
 __all__ = ["adopt", "export", "fork", "runs", "show"]
@@ -153,7 +156,7 @@ def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
     A run that is "running" without an owner was interrupted: agentfsm resume continues it.
     """
     store = open_existing_store(location)
-    page = await_result(store.find_runs(search.query()))
+    page = await_result(Runs(store).list(search.query()))
     for info in page.runs:
         head = await_result(store.head(info.run_id))
         request = "" if head is None else _pending_request(store, head)
@@ -235,12 +238,18 @@ Examples:
 @tenant_option
 @click.pass_context
 def show(ctx: click.Context, run_id: str, as_json: bool, location: StoreLocation) -> None:
-    """Show RUN record by record: transitions, the guards evaluated before them, failures, effects and times.
+    """Show RUN: its line of agentfsm runs, and each record with transitions, guards that did not hold, and times.
+
+    The beginning of an id is enough where no other run begins so.
 
     A record that cannot be read is reported in its place, and the exit code is 1; agentfsm verify says what was
     changed.
     """
-    rows = await_result(open_existing_store(location).records(run_id))
+    store = open_existing_store(location)
+    run_id = await_result(Runs(store).find_id(run_id))
+    rows = await_result(store.records(run_id))
+    if not as_json and (summary := _summary(store, run_id)):
+        click.echo(summary)
     graph: Any = {}
     readable, redacted = True, False
     for row in rows:
@@ -262,6 +271,15 @@ def show(ctx: click.Context, run_id: str, as_json: bool, location: StoreLocation
     if not readable:
         click.echo(f"agentfsm: some records cannot be read; agentfsm verify {run_id} says what was changed", err=True)
         ctx.exit(1)
+
+
+def _summary(store: Store, run_id: str) -> str:
+    """The run as it is listed; empty if somebody changed that to what cannot be read, which verification reports."""
+    try:
+        info, head = await_result(find_listing(store, run_id)), await_result(store.head(run_id))
+        return "" if info is None or head is None else _run_line(info, _pending_request(store, head))
+    except (StoreError, TypeError, ValueError, OverflowError, OSError):
+        return ""
 
 
 def _total_usage(rows: Sequence[SealedRecord]) -> Usage | None:
@@ -406,9 +424,12 @@ def export(run_id: str, case: str | None, location: StoreLocation) -> None:
     agentfsm verify --file checks such a file; so does examples/verify_journal.py, with Python's standard library
     alone.
 
-    --case writes one line for agentfsm eval: what was asked, how the run ended, and the tools that it called.
+    --case writes one line for agentfsm eval: what was asked, what people answered, how the run ended, and the tools
+    that it called.
     """
-    records = await_result(open_existing_store(location).records(run_id))
+    store = open_existing_store(location)
+    run_id = await_result(Runs(store).find_id(run_id))
+    records = await_result(store.records(run_id))
     if case is None:
         for line in export_lines(records):
             click.echo(line, nl=False)
@@ -416,7 +437,29 @@ def export(run_id: str, case: str | None, location: StoreLocation) -> None:
     run = rehydrate(records).run
     if not run.ended:
         raise click.UsageError(f"{run_id} has not ended, so nobody knows yet what a good run of it is")
-    click.echo(json.dumps(case_of_run(case, run.messages, cast("CaseEnding", run.ended))))
+    replies = _replies(read_ledger(run_id, records).decisions)
+    click.echo(json.dumps(case_of_run(case, run.messages, cast("CaseEnding", run.ended), replies)))
+
+
+def _replies(decisions: Sequence[HumanDecision]) -> dict[str, str]:
+    """What people answered to each kind of request, as it is typed; only where they always answered the same."""
+    typed: dict[str, set[str]] = {}
+    for each in decisions:
+        words = _TYPED_REPLIES.get(each.answer)
+        typed.setdefault(each.kind, set()).add("" if words is None else words.format(text=each.text).strip())
+    return {kind: text for kind, texts in typed.items() for text in texts if text and len(texts) == 1}
+
+
+_TYPED_REPLIES = {
+    "allow": "allow",
+    "deny": "deny {text}",
+    "edit": "{text}",
+    "text": "{text}",
+    "ran": "ran {text}",
+    "did_not_run": "did-not-run",
+    "give_up": "give-up",
+}
+"""How replies are typed, by kind; those that are not here cannot be given again to another run."""
 
 
 _FORK_EXAMPLES = """\b

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import update_wrapper
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 __all__ = [
     "ENDINGS",
@@ -15,6 +15,9 @@ __all__ = [
     "Counter",
     "EffectSpec",
     "Exhausted",
+    "GraphAnalysis",
+    "GraphBounds",
+    "GraphVerdict",
     "Guard",
     "State",
     "StateSpec",
@@ -25,6 +28,92 @@ __all__ = [
     "silent_while",
     "takes",
 ]
+
+
+class GraphVerdict(Protocol):
+    """What was proved of one property; see ``agentfsm.analysis.Verdict``."""
+
+    @property
+    def text(self) -> str:
+        """The property."""
+        ...
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether it holds; None if that is open."""
+        ...
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """If it does not hold, the ids of the rows of the shortest run that violates it."""
+        ...
+
+    @property
+    def loop(self) -> tuple[str, ...]:
+        """The ids of rows that can then repeat forever."""
+        ...
+
+
+class GraphBounds(Protocol):
+    """How long a run can get; None means unbounded. See ``agentfsm.analysis.Bounds``."""
+
+    @property
+    def moves(self) -> int | None:
+        """Moves between two waits."""
+        ...
+
+    @property
+    def model_calls(self) -> int | None:
+        """Model calls between two waits."""
+        ...
+
+    @property
+    def tool_calls(self) -> int | None:
+        """Tool calls between two waits."""
+        ...
+
+    @property
+    def model_calls_in_all(self) -> int | None:
+        """Model calls of a whole run."""
+        ...
+
+    @property
+    def tool_calls_in_all(self) -> int | None:
+        """Tool calls of a whole run."""
+        ...
+
+
+class GraphAnalysis(Protocol):
+    """What is proved about a graph; see ``agentfsm.analysis.Analysis``, which ``Graph.analyse`` returns."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every property holds."""
+        ...
+
+    @property
+    def verdicts(self) -> Sequence[GraphVerdict]:
+        """One for each property, the built-in ones first."""
+        ...
+
+    @property
+    def bounds(self) -> GraphBounds:
+        """How long a run can get."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether a run of that length is possible under all assumptions."""
+        ...
+
+    @property
+    def dead(self) -> Sequence[object]:
+        """The rows that no run takes."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """The analysis as JSON-compatible data."""
+        ...
 
 
 Guard = Callable[[Any], object]

@@ -20,6 +20,7 @@ from agentfsm.machine.declaration import (
     OTHERWISE,
     Counter,
     Exhausted,
+    GraphAnalysis,
     Guard,
     State,
     StateSpec,
@@ -176,7 +177,7 @@ class Graph:
     _repr_svg_ = diagram
     """What a notebook shows."""
 
-    def analyse(self, *properties: Any, guardrails: Any = None) -> Any:
+    def analyse(self, *properties: Any, guardrails: Any = None) -> GraphAnalysis:
         """What can be proved about the graph, as an ``agentfsm.analysis.Analysis``.
 
         ``agentfsm.analysis.analyse`` takes more options.
@@ -185,7 +186,8 @@ class Graph:
             *properties: Properties to prove: ``must_pass(...)``, ``never_after(...)``.
             guardrails: The ``AgentGuardrails`` of its runs; defaults to ``AgentGuardrails()``.
         """
-        return _reader("analyse")(self, *properties, guardrails=guardrails)
+        analysis: GraphAnalysis = _reader("analyse")(self, *properties, guardrails=guardrails)
+        return analysis
 
     # Each of the following returns a new, checked graph; this one never changes.
 

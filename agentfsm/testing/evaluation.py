@@ -264,18 +264,22 @@ def _reason(result: RunResult[Any]) -> str:
             return "it has an answer"
 
 
-def case_of_run(name: str, messages: Iterable[Message], ending: CaseEnding) -> dict[str, Any]:
+def case_of_run(
+    name: str, messages: Iterable[Message], ending: CaseEnding, replies: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """A run as a case in JSON: a later run is as good if it ends so and calls the same tools.
 
     Args:
         name: The name of the case.
         messages: The run's transcript.
         ending: How it ended.
+        replies: What people answered to each kind of request, as ``agentfsm resume`` takes it.
     """
     said = list(messages)
     called = dict.fromkeys(call.name for message in said for call in message.tool_calls)
     prompt = next((message.content for message in said if message.role == "user"), "")
-    return {"name": name, "prompt": prompt, "ending": ending, "tools": list(called)}
+    case = {"name": name, "prompt": prompt, "ending": ending, "tools": list(called)}
+    return {**case, "replies": dict(replies)} if replies else case
 
 
 _FIELDS = {"name", "prompt", "ending", "tools", "contains", "replies"}

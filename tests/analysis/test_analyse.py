@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from typing import get_type_hints
 
 import pytest
 
@@ -33,6 +34,7 @@ from agentfsm.loop.outcomes import CALL_MODEL
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.transition_table import LOOP, with_votes
 from agentfsm.machine import declaration
+from agentfsm.machine.declaration import GraphAnalysis, GraphBounds, GraphVerdict
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 from agentfsm.runtime.compaction import with_compaction
 from tests.helpers.graphs import (
@@ -433,3 +435,16 @@ def test_a_row_for_votes_that_leads_elsewhere_is_not_taken_for_one_that_keeps_wa
     unsure = {variable.name for variable in graph_assumptions(around, FEW).counters}
     assert "together" not in unsure
     assert "votes" in unsure
+
+
+def test_what_a_graph_says_of_itself_is_typed_and_no_name_of_it_is_missing() -> None:
+    assert get_type_hints(Graph.analyse)["return"] is GraphAnalysis
+    analysis = LOOP.analyse(guardrails=FEW)
+    for declared, value in (
+        (GraphAnalysis, analysis),
+        (GraphVerdict, analysis.verdicts[0]),
+        (GraphBounds, analysis.bounds),
+    ):
+        names = [name for name in vars(declared) if not name.startswith("_")]
+        assert names
+        assert [name for name in names if not hasattr(value, name)] == []

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Allow, Host, SqliteStore, tool
+from agentfsm import Agent, Allow, Deny, Host, SqliteStore, ask_user, tool
 from agentfsm.testing import ScriptedModel, call
 from tests.cli.conftest import Cli
 from tests.helpers.fake_model_server import fake_model_server, text_output
+
+PAYER = """
+from agentfsm import Agent, tool
+from agentfsm.testing import ScriptedModel, call
+
+
+@tool(requires_approval=True)
+def pay() -> str:
+    "Pay."
+    return "paid"
+
+
+AGENT = Agent(ScriptedModel([call("pay"), "done"]), tools=[pay])
+"""
 
 SHOP = '''
 from agentfsm import Agent, Message, Reply, TransientProviderError, Usage
@@ -105,5 +120,36 @@ def test_a_stored_run_becomes_a_case_unless_it_has_not_ended(cli: Cli, shop: Pat
     assert (refused.exit_code, "one has not ended" in refused.stderr) == (2, True)
     agent.resume_sync(result.run_id, Allow())
     store.close()
+    line = cli("export", "on", "--case", "pay", "--store", "runs.db").stdout  # the beginning of an id is enough
+    assert json.loads(line) == {
+        "name": "pay", "prompt": "Pay.", "ending": "completed", "tools": ["pay"], "replies": {"approval": "allow"},
+    }  # fmt: skip
+    (tmp_path / "cases.jsonl").write_text(line)
+    (tmp_path / "payer.py").write_text(PAYER)
+    good = cli("eval", "cases.jsonl", "--agent", "payer.py:AGENT")
+    assert (good.exit_code, "1 of 1 runs with scripted are good" in good.stdout) == (0, True), good.output
+
+
+@pytest.mark.parametrize(
+    ("script", "answers", "replies"),
+    [
+        ([call("pay")], [Deny("not today")], {"approval": "deny not today"}),
+        ([call("pay"), call("pay")], [Allow(), Deny("once is enough")], {}),
+        ([call("ask_user", question="How many?")], ["Two."], {"question": "Two."}),
+    ],
+)
+def test_a_case_has_what_people_answered_if_they_always_answered_the_same(
+    cli: Cli, shop: Path, tmp_path: Path, script: list[Any], answers: list[Any], replies: dict[str, str]
+) -> None:
+    @tool(requires_approval=True)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    with SqliteStore(tmp_path / "runs.db") as store:
+        agent = Agent(ScriptedModel([*script, "done"]), tools=[pay, ask_user], host=Host(store=store))
+        agent.run_sync("Pay.", run_id="one")
+        for reply in answers:
+            agent.resume_sync("one", reply)
     line = cli("export", "one", "--case", "pay", "--store", "runs.db").stdout
-    assert json.loads(line) == {"name": "pay", "prompt": "Pay.", "ending": "completed", "tools": ["pay"]}
+    assert json.loads(line).get("replies", {}) == replies

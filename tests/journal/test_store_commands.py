@@ -179,6 +179,9 @@ def test_show_says_what_the_effect_of_a_state_has_called(tmp_path):
 
 def test_show(path):
     text = command("show", "whole", "--store", path)
+    listed = command("runs", "--store", path).splitlines()
+    assert text.splitlines()[0] == next(line for line in listed if line.startswith("whole "))
+    assert command("show", "who", "--store", path) == text  # the beginning of an id is enough
     assert "post_llm.tool_calls -> dispatch_tool" in text
     assert "not: cancelled, aborted, output_truncated" in text
     assert "transient_provider: busy" in text

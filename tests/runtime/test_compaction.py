@@ -300,3 +300,45 @@ def test_what_cannot_be_a_policy_is_refused():
         Agent(ScriptedModel([]), graph=own, history=KeepLast())
     with pytest.raises(ConfigurationError, match="nobody"):
         Agent(ScriptedModel([]), history=Summarize(model="nobody:x"))
+
+
+def test_a_session_may_keep_more_or_less_than_its_agent_and_resumed_runs_keep_that():
+    agent, model = agent_of(*(f"a{n}" for n in range(7)), history=KeepLast(turns=2))
+    short, whole = agent.session("short", history=KeepLast(turns=1)), agent.session("whole", history=KeepAll())
+    for n in range(2):
+        short.run_sync(f"q{n}")
+    assert contents(model) == ["q1"]
+    for n in range(3):
+        result = whole.run_sync(f"w{n}")
+    assert contents(model) == ["w0", "a2", "w1", "a3", "w2"]
+    assert "history" not in result.journal[0].data
+    again = agent.session("short")  # the policy is not kept with the session, but with each of its runs
+    again.run_sync("q2")
+    assert contents(model) == ["q1", "a1", "q2"]
+
+
+@pytest.mark.parametrize(
+    ("agents", "sessions", "reason"),
+    [
+        (None, KeepLast(turns=1), "give the agent a policy, too"),
+        (KeepAll(), KeepLast(turns=1), "give the agent a policy, too"),
+        (KeepLast(turns=2), Summarize(), "only an agent with Summarize"),
+        (KeepLast(turns=2), KeepLast(turns=1, max_compactions=3), "max_compactions is part of the agent's table"),
+        (Summarize(), Summarize(model="ollama:other"), "model is part of the agent's table"),
+        (KeepLast(turns=2), "all", r"history must be KeepAll"),
+    ],
+)
+def test_a_session_with_a_policy_for_which_the_table_has_no_place_is_refused(
+    agents: Any, sessions: Any, reason: str
+) -> None:
+    agent, _ = agent_of(history=agents)
+    with pytest.raises(ConfigurationError, match=reason):
+        agent.session("s", history=sessions)
+
+
+def test_a_session_of_an_agent_that_summarizes_may_keep_the_last_turns_instead():
+    agent, model = agent_of("a0", "a1", "a2", history=Summarize(above_tokens=1, turns=1))
+    session = agent.session("s", history=KeepLast(turns=1))
+    for n in range(3):
+        session.run_sync(f"q{n}")
+    assert contents(model) == ["q2"]
