@@ -313,11 +313,32 @@ def _text_matches(text: Any, patterns: tuple[_Matches, _Matches | None, _Matches
 
 
 def _glob_matches(text: Any, pattern: str) -> bool | None:
-    return _text_matches(text, _glob_patterns(pattern))
+    return None if _leads_elsewhere(text, pattern) else _text_matches(text, _glob_patterns(pattern))
 
 
 def _regex_matches(text: Any, pattern: str) -> bool | None:
-    return _text_matches(text, _regex_patterns(pattern))
+    unescaped = pattern.replace("\\", "")
+    return None if _leads_elsewhere(text, unescaped) else _text_matches(text, _regex_patterns(pattern))
+
+
+_SEPARATOR = re.compile(r"[/\\]|%2f|%5c", re.IGNORECASE)
+_ENCODED_DOT = re.compile("%2e", re.IGNORECASE)
+
+
+def _leads_elsewhere(text: Any, pattern: str) -> bool:
+    """Whether a path or URL has steps such as ``..`` that a pattern with slashes does not have.
+
+    What opens it follows them, so it may not be what the pattern is about: ``/data/../x`` is not in ``/data/*``.
+    """
+    if not isinstance(text, str) or _SEPARATOR.search(pattern) is None:
+        return False
+    has, may_have = _dot_steps(_fold(text)), _dot_steps(pattern)
+    return any(has.count(step) > may_have.count(step) for step in (".", ".."))
+
+
+def _dot_steps(path: str) -> list[str]:
+    steps = _SEPARATOR.split(_ENCODED_DOT.sub(".", path))
+    return [step.strip() for step in steps if step.strip() in (".", "..")]
 
 
 # -- numbers, equality, items ---------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import math
 import re
 import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
@@ -18,6 +19,7 @@ from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -189,7 +191,20 @@ def ref_text(value: Any, matches: Callable[[str, bool, bool], bool]) -> bool | N
     return None if exact or alike or matches(value, True, True) else False
 
 
+def steps(path: str) -> Counter[str]:
+    """How often a path has each step, as it looks, and after what is encoded in it is decoded."""
+    return Counter(step.strip() for step in unquote(plain(path)).replace("\\", "/").split("/"))
+
+
+def is_led_elsewhere(value: Any, pattern: str) -> bool:
+    has, may_have = steps(value) if isinstance(value, str) else Counter[str](), steps(pattern)
+    return "/" in pattern and any(has[step] > may_have[step] for step in (".", ".."))
+
+
 def ref_glob(value: Any, pattern: str) -> bool | None:
+    if is_led_elsewhere(value, pattern):
+        return None
+
     def matches(text: str, folded: bool, any_case: bool) -> bool:
         text, wanted = (stripped(text), plain(pattern)) if folded else (text, pattern)
         return glob_walk(text.casefold(), wanted.casefold()) if any_case else glob_walk(text, wanted)
@@ -211,6 +226,9 @@ def glob_walk(text: str, pattern: str) -> bool:
 
 
 def ref_regex(value: Any, pattern: str) -> bool | None:
+    if is_led_elsewhere(value, pattern.replace("\\.", ".")):
+        return None
+
     def matches(text: str, folded: bool, any_case: bool) -> bool:
         flags = re.DOTALL | (re.IGNORECASE if any_case else 0)
         return bool(
