@@ -236,7 +236,7 @@ def store_secrets(location: StoreLocation, *, create: bool = False) -> list[byte
         create: Whether to create the key file if there is no secret yet. Only its owner can read it.
 
     Raises:
-        ConfigurationError: The key file cannot be read or created, is empty, or others can write it.
+        ConfigurationError: The key file cannot be read or created, is empty, or others can read or write it.
     """
     given = os.environ.get(SECRET_VARIABLE, "").strip().encode()
     if given:
@@ -258,18 +258,18 @@ def store_secrets(location: StoreLocation, *, create: bool = False) -> list[byte
 
 
 def _check_key_file(file: Path) -> None:
-    """Refuse a key file that somebody else may have written: they would know the secret.
+    """Refuse a key file that somebody else may have written or read, or that is a link to such a file.
 
     Raises:
-        ConfigurationError: It belongs to somebody else, or others can write it.
+        ConfigurationError: It belongs to somebody else, or others can read or write it.
     """
     if os.name != "posix":
         return
     status = file.stat()
-    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigurationError(
-            f"{file}, the key file of the store, is not yours alone to write: whoever wrote it can forge runs. If it "
-            f"is the right one, chmod 600 {file}"
+            f"{file}, the key file of the store, is not yours alone to read and write: whoever knows what is in it can "
+            f"forge runs. If it is the right one, and nobody else has read it, chmod 600 {file}"
         )
 
 

@@ -209,9 +209,15 @@ def test_a_key_that_he_puts_beside_the_store_is_not_the_hosts(made: Path, tmp_pa
     assert (verified.exit_code, "another secret" in verified.stdout) == (3, True)
     assert command("verify", "r").exit_code == 4  # it waits
     assert command("verify", "forged", AGENTFSM_OLD_SECRETS=f"an-earlier-one {his.replace(' ', '-')}").exit_code == 3
-    key.chmod(0o660)
-    refused = command("verify", "forged", AGENTFSM_SECRET="")
-    assert (refused.exit_code, "is not yours alone to write" in refused.stderr) == (2, True)
+    for mode in (0o660, 0o606, 0o640, 0o604):
+        key.chmod(mode)
+        refused = command("verify", "forged", AGENTFSM_SECRET="")
+        assert (refused.exit_code, "is not yours alone to read and write" in refused.stderr) == (2, True)
+    key.unlink()
+    key.symlink_to("/etc/passwd")  # of root, and everybody knows what is in it
+    for words in (("verify", "forged"), ("store", "hold", "r")):
+        refused = command(*words, AGENTFSM_SECRET="")
+        assert (refused.exit_code, "is not yours alone" in refused.stderr) == (2, True)
 
 
 def test_the_attacks_are_counted(counted: Callable[[str], None]) -> None:
