@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +19,12 @@ from agentfsm.errors import (
 from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
 from agentfsm.journal.signals import Signal, SignalKind, read_signals, seal_signal, signal_id
 from agentfsm.journal.store import Head, Store
+from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.loop.suspension import check_human_reply
-from agentfsm.loop.withholding import lacks_values, seal_value
+from agentfsm.loop.withholding import environment_secrets, lacks_values, mask_secrets, seal_value
 
 __all__ = ["SentSignal", "send_answer", "send_cancel"]
 
@@ -71,7 +73,7 @@ async def send_answer(
         HumanReplyError: The reply does not fit what the run waits for, whoever replies may not, the request was
             answered already, or the run asks nothing or something else; each has a class of its own.
         SuspensionExpiredError: The request has expired.
-        MissingExtraError: The reply has secret arguments, which cannot be encrypted.
+        MissingExtraError: The reply has secret arguments or a secret of the environment, which cannot be encrypted.
         JournalError: The run was not sealed under a secret of the host, or was tampered with.
         StoreError: The store cannot be read or written.
     """
@@ -84,7 +86,8 @@ async def send_answer(
     if request.has_expired(now := time.time()):
         raise SuspensionExpiredError(f"the request of run {run_id!r} expired without a reply; cancel the run")
     check_human_reply(request.kind, reply)
-    _check_encryption(request, reply, keyring)
+    secret_arguments = reply.kind == "edit" and lacks_values(request.arguments)
+    _check_encryption(secret_arguments, encode([reply.text, reply.arguments]), keyring)
     waiting = [each for each in await read_signals(store.signals, keyring, run_id) if each.kind == "answer"]
     voter = _check_votes(request, reply, actor, waiting, now)
     signal = Signal(
@@ -117,9 +120,11 @@ async def send_cancel(
         UnknownRunError: There is no such run.
         RunError: It has ended, or is a sub-agent's.
         HumanReplyError: The run waits for people with a role, and the actor is none of them.
+        MissingExtraError: The reason has a secret of the environment, which cannot be encrypted.
         JournalError: The run was not sealed under a secret of the host, or was tampered with.
         StoreError: The store cannot be read or written.
     """
+    _check_encryption(False, encode(reason), keyring)
     head = await _head(store, run_id, keyring, submitted=True)
     request = await pending_request(store, head)
     if request is not None and request.quorum is not None and actor is not None:
@@ -161,10 +166,12 @@ def _check_current(request: StoredRequest, to: str | None) -> None:
     )
 
 
-def _check_encryption(request: StoredRequest, reply: HumanReply, keyring: Keyring) -> None:
-    """Refuse to write secret arguments as they are."""
-    if reply.kind == "edit" and lacks_values(request.arguments) and seal_value(keyring.current, "") is None:
-        raise MissingExtraError("a reply with secret arguments that waits in a store", "sealing")
+def _check_encryption(secret_arguments: bool, text: str, keyring: Keyring) -> None:
+    """Refuse to write secret arguments, or a text with a secret of the environment, as they are."""
+    if seal_value(keyring.current, "") is None:
+        known = environment_secrets(os.environ)
+        if secret_arguments or mask_secrets(text, known) != text:
+            raise MissingExtraError("what waits in a store and has secrets in it", "sealing")
 
 
 def _check_votes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import logging
 import time
@@ -472,6 +473,39 @@ def test_without_the_package_that_encrypts_an_edit_of_secret_arguments_is_not_st
             await shop.runs.answer("one", Edit({"token": "t0ken-of-bob"}))
         assert await shop.pending() == 0
         await shop.runs.answer("one", Deny("no"))
+
+    with_shop(scenario)
+
+
+@pytest.mark.parametrize("kind", ["deny", "text", "cancel"])
+@pytest.mark.parametrize("form", [str, lambda key: base64.b64encode(key.encode()).decode()], ids=["plain", "base64"])
+def test_without_that_package_what_has_a_secret_of_the_environment_is_not_stored(
+    with_shop: Any, monkeypatch: pytest.MonkeyPatch, kind: str, form: Callable[[str], str]
+) -> None:
+    monkeypatch.setattr("agentfsm.loop.withholding._cipher", lambda keys: None)
+    monkeypatch.setenv("LEDGER_API_KEY", key := "lk-9f8A7c6B5d4E3f2A1")
+
+    async def scenario(shop: Shop) -> None:
+        if kind == "text":
+            await Agent(ScriptedModel([call("ask_user", question="Which?")]), host=shop.host, preset="funnel").run(
+                "go", run_id="one"
+            )
+        else:
+            await shop.asks()
+
+        async def say(text: str) -> None:
+            if kind == "cancel":
+                await shop.runs.cancel("one", text)
+            else:
+                await shop.runs.answer("one", Deny(text) if kind == "deny" else text)
+
+        with pytest.raises(MissingExtraError, match="sealing"):
+            await say(f"use {form(key)}")
+        assert await shop.pending() == 0
+        await say("use another key")
+        (waiting,) = await shop.store.signals.pending()
+        assert "use another key" in waiting.body
+        assert key not in waiting.body
 
     with_shop(scenario)
 
