@@ -27,6 +27,7 @@ from agentfsm.cli.redact_command import files_beside
 from agentfsm.errors import AgentfsmError, ConfigurationError, MissingExtraError
 from agentfsm.journal.erasure import ErasureQuery, ErasureReport
 from agentfsm.journal.erasure import erase as erase_person
+from agentfsm.journal.holds import end_hold, hold_run
 from agentfsm.journal.listing import needs_rebuild
 from agentfsm.journal.maintenance import Hold
 from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, purge_runs
@@ -135,7 +136,7 @@ def check(ctx: click.Context, as_json: bool, location: StoreLocation) -> None:
         facts[status] = str(sum(head.status == status for head in heads))
     facts["interrupted"] = str(sum(head.status == "running" and head.owner is None for head in heads))
     facts["purged"] = str(len(await_result(opened.maintenance.tombstones())))
-    facts["on hold"] = str(len(await_result(opened.maintenance.holds())))
+    facts["on hold"] = str(sum(not hold.ended for hold in await_result(opened.maintenance.holds()).values()))
     if as_json:
         click.echo(json.dumps({"store": location.name, **facts, "problems": problems}))
     else:
@@ -173,20 +174,21 @@ def backup(target: Path, location: StoreLocation) -> None:
 @store_option
 def hold_runs(run_ids: tuple[str, ...], reason: str, by: str, location: StoreLocation) -> None:
     """Hold RUNs: from now on they are neither purged nor redacted, whether they go on or have ended."""
-    opened = open_existing_store(location)
+    opened, keyring = open_existing_store(location), require_keyring(location)
     for run_id in run_ids:
-        await_result(opened.maintenance.set_hold(run_id, Hold(reason, by, time.time())))
+        await_result(hold_run(opened, run_id, Hold(reason, by, time.time()), keyring))
         click.echo(single_line(f"{run_id}  on hold"))
 
 
 @store.command("unhold", epilog="\b\nExamples:\n  agentfsm store unhold 3f9c0a1b2c3d4e5f\n")
 @click.argument("run_ids", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run_id)
+@click.option("--by", default="", metavar="NAME", help="Who ends the holds.")
 @store_option
-def unhold_runs(run_ids: tuple[str, ...], location: StoreLocation) -> None:
+def unhold_runs(run_ids: tuple[str, ...], by: str, location: StoreLocation) -> None:
     """End the hold of RUNs."""
-    opened = open_existing_store(location)
+    opened, keyring = open_existing_store(location), require_keyring(location)
     for run_id in run_ids:
-        await_result(opened.maintenance.set_hold(run_id, None))
+        await_result(end_hold(opened, run_id, keyring, by=by))
         click.echo(single_line(f"{run_id}  not on hold"))
 
 
@@ -195,6 +197,8 @@ def unhold_runs(run_ids: tuple[str, ...], location: StoreLocation) -> None:
 def list_holds(location: StoreLocation) -> None:
     """List the runs that are on hold."""
     for run_id, hold in await_result(open_existing_store(location).maintenance.holds()).items():
+        if hold.ended:
+            continue
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(hold.since))
         click.echo(single_line("  ".join(part for part in (run_id, at, hold.by, hold.reason) if part)))
 

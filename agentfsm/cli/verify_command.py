@@ -26,6 +26,7 @@ from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.checkpoint import Checkpoint, CheckpointLog, read_checkpoint, write_checkpoint
+from agentfsm.journal.holds import SignedHold, find_changed_holds, signed_hold
 from agentfsm.journal.listing import verify_listing
 from agentfsm.journal.maintenance import Damage, Tombstone
 from agentfsm.journal.purge import verify_tombstone
@@ -157,11 +158,13 @@ def verify(
     try:
         keyring = _read_keyring(None if export_file is not None else location)
         signed = witness.read()
-        hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(location))
+        log_file = witness.log_file or checkpoint_log(location)
+        hashes, changed = signed_hashes(signed, log_file)
         if changed:
             codes.add(TAMPERED)
             _print_report(VerificationReport("(log)", TAMPERED, 0, None, changed), as_json)
-        for report in map(with_doubt, verify_runs(run_ids, export_file, location, hashes, keyring)):
+        holds = None if signed is None or changed else _read_log(log_file).holds(signed.size)
+        for report in map(with_doubt, verify_runs(run_ids, export_file, location, hashes, keyring, holds)):
             codes.add(report.code)
             _print_report(report, as_json)
             if proof and report.code in (GOOD, OPEN) and not _print_proof(report.run_id, location, maker):
@@ -183,6 +186,7 @@ def verify_runs(
     location: StoreLocation,
     hashes: CheckpointHashes | None,
     keyring: Keyring | None,
+    holds: Mapping[str, SignedHold] | None = None,
 ) -> Iterator[VerificationReport]:
     """The verification of runs, or of all runs of a store, and what is wrong with the store itself.
 
@@ -192,6 +196,7 @@ def verify_runs(
         location: The store.
         hashes: What a checkpoint signed, or None if there is none.
         keyring: The keys of the host that wrote the runs, or None.
+        holds: The holds that a checkpoint signed, by run, or None if there is none.
 
     Raises:
         UnknownRunError: The store does not have a run that is named.
@@ -217,6 +222,9 @@ def verify_runs(
             if run_ids:
                 raise
             yield VerificationReport(str(run_id), TAMPERED, 0, None, f"its journal is missing: {error}")
+    kept = {run_id: hold for run_id, hold in (holds or {}).items() if run_id in stored}
+    changed = find_changed_holds(await_result(store.maintenance.holds()), keyring, kept)
+    yield from (_as_report(each) for each in changed if each.where in run_ids or not run_ids)
     if run_ids:
         return
     yield from map(_as_report, await_result(store.maintenance.row_damage()))
@@ -395,7 +403,7 @@ def checkpoint(
     log_path = log_file or checkpoint_log(location)
     if log_file is None:
         log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    before, heads = _read_log(log_path), await_result(store.heads())
+    before, heads, holds = _read_log(log_path), await_result(store.heads()), await_result(store.maintenance.holds())
     old = None if after is None else read_checkpoint(after.read_text("utf-8", "replace"), secret_key)
     if old is not None and not before.begins_with(old):
         click.echo(f"agentfsm: not signed, because {log_path} does not begin with what {after} signed", err=True)
@@ -403,12 +411,13 @@ def checkpoint(
     signed = {run_id: dict(hashes) for run_id, hashes in before.hashes(len(before)).items()}
     for head in heads:  # what is signed is what is verified
         signed.setdefault(head.run_id, {}).setdefault(head.seq, head.hash)
-    for report in map(with_doubt, verify_runs((), None, location, signed, store_keyring(location))):
+    keyring, held = store_keyring(location), before.holds(len(before))
+    for report in map(with_doubt, verify_runs((), None, location, signed, keyring, held)):
         if report.code not in (GOOD, OPEN):
             problem = f"run {report.run_id!r}: {report.reason}; agentfsm verify shows everything that is wrong"
             click.echo(f"agentfsm: not signed, because the store does not verify: {problem}", err=True)
             ctx.exit(report.code)
-    log = before.extended(heads)
+    log = before.extended(heads, {run_id: signed_hold(run_id, hold) for run_id, hold in holds.items()})
     note = write_checkpoint(log, secret_key, datetime.now(UTC), name)
     _append_to_log(log_path, before, log)
     if proof is not None and old is not None:

@@ -2,7 +2,8 @@
 
 A hash chain proves that nothing inside it was changed. It cannot prove that its end was not truncated, or that the
 whole journal was not rewritten; a checkpoint can. The *log* has a line (``seq hash "run id"``) for the head of each run
-that had changed when a checkpoint was made, and is only ever appended to. A checkpoint signs its length and its root
+that had changed when a checkpoint was made, one (``hold milliseconds hash "run id"``) for each hold that had, and is
+only ever appended to. A checkpoint signs its length and its root
 hash in the formats of transparency logs (RFC 6962, C2SP ``tlog-checkpoint`` and ``signed-note``): origin, number of
 entries, root, the date (``date 2026-11-23T08:30:00Z``), a blank line, and an Ed25519 signature. So it has the same size
 for any number of runs, and whoever kept an earlier one can check that a later one extends it.
@@ -20,6 +21,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from agentfsm.errors import JournalError, MissingExtraError
+from agentfsm.journal.holds import SignedHold
 from agentfsm.journal.merkle_tree import extends, extension_proof, leaf_hash, root_hash
 from agentfsm.journal.store import Head
 
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "CheckpointLog", "is_extension", "read_checkpoint", "write_checkpoint"]
 
-_ENTRY = re.compile(r'(\d+) ([0-9a-f]{64}) (".*")')
+_ENTRY = re.compile(r'(hold )?(\d+) ([0-9a-f]{64}) (".*")')
+_HOLD = "hold "
 _DATE = "date %Y-%m-%dT%H:%M:%SZ"
 
 
@@ -76,18 +79,20 @@ class CheckpointLog:
     def __init__(self, text: str = "") -> None:
         self.text = text[: text.rfind("\n") + 1]
         self._entries = self.text.split("\n")[:-1]
-        self._heads = [_read_entry(entry) for entry in self._entries]
-        self._last = {run_id: (seq, digest) for run_id, seq, digest in self._heads}
+        self._parsed = [_read_entry(entry) for entry in self._entries]
 
     def __len__(self) -> int:
         """The number of entries."""
         return len(self._entries)
 
-    def extended(self, heads: Iterable[Head]) -> CheckpointLog:
-        """The log with an entry more for each run whose head is not the last one that it has."""
-        changed = [head for head in heads if self._last.get(head.run_id) != (head.seq, head.hash)]
-        lines = "".join(f"{head.seq} {head.hash} {json.dumps(head.run_id)}\n" for head in changed)
-        return CheckpointLog(self.text + lines)
+    def extended(self, heads: Iterable[Head], holds: Mapping[str, SignedHold] | None = None) -> CheckpointLog:
+        """The log with an entry more for each head of a run, and each hold, that is not the last one that it has."""
+        last = {(run_id, kind): (number, digest) for run_id, kind, number, digest in self._parsed}
+        now = {(head.run_id, ""): (head.seq, head.hash) for head in heads}
+        now |= {(run_id, _HOLD): hold for run_id, hold in (holds or {}).items()}
+        changed = ((which, entry) for which, entry in now.items() if last.get(which) != entry)
+        lines = (f"{kind}{number} {digest} {json.dumps(run_id)}\n" for (run_id, kind), (number, digest) in changed)
+        return CheckpointLog(self.text + "".join(lines))
 
     def root(self, size: int) -> bytes:
         """The root hash of the first entries."""
@@ -100,9 +105,14 @@ class CheckpointLog:
     def hashes(self, size: int) -> dict[str, Mapping[int, str]]:
         """Hashes of records by sequence number, for each run of the first entries."""
         found: dict[str, dict[int, str]] = {}
-        for run_id, seq, digest in self._heads[:size]:
-            found.setdefault(run_id, {})[seq] = digest
+        for run_id, kind, seq, digest in self._parsed[:size]:
+            if not kind:
+                found.setdefault(run_id, {})[seq] = digest
         return dict(found)
+
+    def holds(self, size: int) -> dict[str, SignedHold]:
+        """The last hold of each run that has one among the first entries."""
+        return {run_id: (at, digest) for run_id, kind, at, digest in self._parsed[:size] if kind}
 
     def proof(self, size: int) -> str:
         """What shows that the log extends its first entries, as C2SP ``tlog-witness`` has it: ``old SIZE``, and hashes.
@@ -184,12 +194,12 @@ def read_checkpoint(text: str, key: bytes) -> Checkpoint:
         raise JournalError("the checkpoint's size, root hash or date cannot be read") from None
 
 
-def _read_entry(line: str) -> tuple[str, int, str]:
-    """Run, sequence number and hash in a line of a log."""
+def _read_entry(line: str) -> tuple[str, str, int, str]:
+    """Run, kind, number and hash in a line of a log."""
     match = _ENTRY.fullmatch(line)
     try:
         if match is not None:
-            return str(json.loads(match[3])), int(match[1]), match[2]
+            return str(json.loads(match[4])), match[1] or "", int(match[2]), match[3]
     except ValueError:
         pass
     raise JournalError(f"{line[:200]!r} is not a line of a checkpoint log")

@@ -51,17 +51,21 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keeps a run from being purged and redacted.
+    """Keeps a run from being purged and redacted, until it is ended.
 
     Attributes:
         reason: Why, such as the number of a case.
-        by: Who holds it.
+        by: Who holds it, or who ended its hold.
         since: Since when, in seconds since the epoch.
+        ended: Whether the hold was ended then. It stays in the store, so that one that somebody removes is missed.
+        mac: The seal of all this under the host's key (``agentfsm.journal.holds``); empty if nobody sealed it.
     """
 
     reason: str = ""
     by: str = ""
     since: float = 0.0
+    ended: bool = False
+    mac: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +181,12 @@ class StoreMaintenance(Protocol):
     async def set_hold(self, run_id: str, hold: Hold | None) -> None:
         """Hold a run, whoever owns it: from now on it can be neither purged nor redacted.
 
+        ``agentfsm.journal.holds`` seals what it writes, which nobody without the host's secret can do.
+
         Args:
             run_id: The run.
-            hold: Why and by whom; None to end the hold. A run has one hold at a time, the last one.
+            hold: Why and by whom, or that it was ended; None to remove what the store has. A run has one hold at a
+                time, the last one.
 
         Raises:
             UnknownRunError: There is no such run.
@@ -188,7 +195,7 @@ class StoreMaintenance(Protocol):
         ...
 
     async def holds(self) -> dict[str, Hold]:
-        """The holds of all runs that have one, by run.
+        """The last hold of each run that has or had one, by run; those that were ended included.
 
         Raises:
             StoreError: The store cannot be read.

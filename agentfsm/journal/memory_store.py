@@ -134,6 +134,7 @@ class MemoryMaintenance:
         purged = [each for each in tombstones if self._can_be_purged(each)]
         for each in purged:
             del self._runs[each.run_id]
+            self._holds.pop(each.run_id, None)
             self._tombstones[each.number] = each
             if each.seq:
                 self._purged.add(each.run_id)
@@ -143,7 +144,7 @@ class MemoryMaintenance:
 
     def _can_be_purged(self, tombstone: Tombstone) -> bool:
         stored = self._runs.get(tombstone.run_id)
-        if stored is None or tombstone.run_id in self._holds:
+        if stored is None or self._is_held(tombstone.run_id):
             return False
         head = stored.current_head()
         said = (tombstone.number, tombstone.epoch, tombstone.seq, tombstone.hash)
@@ -168,8 +169,11 @@ class MemoryMaintenance:
         Raises:
             RunHeldError: It is.
         """
-        if run_id in self._holds:
+        if self._is_held(run_id):
             raise RunHeldError(run_id, self._holds[run_id].reason)
+
+    def _is_held(self, run_id: str) -> bool:
+        return run_id in self._holds and not self._holds[run_id].ended
 
     def next_number(self, run_id: str) -> int:
         """The number of a new run.

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
+from agentfsm.journal.holds import why_held
 from agentfsm.journal.listing import ended_at
 from agentfsm.journal.maintenance import Hold, Tombstone, seal_tombstone
 from agentfsm.journal.run_info import RunInfo, RunQuery, first_info
@@ -214,8 +215,8 @@ async def _inspect(
     store: Store, run_id: str, holds: dict[str, Hold], keyring: Keyring, allows: Callable[[RunInfo], bool] | None
 ) -> tuple[Head | None, str]:
     """The head of a run, and why it must remain, or an empty string."""
-    if (hold := holds.get(run_id)) is not None:
-        return None, f"it is on hold{f' ({hold.reason})' if hold.reason else ''}"
+    if (why := why_held(run_id, holds.get(run_id), keyring)) is not None:
+        return None, f"it is on hold{f' ({why})' if why else ''}"
     try:
         records, head = await consistent_read(store, run_id)
     except UnknownRunError:

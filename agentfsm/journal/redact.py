@@ -9,6 +9,7 @@ import contextlib
 import json
 import re
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,9 +18,11 @@ from typing import Any, cast
 
 from agentfsm.errors import AgentfsmError, JournalError, RunHeldError, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import RecordSealer
+from agentfsm.journal.holds import why_held
 from agentfsm.journal.journal_writer import owner_name
+from agentfsm.journal.listing import find_listing
 from agentfsm.journal.records import SealedRecord, open_record
-from agentfsm.journal.run_info import first_info
+from agentfsm.journal.run_info import RunInfo, first_info
 from agentfsm.journal.signals import SealedSignal, open_signal
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
@@ -80,9 +83,8 @@ async def _delete(
 ) -> None:
     """Delete hidden values of one run, by record: what is selected in it, and the places of the values."""
     records, head = read
-    held = (await store.maintenance.holds()).get(run_id)
-    if held is not None:
-        raise RunHeldError(run_id, held.reason)
+    if (why := why_held(run_id, (await store.maintenance.holds()).get(run_id), keyring)) is not None:
+        raise RunHeldError(run_id, why)
     report = await off_loop(lambda rows: verify(run_id, rows, head, keyring=keyring), records)
     require_authentic(report, "redacted")
     lease = await store.acquire(run_id, owner_name(), keyring=keyring)
@@ -156,6 +158,18 @@ class RunFilter:
         has_tag = not self.tag or (isinstance(tags, list) and self.tag in tags)
         return has_tag and self.session_id in ("", body.get("session", ""))
 
+    def selects_listed(self, listed: RunInfo) -> bool:
+        """Whether a run that has no record yet is selected.
+
+        Args:
+            listed: What it is listed by.
+        """
+        return (
+            self.run_id in ("", listed.run_id)
+            and self.session_id in ("", listed.session)
+            and (not self.tag or self.tag in listed.tags)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
@@ -163,7 +177,7 @@ class Occurrence:
 
     Attributes:
         run_id: The run.
-        seq: The sequence number of the record; 0 for a run that cannot be read.
+        seq: The sequence number of the record; 0 for what stands beside the records of a run.
         field: Where it stands in the record, as ``redact`` takes it: ``out.replied.reply.message.content``.
         excerpt: The text with what is around it; empty for a run that cannot be read.
         reason: Why it cannot be deleted, or an empty string.
@@ -207,8 +221,9 @@ async def find_text(
 ) -> list[Occurrence]:
     """Every place in the journals of a store in which a text stands.
 
-    It is found in any case, inside other texts, in keys and in numbers, escaped in JSON and URLs, and in base16 and
-    base64 (there only as it is given). With the keys of the host it is also found in values that are stored encrypted.
+    It is found in any case, inside other texts, in keys and in numbers, escaped in JSON and URLs, in other normal forms
+    of Unicode and with other white space, and in base16 and base64 (there only as it is given). With the keys of the
+    host it is also found in values that are stored encrypted.
 
     Args:
         store: The store.
@@ -216,58 +231,113 @@ async def find_text(
         keyring: The keys of the host.
         runs: Which runs are searched; all by default.
 
+    Returns:
+        The places in records, in what waits to be acted on, in holds, and in what is left of purged runs.
+
     Raises:
-        JournalError: The text is too short.
+        JournalError: The text is too short, or a tombstone cannot be read.
         StoreError: The store cannot be read.
     """
     if len(text.strip()) < MIN_TEXT_CHARS:
         raise JournalError(f"{text!r} is too short to be deleted wherever it stands: give {MIN_TEXT_CHARS} characters")
-    pattern, found = _pattern(text), list[Occurrence]()
-    selects = (runs or RunFilter()).selects
+    text_search, found = _search_for(text), list[Occurrence]()
+    wanted, selected = runs or RunFilter(), set[str]()
     signals: dict[str, list[SealedSignal]] = {}
     for sealed in await store.signals.pending():
         signals.setdefault(sealed.run_id, []).append(sealed)
     for head in await store.heads():
         try:
             records = await store.records(head.run_id)
-            if not records or not selects(head.run_id, records[0]):
+            listed = None if records else await find_listing(store, head.run_id)
+            if not (wanted.selects(head.run_id, records[0]) if records else listed and wanted.selects_listed(listed)):
                 continue
-            search = partial(_search_run, head.run_id, pattern=pattern, keyring=keyring)
+            selected.add(head.run_id)
+            if listed is not None:
+                found += _search_texts(head.run_id, text_search, "listing", _texts_of(listed), _NOT_BEGUN)
+            search = partial(_search_run, head.run_id, text_search=text_search, keyring=keyring)
             found += await off_loop(search, records)
             found += [
-                match for each in signals.get(head.run_id, ()) for match in _search_signal(each, pattern, keyring)
+                match for each in signals.get(head.run_id, ()) for match in _search_signal(each, text_search, keyring)
             ]
         except AgentfsmError as error:
             found.append(Occurrence(head.run_id, 0, "", "", f"the run cannot be read: {error}"))
+    for run_id, hold in (await store.maintenance.holds()).items():
+        if run_id in selected:
+            found += _search_texts(run_id, text_search, "hold", (hold.reason, hold.by), _HELD)
+    if wanted.run_id or not (wanted.session_id or wanted.tag):  # of a purged run, nobody can say what it belonged to
+        for each in await store.maintenance.tombstones():
+            if wanted.run_id in ("", each.run_id):
+                found += _search_texts(
+                    each.run_id, text_search, "tombstone", (each.run_id, each.by, each.reason), _BURIED
+                )
     return found
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def _texts_of(listed: RunInfo) -> tuple[str, ...]:
+    return (listed.run_id, listed.prompt, listed.actor, listed.session, *listed.tags)
+
+
+def _search_texts(
+    run_id: str, text_search: _TextSearch, field: str, texts: Iterable[str], reason: str
+) -> Iterator[Occurrence]:
+    """Where a text stands in what a store has of a run beside its records, which has no hidden values."""
+    if found := next(filter(None, (text_search.search(each) for each in texts)), None):
+        yield Occurrence(run_id, 0, field, _excerpt(found), reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _TextSearch:
+    """A text that is looked for.
+
+    Attributes:
+        forms: Finds it in a form in which it may be written.
+        alike: Finds it in a text in which what looks alike is the same (``_fold``).
+        has_spaces: Whether white space in it may be of another kind.
+    """
+
+    forms: re.Pattern[str]
+    alike: re.Pattern[str]
+    has_spaces: bool
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Where a text has it, as it stands there, with more escapes than it needs, or as it looks."""
+        found = self.forms.search(text)
+        if found is None and has_escapes(text):
+            text = read_plain(text).decode("utf-8", "replace")
+            found = self.forms.search(text)
+        if found is None and (self.has_spaces or not text.isascii()):
+            found = self.alike.search(_fold(text))
+        return found
+
+
+def _search_for(text: str) -> _TextSearch:
     forms = sorted(text_forms(text), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, forms)), re.IGNORECASE)
+    pattern = re.compile("|".join(map(re.escape, forms)), re.IGNORECASE)
+    folded = _fold(text)
+    return _TextSearch(pattern, re.compile(re.escape(folded)), " " in folded)
 
 
-def _search(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """Where a text has what is looked for, as it stands there or with more escapes than it needs."""
-    found = pattern.search(text)
-    if found is None and has_escapes(text):
-        found = pattern.search(read_plain(text).decode("utf-8", "replace"))
-    return found
+def _fold(text: str) -> str:
+    """A text in one case and one normal form of Unicode, without invisible characters, with single spaces."""
+    if not text.isascii():
+        visible = "".join(char for char in text if unicodedata.category(char) != "Cf")
+        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", visible).casefold())
+    return " ".join(re.sub(r"\\[nrt]", " ", text).casefold().split())
 
 
 def _search_run(
-    run_id: str, records: Iterable[SealedRecord], *, pattern: re.Pattern[str], keyring: Keyring | None
+    run_id: str, records: Iterable[SealedRecord], *, text_search: _TextSearch, keyring: Keyring | None
 ) -> list[Occurrence]:
     opener, found = None if keyring is None else SecretOpener(keyring), list[Occurrence]()
     for record in records:
         try:
-            found += _search_record(run_id, record, pattern, opener)
+            found += _search_record(run_id, record, text_search, opener)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             found.append(Occurrence(run_id, record.seq, "", "", f"the record cannot be read: {error}"))
     return found
 
 
-def _search_signal(sealed: SealedSignal, pattern: re.Pattern[str], keyring: Keyring | None) -> Iterator[Occurrence]:
+def _search_signal(sealed: SealedSignal, text_search: _TextSearch, keyring: Keyring | None) -> Iterator[Occurrence]:
     signal = None if keyring is None else open_signal(sealed, keyring)
     texts = [sealed.body]
     if signal is not None:
@@ -275,15 +345,15 @@ def _search_signal(sealed: SealedSignal, pattern: re.Pattern[str], keyring: Keyr
             signal.reason,
             *([] if signal.reply is None else [encode([signal.reply.text, signal.reply.arguments])]),
         ]
-    found = next(filter(None, (_search(pattern, each) for each in texts)), None)
+    found = next(filter(None, (text_search.search(each) for each in texts)), None)
     if found is not None:
         yield Occurrence(sealed.run_id, 0, "", f"a signal that waits: {_excerpt(found)}", signal_id=sealed.id)
 
 
 def _search_record(
-    run_id: str, record: SealedRecord, pattern: re.Pattern[str], opener: SecretOpener | None
+    run_id: str, record: SealedRecord, text_search: _TextSearch, opener: SecretOpener | None
 ) -> Iterator[Occurrence]:
-    if not ("[sealed " in record.hidden or _search(pattern, record.hidden) or _search(pattern, record.body)):
+    if not ("[sealed " in record.hidden or text_search.search(record.hidden) or text_search.search(record.body)):
         return
     body, hidden = json.loads(record.body), cast("list[Any]", json.loads(record.hidden or "[]"))
     for path, place in _commitment_places(body):
@@ -291,11 +361,11 @@ def _search_record(
             continue
         value = hidden[place][1]
         texts = [encode(value)] + ([] if opener is None else [encode(opener.open(value))])
-        found = next(filter(None, (_search(pattern, each) for each in texts)), None)
+        found = next(filter(None, (text_search.search(each) for each in texts)), None)
         if found is not None:
             yield Occurrence(run_id, record.seq, path, _excerpt(found), place=place)
     for path, text in _visible_texts(body):
-        found = _search(pattern, text)
+        found = text_search.search(text)
         if found is not None:
             reason = _ACTOR_REASON if _ACTOR_ID.search(path) else _HASHED
             yield Occurrence(run_id, record.seq, path, _excerpt(found), reason)
@@ -303,6 +373,9 @@ def _search_record(
 
 _HASHED = "it is part of the record itself, which is hashed: only purging the whole run deletes it"
 _ACTOR_REASON = "votes are checked by the ids of actors, so it is hashed: only purging the whole run deletes it"
+_NOT_BEGUN = "the run has not begun: only cancelling and purging it deletes it"
+_HELD = "it stands in the hold of the run: hold the run again without it"
+_BURIED = "it is part of what shows that the run was purged, which is sealed"
 _ACTOR_ID = re.compile(r"(?:\A|\.)(?:requester|actor|votes\.\d+)\.id\Z")
 
 

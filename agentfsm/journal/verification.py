@@ -492,8 +492,8 @@ def with_doubt(report: VerificationReport) -> VerificationReport:
 
 
 _KEY_TELLS = (
-    "who wrote the records, the answers and the redactions in them, what waits to be acted on, and each run's epoch "
-    "and owner"
+    "who wrote the records, the answers and the redactions in them, holds, what waits to be acted on, and each run's "
+    "epoch and owner"
 )
 _CHECKPOINT_TELLS = "whether records or runs were cut off, and whether the file was put back to an older state"
 

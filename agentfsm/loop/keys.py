@@ -37,6 +37,8 @@ class KeyPurpose(StrEnum):
     """Authenticates what a store keeps about a run beside its records."""
     tombstone = "purged run"
     """Authenticates what remains of a run that was purged."""
+    hold = "hold of a run"
+    """Authenticates that a run was put on hold, or that its hold was ended."""
     sealing = "sealed value"
     """Encrypts values that must not be readable in a journal."""
     withholding = "withheld value"

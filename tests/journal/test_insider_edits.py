@@ -26,7 +26,9 @@ from agentfsm.cli.app import app
 from agentfsm.errors import AgentfsmError
 from agentfsm.journal.fork import fork
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
+from agentfsm.journal.holds import end_hold, hold_run
 from agentfsm.journal.listing import compute_run_info
+from agentfsm.journal.maintenance import Hold
 from agentfsm.journal.redact import redact
 from agentfsm.journal.run_info import first_info
 from agentfsm.journal.sqlite.sqlite_run_info import write_run_info
@@ -216,6 +218,11 @@ def restore_run(insider: Insider) -> None:
         insider.db.execute(f"INSERT INTO main.{table} SELECT * FROM before.{table} WHERE {which}")
 
 
+def restore_hold(insider: Insider) -> None:
+    insider.db.execute("ATTACH ? AS before", (str(insider.before),))
+    insider.sql("DELETE FROM hold WHERE id = 7", "INSERT INTO main.hold SELECT * FROM before.hold WHERE id = 7")
+
+
 def restore_file(insider: Insider) -> None:
     insider.db.close()
     shutil.copy(insider.before, insider.path)
@@ -360,7 +367,7 @@ EDITS: list[tuple[str, Needs, Callable[[Insider], None]]] = [
     ("the MAC of another run's row", "secret", sql(row("first", "mac = (SELECT mac FROM run WHERE run_id = 'asks')"))),
     ("the type of a run id", "nothing", sql(row("first", "run_id = CAST(run_id AS BLOB)"))),
     ("the number of a run", "nothing", sql(*move(7, 9))),
-    ("the numbers of two runs exchanged", "secret", swap_numbers),
+    ("the numbers of two runs exchanged", "either", swap_numbers),
     ("the id of a run", "nothing", sql(row("last", "run_id = 'next'"))),
     ("a run renamed, and all hashes made to fit", "either", rename),
     # -- columns by which runs are listed
@@ -368,6 +375,24 @@ EDITS: list[tuple[str, Needs, Callable[[Insider], None]]] = [
     ("a tag added by which a run is found", "nothing", sql("INSERT INTO run_tag (tag, id) VALUES ('keep', 2)")),
     ("metadata added by which a run is found", "nothing", sql(
         "INSERT INTO run_metadata (name, value, id) VALUES ('order', '8', 2)")),
+    # -- holds
+    ("a hold removed", "checkpoint", sql("DELETE FROM hold WHERE id = 2")),
+    ("a hold that was ended removed", "checkpoint", sql("DELETE FROM hold WHERE id = 7")),
+    ("a hold ended", "either", sql("UPDATE hold SET ended = 1 WHERE id = 2")),
+    ("a hold that was ended put back", "either", sql("UPDATE hold SET ended = 0 WHERE id = 7")),
+    ("the reason of a hold", "either", sql("UPDATE hold SET reason = 'case 8' WHERE id = 2")),
+    ("who holds a run", "either", sql("UPDATE hold SET held_by = 'bob' WHERE id = 2")),
+    ("the time of a hold", "secret", sql("UPDATE hold SET since = since + 1 WHERE id = 2")),
+    ("the MAC of a hold removed", "secret", sql("UPDATE hold SET mac = x'' WHERE id = 2")),
+    ("the MAC of another hold", "secret", sql(
+        "UPDATE hold SET mac = (SELECT mac FROM hold WHERE id = 7) WHERE id = 2")),
+    ("a hold moved to another run", "either", sql("UPDATE hold SET id = 1 WHERE id = 2")),
+    ("a hold added", "secret", sql(
+        "INSERT INTO hold SELECT 1, reason, held_by, since, ended, mac FROM hold WHERE id = 2")),
+    ("a hold put back to an older state, MAC and all", "checkpoint", restore_hold),
+    ("the type of a hold's reason", "nothing", sql("UPDATE hold SET reason = CAST(reason AS BLOB) WHERE id = 2")),
+    ("the type of a hold's time", "nothing", sql("UPDATE hold SET since = 'never' WHERE id = 2")),
+    ("the type of a hold's MAC", "nothing", sql("UPDATE hold SET mac = hex(mac) WHERE id = 2")),
     # -- whole runs
     ("a run deleted", "nothing", sql("DELETE FROM run WHERE run_id = 'whole'")),
     ("a run deleted with its records", "nothing", sql(
@@ -411,7 +436,12 @@ def make_runs(path: Path, before: Path, secret: bytes) -> None:
         await redact(store, "redacted", "4", keyring, by="ann")
         await fork(store, "whole", 6, "forked", keyring)
 
+    async def hold(store: SqliteStore) -> None:
+        await hold_run(store, "whole", Hold("case 7", "ann", 1000.0), keyring)
+        await hold_run(store, "last", Hold("case 7", "ann", 1000.0), keyring)
+
     async def vote(store: SqliteStore) -> None:
+        await end_hold(store, "last", keyring, by="ann", now=2000.0)
         host = Host(clock=FakeClock(), store=store, secret=secret)
         await Agent(ScriptedModel([]), tools=[transfer], host=host).resume("votes", Allow(), by=BOB)
 
@@ -422,6 +452,7 @@ def make_runs(path: Path, before: Path, secret: bytes) -> None:
         finished_run(store, "redacted", secret=secret)
         asyncio.run(rest(store))
         finished_run(store, "last", secret=secret)
+        asyncio.run(hold(store))
     shutil.copy(path, before)
     with SqliteStore(path) as store:
         asyncio.run(vote(store))

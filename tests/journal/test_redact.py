@@ -31,7 +31,11 @@ from agentfsm import (
     tool,
 )
 from agentfsm.cli.app import app
-from agentfsm.journal.redact import RunFilter, files_with_text, find_text, redact_text
+from agentfsm.journal.holds import hold_run
+from agentfsm.journal.maintenance import Hold
+from agentfsm.journal.purge import purge_runs
+from agentfsm.journal.redact import RunFilter, TextRedaction, files_with_text, find_text, redact_text
+from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
@@ -247,6 +251,36 @@ def test_the_id_of_an_actor_is_found_wherever_it_stands_with_what_to_do_about_it
     }
 
 
+def test_what_a_store_has_of_a_person_beside_the_records_of_runs_is_reported(tmp_path: Path) -> None:
+    """Where a text stands after a redaction is asked of the whole file, column by column."""
+    path = tmp_path / "runs.db"
+
+    async def live() -> TextRedaction:
+        async with SqliteStore(path) as store:
+            for run_id in ("held", "purged", "voted"):
+                await agent(store, ["done"]).run("hello", run_id=run_id, actor=ANN if run_id == "voted" else None)
+            await hold_run(store, "held", Hold("as asked", by=ANN), KEYRING)
+            await purge_runs(store, ["purged"], KEYRING, by="the officer", reason=f"for {ANN}")
+            lease = await store.acquire("queued", "me", new=True, keyring=KEYRING)
+            await store.append(lease, (), "suspended", RunInfo("queued", "suspended", actor=ANN))  # as if submitted
+            return await redact_text(store, ANN, KEYRING)
+
+    remaining = {(each.run_id, each.field): each.reason for each in asyncio.run(live()).remaining}
+    assert remaining.keys() == {
+        ("voted", "requester.id"),
+        ("held", "hold"),
+        ("purged", "tombstone"),
+        ("queued", "listing"),
+    }
+    assert remaining["held", "hold"] == "it stands in the hold of the run: hold the run again without it"
+    assert remaining["purged", "tombstone"].endswith("shows that the run was purged, which is sealed")
+    assert remaining["queued", "listing"] == "the run has not begun: only cancelling and purging it deletes it"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        having = {name for name in tables for row in db.execute(f"SELECT * FROM {name}") if ANN in str(row)}
+    assert having - {"journal"} == {"run_info", "hold", "tombstone"}  # of the runs that are reported
+
+
 @pytest.mark.parametrize(
     "odd", ["\\u0061" + ANN[1:], ANN.replace("@", "&#64;"), ANN.replace("a", "%61").replace("@", "%40")]
 )
@@ -259,6 +293,30 @@ def test_a_text_with_more_escapes_than_it_needs_is_found(odd: str) -> None:
 
     result = asyncio.run(live())
     assert [each.run_id for each in result.deleted] == ["r"]
+    assert result.remaining == ()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "Jose\u0301 Mu\u0308ller",
+        "JOSE\u0301 MU\u0308LLER",
+        "Jos\u00e9\u00a0M\u00fcller",
+        "Jos\u00e9\n  M\u00fcller",
+        "Jos\u00e9 M\u00fc\u00adl\u200bler",
+        "Jos\\u00e9 \\n Mu\\u0308ller",
+        "".join(chr(ord(c) + 0xFEE0) if c == "M" else c for c in "Jos\u00e9 M\u00fcller"),
+    ],
+)
+def test_a_text_that_looks_the_same_is_found(odd: str) -> None:
+    store = MemoryStore()
+
+    async def live() -> Any:
+        await agent(store, [f"it is {odd}, they say"]).run("Jose Muller", run_id="r")
+        return await redact_text(store, "Jos\u00e9 M\u00fcller", KEYRING)
+
+    result = asyncio.run(live())
+    assert [each.field.rpartition(".")[2] for each in result.deleted] == ["content"]
     assert result.remaining == ()
 
 

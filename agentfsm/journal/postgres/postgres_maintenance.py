@@ -18,12 +18,14 @@ _BATCH = 500
 """How many runs are purged in one transaction."""
 
 _HOLD = """
-    INSERT INTO agentfsm.hold (id, reason, held_by, since) VALUES (%s, %s, %s, %s)
-    ON CONFLICT (id) DO UPDATE SET (reason, held_by, since) = (EXCLUDED.reason, EXCLUDED.held_by, EXCLUDED.since)
+    INSERT INTO agentfsm.hold (id, reason, held_by, since, ended, mac) VALUES (%s, %s, %s, %s, %s, %s)
+    ON CONFLICT (id) DO UPDATE SET (reason, held_by, since, ended, mac)
+        = (EXCLUDED.reason, EXCLUDED.held_by, EXCLUDED.since, EXCLUDED.ended, EXCLUDED.mac)
 """
 
 _SELECT_HOLDS = """
-    SELECT run_id, reason, held_by, since FROM agentfsm.hold JOIN agentfsm.run ON run.id = hold.id ORDER BY run.id
+    SELECT run_id, reason, held_by, since, ended, encode(hold.mac, 'hex')
+    FROM agentfsm.hold JOIN agentfsm.run ON run.id = hold.id ORDER BY run.id
 """
 
 _BURY = """
@@ -37,7 +39,7 @@ _BURY = """
         WHERE (run.run_id, run.epoch, run.seq, run.hash) = (wanted.run_id, wanted.epoch, wanted.seq, wanted.hash)
             AND (run.status = 'finished' OR run.seq = 0)
             AND (run.owner_key IS NULL OR run.owner_key NOT IN (SELECT key FROM agentfsm.alive))
-            AND NOT EXISTS (SELECT FROM agentfsm.hold WHERE hold.id = run.id)
+            AND NOT EXISTS (SELECT FROM agentfsm.hold WHERE hold.id = run.id AND NOT ended)
         FOR UPDATE OF run
     )
     INSERT INTO agentfsm.tombstone (number, run_id, seq, content, mac)
@@ -171,12 +173,13 @@ async def _hold(db: Connection, run_id: str, hold: Hold | None) -> None:
     if hold is None:
         await db.execute("DELETE FROM agentfsm.hold WHERE id = %s", run)
         return
-    await db.execute(_HOLD, (run[0], hold.reason, hold.by, round(hold.since * 1000)))
+    row = (*run, hold.reason, hold.by, round(hold.since * 1000), hold.ended, bytes.fromhex(hold.mac))
+    await db.execute(_HOLD, row)
 
 
 async def _select_holds(db: Connection) -> dict[str, Hold]:
     rows = await (await db.execute(_SELECT_HOLDS)).fetchall()
-    return {run_id: Hold(reason, by, since / 1000) for run_id, reason, by, since in rows}
+    return {run_id: Hold(reason, by, since / 1000, ended, mac) for run_id, reason, by, since, ended, mac in rows}
 
 
 async def _purge(db: Connection, tombstones: Sequence[Tombstone]) -> list[str]:
@@ -195,6 +198,7 @@ async def _purge(db: Connection, tombstones: Sequence[Tombstone]) -> list[str]:
         await db.execute("DELETE FROM agentfsm.journal WHERE run = ANY(%s)", (numbers,))
         await db.execute("DELETE FROM agentfsm.run_info WHERE id = ANY(%s)", (numbers,))
         await db.execute("DELETE FROM agentfsm.signal WHERE run_id = ANY(%s)", ([run_id for _, run_id in buried],))
+        await db.execute("DELETE FROM agentfsm.hold WHERE id = ANY(%s)", (numbers,))
         await db.execute("DELETE FROM agentfsm.run WHERE id = ANY(%s)", (numbers,))
     return [run_id for _, run_id in buried]
 

@@ -22,10 +22,10 @@ __all__ = [
     "schema_sql",
 ]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """1: the first one; 2: with columns that list runs; 3: with signals; 4: with holds and tombstones; 5: with the records
-of a commit in one row, and with runs found by their metadata. The first write creates it or brings it up to date, and
-so does ``agentfsm store migrate``."""
+of a commit in one row, and with runs found by their metadata; 6: with sealed holds. The first write creates it or
+brings it up to date, and so does ``agentfsm store migrate``."""
 
 _CREATE_LOCK = 0x6166736D
 """The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
@@ -148,6 +148,9 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     ALTER TABLE agentfsm.run_info ADD metadata jsonb;
     ALTER TABLE agentfsm.run_info ALTER metadata SET STATISTICS 0;
     CREATE INDEX run_info_by_metadata ON agentfsm.run_info USING gin (metadata jsonb_path_ops);
+    """,
+    """
+    ALTER TABLE agentfsm.hold ADD ended boolean NOT NULL DEFAULT false, ADD mac bytea NOT NULL DEFAULT '';
     """,
 )
 """What leads from each version to the next; the first one from an empty schema."""

@@ -243,7 +243,7 @@ class PostgresStore:
 
         async def update(db: Connection, again: bool) -> None:
             async with db.transaction():
-                held = "SELECT reason FROM agentfsm.hold WHERE id = %s"
+                held = "SELECT reason FROM agentfsm.hold WHERE id = %s AND NOT ended"
                 if found := await (await db.execute(held, (key.number,))).fetchone():
                     raise RunHeldError(key.run_id, found[0])
                 if not await _redact(db, key, seq, hidden):

@@ -26,7 +26,7 @@ __all__ = ["SqliteMaintenance"]
 
 _IS_AS_SAID = """
     SELECT 1 FROM run WHERE id = ? AND run_id = ? AND epoch = ? AND seq = ? AND hash = ?
-    AND (status = 'finished' OR seq = 0) AND NOT EXISTS (SELECT 1 FROM hold WHERE hold.id = run.id)
+    AND (status = 'finished' OR seq = 0) AND NOT EXISTS (SELECT 1 FROM hold WHERE hold.id = run.id AND NOT ended)
 """
 
 
@@ -176,15 +176,22 @@ def _hold(db: sqlite3.Connection, run_id: str, hold: Hold | None) -> None:
     if hold is None:
         db.execute("DELETE FROM hold WHERE id = ?", run)
     else:
-        held = (run[0], hold.reason, hold.by, round(hold.since * 1000))
-        db.execute("INSERT OR REPLACE INTO hold (id, reason, held_by, since) VALUES (?, ?, ?, ?)", held)
+        row = (*run, hold.reason, hold.by, round(hold.since * 1000), hold.ended, bytes.fromhex(hold.mac))
+        db.execute(
+            "INSERT OR REPLACE INTO hold (id, reason, held_by, since, ended, mac) VALUES (?, ?, ?, ?, ?, ?)", row
+        )
 
 
 def _select_holds(db: sqlite3.Connection) -> dict[str, Hold]:
     if not sqlite_schema.has_tombstones(db):
         return {}
-    rows = db.execute("SELECT run_id, reason, held_by, since FROM hold JOIN run ON run.id = hold.id ORDER BY run.id")
-    return {run_id: Hold(reason, by, since / 1000) for run_id, reason, by, since in rows}
+    sealed = "ended, lower(hex(hold.mac))" if sqlite_schema.has_sealed_holds(db) else "0, ''"
+    columns = f"run_id, CAST(reason AS TEXT), CAST(held_by AS TEXT), CAST(since AS INTEGER), {sealed}"
+    query = f"SELECT {columns} FROM hold JOIN run ON run.id = hold.id ORDER BY run.id"  # noqa: S608  # our own names
+    return {
+        run_id: Hold(reason, by, since / 1000, bool(ended), mac)
+        for run_id, reason, by, since, ended, mac in db.execute(query)
+    }
 
 
 def _bury(db: sqlite3.Connection, tombstone: Tombstone) -> None:
@@ -196,6 +203,7 @@ def _bury(db: sqlite3.Connection, tombstone: Tombstone) -> None:
     db.execute("DELETE FROM journal WHERE key >= ? AND key < ?", (number << 32, (number + 1) << 32))
     db.execute("DELETE FROM signal WHERE run_id = ?", (tombstone.run_id,))
     delete_run_info(db, number)
+    db.execute("DELETE FROM hold WHERE id = ?", (number,))
     db.execute("DELETE FROM run WHERE id = ?", (number,))
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "connect",
     "has_macs",
     "has_run_info",
+    "has_sealed_holds",
     "has_signals",
     "has_tables",
     "has_tombstones",
@@ -37,10 +38,10 @@ __all__ = [
 APPLICATION_ID = 0x6166736D
 """``afsm`` in ASCII: tells an agentfsm store from any other SQLite file."""
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """1: without MACs, as 0.1.0 wrote it; 2: with them; 3: with columns that list runs; 4: with signals; 5: with holds and
-tombstones; 6: with the records of a commit in one row, and with runs found by their metadata. The first write migrates
-a file; the rows that it has stay as they are."""
+tombstones; 6: with the records of a commit in one row, and with runs found by their metadata; 7: with sealed holds. The
+first write migrates a file; the rows that it has stay as they are."""
 
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait for a lock on the file that another program holds."""
@@ -152,12 +153,19 @@ CREATE TABLE run_metadata (
 PRAGMA user_version = 6;
 """
 
+_MIGRATION_FROM_6 = """
+ALTER TABLE hold ADD COLUMN ended INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE hold ADD COLUMN mac BLOB NOT NULL DEFAULT x'';
+PRAGMA user_version = 7;
+"""
+
 _MIGRATIONS = {
     1: _MIGRATION_FROM_1,
     2: _MIGRATION_FROM_2,
     3: _MIGRATION_FROM_3,
     4: _MIGRATION_FROM_4,
     5: _MIGRATION_FROM_5,
+    6: _MIGRATION_FROM_6,
 }
 """What leads from each version to the next."""
 
@@ -415,6 +423,11 @@ def has_signals(db: sqlite3.Connection) -> bool:
 def has_tombstones(db: sqlite3.Connection) -> bool:
     """Whether the file has holds and tombstones; a file of an earlier version has none until it is written."""
     return schema_version(db) > 4
+
+
+def has_sealed_holds(db: sqlite3.Connection) -> bool:
+    """Whether the file's holds have MACs; in a file of an earlier version they have none until it is written."""
+    return schema_version(db) > 6
 
 
 def schema_version(db: sqlite3.Connection) -> int:

@@ -234,7 +234,7 @@ def update_hidden(db: sqlite3.Connection, key: LeaseKey, seq: int, hidden: str, 
     ).fetchone()
     if run is None:
         raise _stale_error(db, key)
-    held = db.execute("SELECT reason FROM hold WHERE id = ?", run).fetchone()
+    held = db.execute("SELECT reason FROM hold WHERE id = ? AND NOT ended", run).fetchone()
     if held is not None:
         raise RunHeldError(key.run_id, held[0])
     low, high = run[0] << 32, (run[0] + 1) << 32
