@@ -402,6 +402,42 @@ def test_a_policy_that_became_stricter_while_a_sub_agent_waited_decides_about_it
         assert next(text for role, text in transcript_of(result) if role == "tool").startswith("Denied")
 
 
+@pytest.mark.parametrize("waited_for", ["pay", "look"])
+@pytest.mark.parametrize("action", ["deny", "ask"])
+def test_a_policy_that_became_stricter_while_a_run_waited_decides_about_its_calls(action, waited_for):
+    paid: list[str] = []
+
+    @tool(requires_approval=waited_for == "pay")
+    def pay() -> str:
+        """Pay."""
+        paid.append("pay")
+        return "paid"
+
+    @tool(requires_approval=waited_for == "look")
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    def make(action: Any, *script: Any) -> Agent:
+        rules = permissions(PermissionRule(action=action, tool="pay"), otherwise="allow")
+        return scripted_agent(*script, tools=[pay, look], hooks=[rules])[0]
+
+    async def scene() -> RunResult:
+        waiting = (await make("allow", *([call("look")] if waited_for == "look" else [call("pay")])).run("go")).outcome
+        assert waiting.tool == waited_for
+        script = (call("pay"), "done") if waited_for == "look" else ("done",)
+        return await make(action, *script).resume(waiting.suspension_record, Allow())
+
+    result = run_async(scene)
+    if action == "deny":
+        assert paid == []
+        assert any(text.startswith("Denied") for role, text in transcript_of(result) if role == "tool")
+    elif waited_for == "look":
+        assert (result.outcome.kind, result.outcome.tool, paid) == ("approval", "pay", [])
+    else:  # a person has approved this very call
+        assert paid == ["pay"]
+
+
 def test_recoveries_are_events_as_they_happen():
     events: list[Event] = []
     run_script(TransientProviderError("busy"), call("nothing"), "done", hooks=[observer(events.append)])
