@@ -1,7 +1,8 @@
 """Whether two guards or effects have the same code, in one process or against a digest that was written to a file.
 
 Compared are the instructions, the constants and the defaults of a function, what its closure holds, and what it uses
-of its module: constants, and the code of your own functions and classes, however deep. Names, comments, docstrings,
+of its module: constants, and the code of your own functions and classes, however deep, with the attributes and bases of
+classes. What other objects hold is not compared: it may change while they are used. Names, comments, docstrings,
 annotations and lines do not count, and a function that only passes its arguments on is the one that it calls. Code of
 the standard library, of installed packages and of this package is compared by name, unless it is the guard itself.
 """
@@ -14,14 +15,20 @@ import dis
 import functools
 import hashlib
 import inspect
+import re
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from functools import lru_cache
+from pathlib import PurePath
 from textwrap import dedent
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, cast
+from uuid import UUID
 
 from pydantic import BaseModel
 
@@ -35,6 +42,9 @@ _MAX_DEPTH = 12
 _LOCAL_NAMES = frozenset(dis.haslocal)
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...))
+_VALUES = (Decimal, Fraction, date, time, timedelta, UUID, PurePath, re.Pattern, range)
+"""Their text says all that they are."""
+_CACHED = type(lru_cache(lambda: None))
 
 
 class DigestOnly:
@@ -131,14 +141,18 @@ class _Description:
     def _value(self, value: object, depth: int) -> object:
         if isinstance(value, Enum):
             return ("enum", type(value).__qualname__, value.name)
-        if isinstance(value, _PLAIN):
+        if isinstance(value, (*_PLAIN, *_VALUES)):
             return (type(value).__name__, repr(value))
         if isinstance(value, ModuleType):
             return ("module", "" if self._is_followed(value) else value.__name__)
         if depth > _MAX_DEPTH:
             return ("too deep", type(value).__qualname__)
+        if isinstance(value, _CACHED):
+            return self._value(value.__wrapped__, depth)
         if isinstance(value, (FunctionType, MethodType, functools.partial, type)):
             return self._code(value, depth)
+        if isinstance(value, SimpleNamespace):
+            return ("namespace", self._mapping(vars(value), depth))
         if isinstance(value, (tuple, list)):
             items = cast("tuple[object, ...]", value)
             return (type(items).__name__, tuple(self._value(item, depth + 1) for item in items))
@@ -149,7 +163,9 @@ class _Description:
             return ("mapping", self._mapping(cast("Mapping[object, object]", value), depth))
         if dataclasses.is_dataclass(value) or isinstance(value, BaseModel):
             return ("data", type(value).__qualname__, self._mapping(_state(value), depth))
-        return (type(value).__module__ if not self._is_followed(type(value)) else "", type(value).__qualname__)
+        if self._is_followed(type(value)):
+            return ("instance", self._value(type(value), depth + 1))  # what it holds may change while it is used
+        return (type(value).__module__, type(value).__qualname__)
 
     def _mapping(self, values: Mapping[Any, object], depth: int) -> object:
         return tuple((repr(key), self._value(value, depth + 1)) for key, value in values.items())
@@ -167,8 +183,8 @@ class _Description:
             return ("see", self._places[id(value)])
         self._places[id(value)] = len(self._places)
         if isinstance(value, type):
-            members = {n: m for n, m in vars(value).items() if isinstance(m, FunctionType)}
-            return ("class", value.__qualname__, self._mapping(members, depth))
+            bases = tuple(self._value(base, depth + 1) for base in value.__bases__ if base is not object)
+            return ("class", value.__qualname__, self._mapping(_members(value), depth), bases)
         function = cast("FunctionType", value)
         defaults = (function.__defaults__ or (), function.__kwdefaults__ or {})
         return (
@@ -210,6 +226,19 @@ def _state(value: object) -> dict[str, object]:
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     values = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
     return {name: held for name, held in sorted(values.items()) if not (name.startswith("__") and name.endswith("__"))}
+
+
+def _members(kind: type) -> dict[str, object]:
+    """What a class defines itself: its methods, and its attributes without those of Python."""
+    found: dict[str, object] = {}
+    for name, member in vars(kind).items():
+        if isinstance(member, (staticmethod, classmethod)):
+            found[name] = cast("Any", member).__func__
+        elif isinstance(member, property):
+            found[name] = (member.fget, member.fset)
+        elif isinstance(member, FunctionType) or not (name.startswith("__") and name.endswith("__")):
+            found[name] = member
+    return found
 
 
 def _used_globals(function: FunctionType) -> Iterator[tuple[str, object]]:

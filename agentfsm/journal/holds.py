@@ -97,7 +97,7 @@ def find_changed_holds(
             reason = "its hold was not written with the secret; if it is right, write it again: agentfsm store hold"
             found.append(Damage(run_id, reason))
     for run_id, (since, digest) in (signed or {}).items():
-        now = None if (hold := holds.get(run_id)) is None else signed_hold(run_id, hold)
+        now = signed_hold(run_id, holds[run_id]) if run_id in holds else None
         if now is None or now[0] < since or (now[0] == since and now[1] != digest):
             gone = "is gone" if now is None else "is older than, or not, that of the checkpoint"
             found.append(Damage(run_id, f"its hold {gone}: somebody removed it, or put an older one back"))

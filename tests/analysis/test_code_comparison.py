@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from agentfsm.analysis.code_comparison import DigestOnly, code_digest, same_code
+from agentfsm.analysis.code_comparison import DigestOnly, code_digest, code_key, same_code
 from agentfsm.loop import detectors
 from agentfsm.loop.transition_table import LOOP
 
@@ -194,3 +194,42 @@ def test_a_digest_is_the_same_in_another_process() -> None:
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == code_digest(detectors.output_refused)
+
+
+CHECK = "    def check(self, a): return a > self.high"
+CALL = "    def __call__(self, a): return a > self.high"
+USES = {
+    "a constant": ["LIMIT = {}", "def rule(a): return a > LIMIT"],
+    "a decimal": ["from decimal import Decimal", "LIMIT = Decimal({})", "def rule(a): return a > LIMIT"],
+    "a time": ["from datetime import timedelta", "LIMIT = timedelta({})", "def rule(a): return a > LIMIT"],
+    "a pattern": ["import re", "LIMIT = re.compile('{}')", "def rule(a): return LIMIT.match(a)"],
+    "a namespace": [
+        "from types import SimpleNamespace", "LIMITS = SimpleNamespace(a={})", "def rule(a): return a > LIMITS.a"],
+    "a cached function": [
+        "from functools import cache", "@cache", "def limit(): return {}", "def rule(a): return a > limit()"],
+    "an attribute of a class": ["class Limits:", "    high = {}", "def rule(a): return a > Limits.high"],
+    "an attribute of its own class": ["class R:", "    high = {}", CHECK, "rule = R().check"],
+    "a class method": ["class R:", "    high = {}", "    @classmethod", CHECK, "rule = R.check"],
+    "a static method": ["class R:", "    @staticmethod", "    def high(): return {}", CALL + "()", "rule = R()"],
+    "a property": ["class R:", "    @property", "    def high(self): return {}", CALL, "rule = R()"],
+    "a base class": ["class B:", "    def __call__(self, a): return a > {}", "class R(B): pass", "rule = R()"],
+    "the code of an object": [
+        "class L:", "    def over(self, a): return a > {}", "L0 = L()", "def rule(a): return L0.over(a)"],
+}  # fmt: skip
+"""The lines of rules that use a number, by what it stands in."""
+
+
+@pytest.mark.parametrize("used", USES)
+@pytest.mark.parametrize("sources", [True, False])
+def test_another_value_of_what_a_rule_uses_is_other_code(tmp_path: Path, used: str, sources: bool) -> None:
+    def key(number: int, name: str) -> str:
+        path = tmp_path / f"{name}.py"
+        path.write_text("\n".join(USES[used]).format(number), "utf-8")
+        spec = importlib.util.spec_from_file_location("own_rules", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return code_key(module.rule, sources=sources)
+
+    assert key(100, "a") == key(100, "b") != key(200, "c") != ""
