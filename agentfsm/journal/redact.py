@@ -274,7 +274,8 @@ async def find_text(
 
 
 def _texts_of(listed: RunInfo) -> tuple[str, ...]:
-    return (listed.run_id, listed.prompt, listed.actor, listed.session, *listed.tags)
+    metadata = [text for entry in (listed.metadata or {}).items() for text in entry]
+    return (listed.run_id, listed.prompt, listed.actor, listed.session, *listed.tags, *metadata)
 
 
 def _search_texts(

@@ -262,7 +262,9 @@ def test_what_a_store_has_of_a_person_beside_the_records_of_runs_is_reported(tmp
             await hold_run(store, "held", Hold("as asked", by=ANN), KEYRING)
             await purge_runs(store, ["purged"], KEYRING, by="the officer", reason=f"for {ANN}")
             lease = await store.acquire("queued", "me", new=True, keyring=KEYRING)
-            await store.append(lease, (), "suspended", RunInfo("queued", "suspended", actor=ANN))  # as if submitted
+            await store.append(
+                lease, (), "suspended", RunInfo("queued", "suspended", metadata={"for": ANN})
+            )  # as if submitted
             return await redact_text(store, ANN, KEYRING)
 
     remaining = {(each.run_id, each.field): each.reason for each in asyncio.run(live()).remaining}
@@ -278,7 +280,7 @@ def test_what_a_store_has_of_a_person_beside_the_records_of_runs_is_reported(tmp
     with contextlib.closing(sqlite3.connect(path)) as db:
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         having = {name for name in tables for row in db.execute(f"SELECT * FROM {name}") if ANN in str(row)}
-    assert having - {"journal"} == {"run_info", "hold", "tombstone"}  # of the runs that are reported
+    assert having - {"journal"} == {"run_info", "run_metadata", "hold", "tombstone"}  # of the runs that are reported
 
 
 @pytest.mark.parametrize(
