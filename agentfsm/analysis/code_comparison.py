@@ -42,7 +42,7 @@ _MAX_DEPTH = 12
 _LOCAL_NAMES = frozenset(dis.haslocal)
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...))
-_VALUES = (Decimal, Fraction, date, time, timedelta, UUID, PurePath, re.Pattern, range)
+_VALUES: tuple[type, ...] = (Decimal, Fraction, date, time, timedelta, UUID, PurePath, re.Pattern, range)
 """Their text says all that they are."""
 _CACHED = type(lru_cache(lambda: None))
 

@@ -47,6 +47,7 @@ from agentfsm import (
     Host,
     Message,
     Reply,
+    Runs,
     SkipCall,
     SqliteStore,
     ToolContext,
@@ -105,6 +106,8 @@ PLACES = (
     "answer: SecretStr in one that is not valid",
     "answer: SecretStr in one that is cut off",
     "envelope: a secret argument of a call",
+    "signal: a secret argument in an edit that waits in the store",
+    "signal: a variable in a cancellation that waits in the store",
 )
 """Where each secret stands; further places only repeat them (texts, URLs, headers, errors, hooks, memory)."""
 
@@ -135,6 +138,7 @@ def environment() -> dict[str, str]:
         "DATABASE_URL": f"postgres://app:{canary('environment: a password in DATABASE_URL')}@db.example:5432/x",
         "DEPLOY": canary("environment: a private key in PEM"),
         "SERVICE_CREDENTIALS": json.dumps({"type": "x", "key": canary("environment: a private key in a JSON file")}),
+        "SHOP_TOKEN": canary("signal: a variable in a cancellation that waits in the store"),
         "SESSION_COOKIE": canary("environment: a cookie"),
     }
 
@@ -464,6 +468,13 @@ async def answers(world: World, host: Host) -> None:
 async def edits(world: World, host: Host) -> None:
     """Runs that wait for a person who will edit a secret argument."""
     await world.finish(world.agent(host, [call("open_door", password="a door 1")]).run("go", run_id="edit"))
+    for run_id in ("edited", "to-be-cancelled"):
+        await world.finish(world.agent(host, [call("open_door", password="a door 1")]).run("go", run_id=run_id))
+    assert host.store is not None
+    runs = Runs(host.store, secret=HOST_SECRET)  # what it sends is never acted on, so it stays in the store
+    password = canary("signal: a secret argument in an edit that waits in the store")
+    await runs.answer("edited", Edit({"password": password}))
+    await runs.cancel("to-be-cancelled", canary("signal: a variable in a cancellation that waits in the store"))
     key = {"name": "k", "value": canary("votes: approved by two people")}
     await world.finish(world.agent(host, [call("open_safe", key=key)]).run("go", run_id="votes"))
 
