@@ -448,7 +448,7 @@ class Runs:
     ) -> PurgeReport:
         """Delete whole runs that ended, with the runs that they called; a sealed tombstone of each remains.
 
-        Runs that are held (``agentfsm.journal.holds``), go on, wait for somebody or do not verify remain, and the
+        Runs that are held (``agentfsm.journal.maintenance``), go on, wait for somebody or do not verify remain, and the
         report says why. ``store.maintenance.compact()`` then returns the space.
 
         Args:

@@ -27,9 +27,8 @@ from agentfsm.cli.redact_command import files_beside
 from agentfsm.errors import AgentfsmError, ConfigurationError, MissingExtraError
 from agentfsm.journal.erasure import ErasureQuery, ErasureReport
 from agentfsm.journal.erasure import erase as erase_person
-from agentfsm.journal.holds import end_hold, hold_run
 from agentfsm.journal.listing import needs_rebuild
-from agentfsm.journal.maintenance import Hold
+from agentfsm.journal.maintenance import Hold, end_hold, hold_run
 from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, purge_runs
 from agentfsm.journal.rebuild import rebuild_run_info
 from agentfsm.journal.redact import files_with_text
@@ -176,7 +175,7 @@ def hold_runs(run_ids: tuple[str, ...], reason: str, by: str, location: StoreLoc
     """Hold RUNs: from now on they are neither purged nor redacted, whether they go on or have ended."""
     opened, keyring = open_existing_store(location), require_keyring(location)
     for run_id in run_ids:
-        await_result(hold_run(opened, run_id, Hold(reason, by, time.time()), keyring))
+        await_result(hold_run(opened.maintenance, run_id, Hold(reason, by, time.time()), keyring))
         click.echo(single_line(f"{run_id}  on hold"))
 
 
@@ -188,7 +187,7 @@ def unhold_runs(run_ids: tuple[str, ...], by: str, location: StoreLocation) -> N
     """End the hold of RUNs."""
     opened, keyring = open_existing_store(location), require_keyring(location)
     for run_id in run_ids:
-        await_result(end_hold(opened, run_id, keyring, by=by))
+        await_result(end_hold(opened.maintenance, run_id, keyring, by=by))
         click.echo(single_line(f"{run_id}  not on hold"))
 
 

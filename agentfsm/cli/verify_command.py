@@ -26,9 +26,8 @@ from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.checkpoint import Checkpoint, CheckpointLog, read_checkpoint, write_checkpoint
-from agentfsm.journal.holds import SignedHold, find_changed_holds, signed_hold
 from agentfsm.journal.listing import verify_listing
-from agentfsm.journal.maintenance import Damage, Tombstone
+from agentfsm.journal.maintenance import Damage, SignedHold, Tombstone, find_changed_holds, signed_hold
 from agentfsm.journal.purge import verify_tombstone
 from agentfsm.journal.signals import find_foreign_signals
 from agentfsm.journal.store_url import StoreLocation

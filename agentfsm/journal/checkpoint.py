@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from agentfsm.errors import JournalError, MissingExtraError
-from agentfsm.journal.holds import SignedHold
+from agentfsm.journal.maintenance import SignedHold
 from agentfsm.journal.merkle_tree import extends, extension_proof, leaf_hash, root_hash
 from agentfsm.journal.store import Head
 

@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
-from agentfsm.journal.holds import why_held
 from agentfsm.journal.listing import ended_at
-from agentfsm.journal.maintenance import Hold, Tombstone, seal_tombstone
+from agentfsm.journal.maintenance import Hold, Tombstone, seal_tombstone, why_held
 from agentfsm.journal.run_info import RunInfo, RunQuery, first_info
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import GOOD, TAMPERED, UNVERIFIABLE, VerificationReport, verify

@@ -18,9 +18,9 @@ from typing import Any, cast
 
 from agentfsm.errors import AgentfsmError, JournalError, RunHeldError, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import RecordSealer
-from agentfsm.journal.holds import why_held
 from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.listing import find_listing
+from agentfsm.journal.maintenance import why_held
 from agentfsm.journal.records import SealedRecord, open_record
 from agentfsm.journal.run_info import RunInfo, first_info
 from agentfsm.journal.signals import SealedSignal, open_signal

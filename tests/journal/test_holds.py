@@ -14,8 +14,7 @@ from click.testing import CliRunner
 
 from agentfsm import RunHeldError, SqliteStore
 from agentfsm.cli.app import app
-from agentfsm.journal.holds import end_hold, find_changed_holds, hold_run, signed_hold, why_held
-from agentfsm.journal.maintenance import Hold
+from agentfsm.journal.maintenance import Hold, end_hold, find_changed_holds, hold_run, signed_hold, why_held
 from agentfsm.journal.purge import KeptRun, purge_runs
 from agentfsm.journal.redact import redact
 from agentfsm.loop.keys import Keyring
@@ -32,7 +31,7 @@ def path(tmp_path: Path) -> Path:
     """A store with a run ``r`` that has ended and is held."""
     with SqliteStore(tmp_path / "runs.db") as store:
         finished_run(store, "r", secret=SECRET)
-        asyncio.run(hold_run(store, "r", CASE, KEYRING))
+        asyncio.run(hold_run(store.maintenance, "r", CASE, KEYRING))
     return tmp_path / "runs.db"
 
 
@@ -70,7 +69,7 @@ def test_a_hold_that_was_changed_holds_and_is_found(path: Path, change: str) -> 
 
 def test_a_run_whose_hold_was_ended_can_be_redacted_and_purged(path: Path) -> None:
     with SqliteStore(path) as store:
-        asyncio.run(end_hold(store, "r", KEYRING, by="eve"))
+        asyncio.run(end_hold(store.maintenance, "r", KEYRING, by="eve"))
     redacted, purged, found = after(path, "UPDATE run_info SET status = status")
     assert (redacted > 0, purged.purged, found) == (True, ("r",), [])
     with SqliteStore(path) as store:
@@ -82,7 +81,7 @@ def test_the_seal_is_that_of_one_run_one_state_and_one_secret() -> None:
 
     async def scenario(keyring: Keyring) -> Hold:
         store: Any = _Kept()
-        await hold_run(store, "r", ended, keyring)
+        await hold_run(store.maintenance, "r", ended, keyring)
         return store.kept
 
     sealed, foreign = asyncio.run(scenario(KEYRING)), asyncio.run(scenario(FOREIGN))
@@ -106,9 +105,9 @@ class _Kept:
 
 def test_a_hold_ends_no_earlier_than_it_began(path: Path) -> None:
     with SqliteStore(path) as store:
-        asyncio.run(end_hold(store, "r", KEYRING, now=500.0))
+        asyncio.run(end_hold(store.maintenance, "r", KEYRING, now=500.0))
         held = asyncio.run(store.maintenance.holds())["r"]
-        asyncio.run(end_hold(store, "r", KEYRING, now=500.0))
+        asyncio.run(end_hold(store.maintenance, "r", KEYRING, now=500.0))
     assert (held.ended, held.since, held.reason) == (True, 1000.0, "case 7")
 
 
