@@ -9,7 +9,8 @@ bound that follows from the model is reported, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
@@ -36,7 +37,7 @@ Until then its calls are those of a path of the model, and no path of the model 
 """
 
 BOUNDS_LIMITS = AnalysisLimits(max_configurations=100_000, max_seconds=3.0)
-"""How much may be explored for the bounds: the event loop waits meanwhile. Past that, those of the counters remain."""
+"""How much may be explored for the bounds: the run waits meanwhile. Past that, those of the counters remain."""
 
 NO_BOUNDS = Bounds(None, None, None, None, None)
 
@@ -83,6 +84,7 @@ class ProofModel:
         self._own = assumptions or Assumptions()
         self._spaces: dict[AgentGuardrails, tuple[StateSpace, StateSpace]] = {}
         self._bounds: dict[AgentGuardrails, Bounds] = {}
+        self._computing = threading.Lock()
         self.unseen_calls = makes_unseen_calls(graph, traits)
         self.batch_counters = frozenset(c.name for c in graph.counters if c.limit == "max_calls_per_reply")
         self.runs_one_by_one = any(
@@ -100,18 +102,29 @@ class ProofModel:
             self._spaces[guardrails] = spaces
         return self._spaces[guardrails]
 
+    def known_bounds(self, guardrails: AgentGuardrails) -> Bounds | None:
+        """The bounds under given limits, if they have been computed."""
+        return self._bounds.get(guardrails)
+
     def bounds(self, guardrails: AgentGuardrails) -> Bounds:
-        """The bounds under given limits, as ``check`` prints them; only that of the counters if they take too long."""
-        if guardrails not in self._bounds:
-            full, _ = self.spaces(guardrails)
-            try:
-                bounds = compute_bounds(self.graph, full.assumptions, Meter(BOUNDS_LIMITS))
-            except AnalysisLimitError as error:
-                bounds = replace(NO_BOUNDS, limit=str(error))
-            else:
-                bounds = with_unseen_calls(bounds, self.graph, guardrails) if self.unseen_calls else bounds
-            self._bounds[guardrails] = replace(bounds, from_counters=moves_by_counters(self.graph, guardrails))
-        return self._bounds[guardrails]
+        """The bounds under given limits, as ``check`` prints them; only that of the counters if they take too long.
+
+        May be called from any thread; a second one waits for the first.
+        """
+        with self._computing:
+            if guardrails not in self._bounds:
+                self._bounds[guardrails] = self._compute_bounds(guardrails)
+            return self._bounds[guardrails]
+
+    def _compute_bounds(self, guardrails: AgentGuardrails) -> Bounds:
+        full, _ = self.spaces(guardrails)
+        try:
+            bounds = compute_bounds(self.graph, full.assumptions, Meter(BOUNDS_LIMITS))
+        except AnalysisLimitError as error:
+            bounds = replace(NO_BOUNDS, limit=str(error))
+        else:
+            bounds = with_unseen_calls(bounds, self.graph, guardrails) if self.unseen_calls else bounds
+        return replace(bounds, from_counters=moves_by_counters(self.graph, guardrails))
 
     def monitor(self, run: MonitoredRun) -> RunMonitor:
         """The monitor of a run; if the run was suspended under this model, its monitor goes on.
@@ -174,6 +187,39 @@ class _Made:
         self.tool_rows += cost[2]
 
 
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """What a run had made after a move, to compare with the bounds."""
+
+    row: str
+    stretch: _Made
+    whole: _Made
+    space: StateSpace
+    here: Set[Configuration]
+
+    def exceeds(self, bounds: Bounds, *, in_all: bool) -> ModelMismatch | None:
+        """The first bound that is exceeded, as a mismatch.
+
+        Args:
+            bounds: The bounds.
+            in_all: Whether those on a whole run apply.
+        """
+        compared = [
+            (self.stretch.moves, bounds.moves, "moves without waiting"),
+            (self.stretch.moves, bounds.from_counters, "moves without waiting, by its counters alone"),
+            (self.stretch.model_calls, bounds.model_calls, "model calls without waiting"),
+            (self.stretch.tool_calls, bounds.tool_calls, "tool calls without waiting"),
+        ]
+        if in_all:
+            compared.append((self.whole.model_calls, bounds.model_calls_in_all, "model calls in all"))
+            compared.append((self.whole.tool_calls, bounds.tool_calls_in_all, "tool calls in all"))
+        for made, most, what in compared:
+            if most is not None and made > most:
+                text = f"at most {most:,} {what}, and the run has made {made:,}"
+                return ModelMismatch(self.row, text, tuple(map(self.space.describe, sorted(self.here)[:3])))
+        return None
+
+
 class RunMonitor:
     """Follows one run.
 
@@ -204,6 +250,12 @@ class RunMonitor:
         self._space = full if known else projection
         self._here: set[Configuration] = {full.initial} if known else {_observed(projection, state, counters)}
         self._lost = False
+        self._uncompared: list[_Comparison] = []
+
+    @property
+    def lacks_bounds(self) -> bool:
+        """Whether moves are to be compared with bounds that are not computed yet; ``compare_bounds`` does so."""
+        return bool(self._uncompared)
 
     def fits(self, state: str, counters: Mapping[str, int]) -> bool:
         """Whether a run that is in a state, with these counters, can be the one that was followed."""
@@ -254,21 +306,22 @@ class RunMonitor:
             made.add(model_calls, tool_calls, (moves, model_rows, tool_rows))
         if stretch.moves <= BOUNDS_AFTER_MOVES and self._is_as_rows_say():
             return None
+        self._uncompared.append(_Comparison(row.id, replace(stretch), replace(whole), self._space, self._here))
+        return None if self._model.known_bounds(self.guardrails) is None else self.compare_bounds()
+
+    def compare_bounds(self) -> ModelMismatch | None:
+        """Compare what the run has made with the bounds; what exceeds them, if anything does.
+
+        Computes the bounds if they are not known, which takes seconds for large limits. May be called in another
+        thread while the run makes no move.
+        """
         bounds = self._model.bounds(self.guardrails)
-        compared = [
-            (stretch.moves, bounds.moves, "moves without waiting"),
-            (stretch.moves, bounds.from_counters, "moves without waiting, by its counters alone"),
-            (stretch.model_calls, bounds.model_calls, "model calls without waiting"),
-            (stretch.tool_calls, bounds.tool_calls, "tool calls without waiting"),
-        ]
-        if not self._is_subagent:  # its limits are others each time that it continues
-            compared.append((whole.model_calls, bounds.model_calls_in_all, "model calls in all"))
-            compared.append((whole.tool_calls, bounds.tool_calls_in_all, "tool calls in all"))
-        for made_now, most, what in compared:
-            if most is not None and made_now > most:
+        uncompared, self._uncompared = self._uncompared, []
+        for each in uncompared:
+            exceeded = each.exceeds(bounds, in_all=not self._is_subagent)  # whose limits change when it continues
+            if exceeded is not None:
                 self._lost = True
-                here = tuple(self._space.describe(c) for c in sorted(self._here)[:3])
-                return ModelMismatch(row.id, f"at most {most:,} {what}, and the run has made {made_now:,}", here)
+                return exceeded
         return None
 
     def _is_as_rows_say(self) -> bool:

@@ -69,6 +69,15 @@ class Monitor(Protocol):
         """Follow one move, before which so many tool calls have run; what is wrong with it, or None."""
         ...
 
+    @property
+    def lacks_bounds(self) -> bool:
+        """Whether moves are to be compared with bounds that are not computed yet."""
+        ...
+
+    def compare_bounds(self) -> object | None:
+        """Compare them, in any thread; what exceeds a bound, or None. This may take seconds."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:

@@ -470,7 +470,7 @@ class Driver:
                     "limit that ends it (max_moves)"
                 )
                 return self._aborted_outcome(text, RuntimeError(text))
-            yields = perf_counter() > self.context.yield_at
+            yields = perf_counter() > self.context.yield_at or self._lacks_bounds()
         if yields or state in self._hooked:
             return self._run_hooks_and_effect(state, effect)
         try:
@@ -488,6 +488,7 @@ class Driver:
 
     async def _run_hooks_and_effect(self, state: str, effect: Effect) -> Outcome | None:
         await self.context.yield_if_due()
+        await self._compare_bounds()
         if state in self._hooked:
             self.context.recorder.push()
             await run_hooks(self.context, state)
@@ -503,6 +504,7 @@ class Driver:
             asyncio.CancelledError: The task was cancelled from outside.
             StoreError: The journal cannot be written.
             JournalError: The journal cannot be read.
+            ModelMismatchError: The run has exceeded a bound, and the host asked for an error.
         """
         task = self._task = self._owner
         if self.cancel_reason is not None:  # another thread cancelled the run before there was a task to cancel
@@ -523,6 +525,8 @@ class Driver:
         except HookAbortError as error:
             return self._aborted_outcome(str(error), error.__cause__ or error)
         except (StoreError, JournalError, LongWait):  # a run that cannot be journaled must not continue; or not now
+            raise
+        except ModelMismatchError:  # no user code raised it
             raise
         except Exception as error:
             return self._exception_outcome(state, error)
@@ -605,7 +609,22 @@ class Driver:
         on_transition(run, decision, self._states)
         context.seen = None
         if self._monitor is not None:
-            _check_move(self._monitor, context, decision, outcome)
+            mismatch = self._monitor.record_move(decision.transition, run, count_tool_calls(outcome))
+            _report(context, mismatch)
+            if self._monitor.lacks_bounds:
+                self._check_at = 0  # they are computed before the next effect, or at the end
+
+    def _lacks_bounds(self) -> bool:
+        return self._monitor is not None and self._monitor.lacks_bounds
+
+    async def _compare_bounds(self) -> None:
+        """Compare the run with the bounds of its model, if it has come so far, while the event loop goes on.
+
+        Raises:
+            ModelMismatchError: The run has exceeded one, and the host asked for an error.
+        """
+        if self._monitor is not None and self._monitor.lacks_bounds:
+            _report(self.context, await asyncio.to_thread(self._monitor.compare_bounds))
 
     async def _drain_cancelled(self) -> None:
         """After the task was cancelled: take transitions to the end without running any effect."""
@@ -619,6 +638,8 @@ class Driver:
         run = self._run
         final = self._states[run.state].final
         try:
+            if self.cancel_reason is None:  # whoever cancelled the run does not wait for it
+                await self._compare_bounds()
             await run_final_hooks(self.context, final)
         finally:  # a cancellation that arrives here is too late to change how the run ended
             self.context.timeout.close()
@@ -685,13 +706,12 @@ def _move_limit(graph: Graph, run: RunState) -> int:
         return CHECKED_MOVES
 
 
-def _check_move(monitor: Monitor, context: Context, decision: Decision, outcome: Outcome | None) -> None:
-    """Check a move against the model of the graph's proofs.
+def _report(context: Context, mismatch: object | None) -> None:
+    """Report what the model of the graph's proofs does not allow, if there is anything.
 
     Raises:
-        ModelMismatchError: The model does not allow it, and the host asked for an error.
+        ModelMismatchError: There is, and the host asked for an error.
     """
-    mismatch = monitor.record_move(decision.transition, context.run, count_tool_calls(outcome))
     if mismatch is None:
         return
     if context.config.host.monitor == "raise":

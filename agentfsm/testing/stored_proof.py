@@ -63,6 +63,8 @@ def check_stored_run(records: Iterable[SealedRecord], agent: Agent[Any, Any] | N
         elif body.kind == "transition":
             row = graph.transition(body.data["transition"])
             mismatch: ModelMismatch | None = monitor.record_move(row, run, count_tool_calls(reader.outcome))
+            if monitor.lacks_bounds:
+                mismatch = monitor.compare_bounds()
             if mismatch is not None:
                 return StoredRunCheck(False, f"record {record.seq}: {mismatch}", moves)
             moves += 1

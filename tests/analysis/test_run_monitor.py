@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -198,7 +199,7 @@ def test_more_model_calls_than_are_printed_are_reported() -> None:
         agent.run_sync("go")
 
 
-def test_bounds_that_would_hold_up_the_event_loop_are_those_of_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_that_take_too_long_are_those_of_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_monitor, "BOUNDS_LIMITS", AnalysisLimits(max_configurations=10))
     bounds = ProofModel(LOOP, AgentTraits()).bounds(LIMITS)
     assert bounds.limit == "explored 10 configurations, which is the limit"
@@ -210,6 +211,75 @@ def test_bounds_that_would_hold_up_the_event_loop_are_those_of_the_counters(monk
 
 def agent_bounds(agent: Agent) -> Analysis:
     return analyse(agent.graph, guardrails=agent.guardrails, traits=proof_traits(agent.config))
+
+
+class SlowProof:
+    """Bounds that take until they are released, and say that a run makes two moves at most."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.released = threading.Event(), threading.Event()
+        monkeypatch.setattr(run_monitor, "BOUNDS_AFTER_MOVES", 1)
+        monkeypatch.setattr(ProofModel, "bounds", self.bounds)
+
+    def bounds(self, _: AgentGuardrails) -> Bounds:
+        self.begun.set()
+        assert self.released.wait(20), "the event loop was held up meanwhile"
+        return replace(run_monitor.NO_BOUNDS, moves=2)
+
+    async def wait_until_begun(self) -> None:
+        while not self.begun.is_set():
+            await asyncio.sleep(0)
+
+
+def test_the_event_loop_goes_on_while_the_bounds_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    proof = SlowProof(monkeypatch)
+
+    async def main() -> None:
+        run = asyncio.ensure_future(collect(Agent(ScriptedModel(["done"]), host=Host(monitor="raise"))))
+        await proof.wait_until_begun()
+        proof.released.set()
+        await run
+
+    with pytest.raises(ModelMismatchError, match="at most 2 moves without waiting, and the run has made"):
+        asyncio.run(main())
+
+
+async def collect(agent: Agent) -> list[Any]:
+    return [event async for event in agent.run("go")]
+
+
+def test_bounds_that_are_known_only_after_the_last_move_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    proof = SlowProof(monkeypatch)
+    monkeypatch.setattr(run_monitor, "BOUNDS_AFTER_MOVES", 2)
+    proof.released.set()
+    events = asyncio.run(collect(Agent(ScriptedModel(["done"]), host=Host(monitor="warn"))))
+    (warning,) = [event for event in events if isinstance(event, RunWarning)]
+    assert "post_llm.otherwise" in warning.text
+    assert "at most 2 moves without waiting, and the run has made 3" in warning.text
+    assert type(events[-1]).__name__ == "RunCompleted"
+
+
+def test_a_run_can_be_cancelled_while_its_bounds_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    proof = SlowProof(monkeypatch)
+
+    async def main() -> tuple[Any, BaseException]:
+        agent = Agent(ScriptedModel(["done", "done"]), host=Host(monitor="raise"))
+        run = agent.run("go")
+        ending = asyncio.ensure_future(run)
+        await proof.wait_until_begun()
+        run.cancel("not today")
+        result = await ending
+        proof.begun.clear()
+        task = asyncio.ensure_future(agent.run("go"))
+        await proof.wait_until_begun()
+        task.cancel()
+        (raised,) = await asyncio.gather(task, return_exceptions=True)
+        proof.released.set()
+        return result.outcome, raised
+
+    outcome, raised = asyncio.run(main())
+    assert (type(outcome).__name__, outcome.reason) == ("RunCancelled", "not today")
+    assert isinstance(raised, asyncio.CancelledError)
 
 
 def test_more_tool_calls_than_are_printed_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
