@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product as combinations
@@ -10,7 +10,7 @@ from typing import Any
 
 from agentfsm.analysis.analysis_limits import AnalysisLimitError, AnalysisLimits, Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
-from agentfsm.analysis.bounds import MAX_TRACE_ROWS, Bounds, compute_bounds, moves_by_counters, with_unseen_calls
+from agentfsm.analysis.bounds import MAX_TRACE_ROWS, Bounds, compute_bounds, with_enforced, with_unseen_calls
 from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions, makes_unseen_calls
 from agentfsm.analysis.model_checker import ModelChecker, SafetyProperty, Trace, find_lasso, row_ids
 from agentfsm.analysis.state_space import BreadthFirstSearch, CompiledRow, Configuration, StateSpace
@@ -91,22 +91,14 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """The analysis as JSON-compatible data."""
-        names = (
-            "moves",
-            "model_calls",
-            "tool_calls",
-            "model_calls_in_all",
-            "tool_calls_in_all",
-            "from_counters",
-            "limit",
-        )
-        numbers = {name: getattr(self.bounds, name) for name in names}
+        numbers = {name: getattr(self.bounds, name) for name in (*BOUNDS, "from_counters", "limit")}
+        assumed = {name: list(_texts(self.bounds.assumptions_of(name))) for name in BOUNDS}
         return {
             "graph": self.graph.name,
             "fingerprint": self.graph.fingerprint,
             "ok": self.ok,
             "verdicts": [asdict(v) for v in self.verdicts],
-            "bounds": {**numbers, "exact": self.exact, "assumptions": list(_texts(self.bounds.assumptions))},
+            "bounds": {**numbers, "exact": self.exact, "assumptions": assumed},
             "dead": [asdict(d) for d in self.dead],
             "explored": self.explored,
         }
@@ -130,12 +122,26 @@ class Analysis:
             f"  in a whole run: {_bound_text(b.model_calls_in_all, 'model calls')}, "
             f"{_bound_text(b.tool_calls_in_all, 'tool calls')}"
         )
-        if self.bounds.assumptions and (texts := _texts(self.bounds.assumptions)):
-            yield "    both lines, if:"
+        if texts := _texts(b.assumptions):
+            yield f"    the most {_listed([BOUNDS[name] for name in BOUNDS if b.assumptions_of(name)])}, if:"
             yield from (f"      {text}" for text in texts)
         if self.dead:
             yield "  never taken under these guardrails:"
             yield from (f"    {dead.row}: {dead.why}" for dead in self.dead)
+
+
+BOUNDS = {
+    "moves": "moves",
+    "model_calls": "model calls between two waits",
+    "tool_calls": "tool calls between two waits",
+    "model_calls_in_all": "model calls in a whole run",
+    "tool_calls_in_all": "tool calls in a whole run",
+}
+"""What each bound is about, by its name."""
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _bound_text(bound: int | None, what: str) -> str:
@@ -187,7 +193,7 @@ def analyse(
     bounds = _bounds(graph, all_assumptions, meter)
     if not bounds.limit and makes_unseen_calls(graph, traits or AgentTraits(behavior)):
         bounds = with_unseen_calls(bounds, graph, guardrails or AgentGuardrails())
-    bounds = replace(bounds, from_counters=moves_by_counters(graph, guardrails or AgentGuardrails()))
+    bounds = with_enforced(bounds, graph, guardrails or AgentGuardrails())
     dead = () if bounds.limit else tuple(_dead_transitions(checker.full, bounds.reachable_rows))
     checks: list[tuple[str, Callable[[str], Verdict]]] = [
         (ONE_ROW_TAKEN, lambda text: _check_one_row_taken(graph, text)),

@@ -40,7 +40,7 @@ from agentfsm.loop.outcomes import CALL_MODEL, RUN_CALLS
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = ["MAX_TRACE_ROWS", "Bounds", "compute_bounds", "moves_by_counters", "row_cost", "with_unseen_calls"]
+__all__ = ["MAX_TRACE_ROWS", "Bounds", "compute_bounds", "row_cost", "with_enforced", "with_unseen_calls"]
 
 MAX_LAYER_VALUES = 200
 """How many combinations of values of large counters there may be in a layer before counters are left free."""
@@ -62,7 +62,8 @@ class Bounds:
         longest: The places of the rows of a run that ends with a longest stretch between two waits; those after the
             first ``MAX_TRACE_ROWS + 1`` are left out.
         reachable_rows: The places of the rows that some run takes, judged by the budget counters alone.
-        assumptions: What the bounds depend on.
+        assumptions: What the bounds depend on that are not ``enforced``.
+        enforced: The names of the bounds that the engine enforces, whatever guards do: they depend on nothing.
         from_counters: A bound on the moves between two waits that follows from the declared counters alone.
         limit: If they could not be computed, the limit of the analysis that was reached.
     """
@@ -77,6 +78,15 @@ class Bounds:
     assumptions: tuple[GuardAssumption, ...] = ()
     limit: str = ""
     from_counters: int | None = None
+    enforced: frozenset[str] = frozenset({"from_counters"})
+
+    def assumptions_of(self, name: str) -> tuple[GuardAssumption, ...]:
+        """What one bound depends on.
+
+        Args:
+            name: The bound, such as ``tool_calls``.
+        """
+        return () if name in self.enforced or getattr(self, name) is None else self.assumptions
 
 
 def compute_bounds(graph: Graph, assumptions: Assumptions, meter: Meter | None = None) -> Bounds:
@@ -149,6 +159,24 @@ def with_unseen_calls(bounds: Bounds, graph: Graph, guardrails: AgentGuardrails)
     extensions = guardrails.max_continues if any(row.extends for row in graph) else 0
     in_all = None if most is None else most * (1 + extensions)
     return replace(bounds, model_calls=most, model_calls_in_all=in_all)
+
+
+def with_enforced(bounds: Bounds, graph: Graph, guardrails: AgentGuardrails) -> Bounds:
+    """The bounds, with the one that follows from the counters alone, and with the names of those that are enforced.
+
+    Args:
+        bounds: The bounds.
+        graph: The graph.
+        guardrails: The limits of its runs.
+    """
+    by_counters = moves_by_counters(graph, guardrails)
+    limits = replace(with_unseen_calls(bounds, graph, guardrails), moves=by_counters)
+    same = {
+        name
+        for name in ("moves", "model_calls", "model_calls_in_all")
+        if getattr(bounds, name) == getattr(limits, name)
+    }
+    return replace(bounds, from_counters=by_counters, enforced=bounds.enforced | same)
 
 
 def moves_by_counters(graph: Graph, guardrails: AgentGuardrails) -> int | None:

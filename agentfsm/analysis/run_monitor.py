@@ -17,7 +17,7 @@ from typing import Protocol
 
 from agentfsm.analysis.analysis_limits import AnalysisLimitError, AnalysisLimits, Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
-from agentfsm.analysis.bounds import Bounds, compute_bounds, moves_by_counters, row_cost, with_unseen_calls
+from agentfsm.analysis.bounds import Bounds, compute_bounds, row_cost, with_enforced, with_unseen_calls
 from agentfsm.analysis.layered_graph import Cost
 from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions, makes_unseen_calls
 from agentfsm.analysis.state_space import Configuration, StateSpace
@@ -124,7 +124,7 @@ class ProofModel:
             bounds = replace(NO_BOUNDS, limit=str(error))
         else:
             bounds = with_unseen_calls(bounds, self.graph, guardrails) if self.unseen_calls else bounds
-        return replace(bounds, from_counters=moves_by_counters(self.graph, guardrails))
+        return with_enforced(bounds, self.graph, guardrails)
 
     def monitor(self, run: MonitoredRun) -> RunMonitor:
         """The monitor of a run; if the run was suspended under this model, its monitor goes on.

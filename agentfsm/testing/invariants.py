@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from agentfsm.agent import Agent
-from agentfsm.errors import RunError
-from agentfsm.journal.store import consistent_read
 from agentfsm.journal.verification import verify
 from agentfsm.loop.messages import Role
 from agentfsm.loop.state import RunState
@@ -26,9 +23,6 @@ __all__ = [
     "resumes_identically",
     "within_budgets",
 ]
-
-
-T = TypeVar("T")
 
 
 def one_result_per_call(run: RunState) -> None:
@@ -90,19 +84,8 @@ def counted_as_declared(result: SimulationResult) -> None:
 
 def journal_verifies(result: SimulationResult) -> None:
     """The journal of the run is complete, and every transition in it is legal."""
-    store = result.store
-    records, head = _without_waiting(consistent_read(store, SIMULATION_RUN_ID))
-    verification = verify(SIMULATION_RUN_ID, records, head)
+    verification = verify(SIMULATION_RUN_ID, *result.read_journal())
     assert verification.code == 0, f"record {verification.seq}: {verification.reason}"  # noqa: S101
-
-
-def _without_waiting(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits, such as a read of a ``MemoryStore``; also in an event loop."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        return cast("T", done.value)
-    raise RunError("the coroutine waits: await it")
 
 
 def resumes_identically(agent: Agent[Any, Any], scenario: Scenario) -> None:

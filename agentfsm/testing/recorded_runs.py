@@ -6,13 +6,14 @@ With ``pytest --fsm-record`` the fixture ``fsm_record`` writes the file; without
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import unified_diff
 from pathlib import Path as FilePath
 from typing import Any
 
 from agentfsm.errors import ConfigurationError
+from agentfsm.journal.records import read_records
 from agentfsm.loop.events import Ending
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.messages import Message
@@ -20,16 +21,19 @@ from agentfsm.loop.model import ModelRequest
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.result import RunResult
 from agentfsm.testing.path_runner import PathRun
-from agentfsm.testing.simulation import SimulationResult
+from agentfsm.testing.simulation import SIMULATION_RUN_ID, SimulationResult
 
 __all__ = ["RecordedRuns", "RunRecorder", "run_lines"]
 
 ENVELOPE_FIELDS = ("run_id", "seq", "time", "suspension_record", "digest", "secrets")
 """What an outcome has besides what happened; the digest depends on the record's random id."""
 
+UNRECORDED_FIELDS = ("kind", "id", "tried", "seq")
+"""What a record of the journal has besides: its random id, and what stands in its line or in others."""
+
 
 def run_lines(result: SimulationResult | RunResult[Any]) -> list[str]:
-    """What a run did, as lines: its moves, the requests to the model, tools, endings, counters, and the time passed.
+    """What a run did, as lines: its moves, the requests to the model, tools, endings, counters, time, and journal.
 
     A request is given by the messages that the one before did not have. Of a run that was not simulated, there are its
     moves, ending, transcript, counters and usage.
@@ -45,7 +49,23 @@ def run_lines(result: SimulationResult | RunResult[Any]) -> list[str]:
         ),
         *_result_lines(result.run_results),
         f"seconds: {result.clock.time() - type(result.clock)().time():g}, of which slept: {sum(result.clock.slept):g}",
+        *_journal_lines(result),
     ]
+
+
+def _journal_lines(result: SimulationResult) -> Iterator[str]:
+    """What the journal keeps, without what differs each time, and without what other lines say of the moves."""
+    records, _ = result.read_journal()
+    for record in read_records(records, SIMULATION_RUN_ID)[1:]:  # the first says what agent it is
+        kept = {name: _without_digests(value) for name, value in record.data.items() if name not in UNRECORDED_FIELDS}
+        yield f"journal: {record.kind} {_json(kept)}"
+
+
+def _without_digests(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        fields: Mapping[str, Any] = value
+        return {name: _without_digests(each) for name, each in fields.items() if name not in ("hash", "tool_digest")}
+    return value
 
 
 def _result_lines(results: Sequence[RunResult[Any]]) -> list[str]:

@@ -18,6 +18,8 @@ from typing import Any, TypeVar, cast
 from agentfsm.agent import Agent
 from agentfsm.errors import HumanReplyError, NoTransitionError, RunError
 from agentfsm.journal.memory_store import MemoryStore
+from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.store import Head, consistent_read
 from agentfsm.loop.detectors import DEFAULT_RESULT
 from agentfsm.loop.events import Event, ToolStarted, Transitioned
 from agentfsm.loop.failures import Action, Failure, FailureKind
@@ -250,6 +252,15 @@ class SimulationResult:
     def ids(self) -> tuple[str, ...]:
         """The ids of the rows taken, in order."""
         return tuple(d.transition.id for d in self.decisions)
+
+    def read_journal(self) -> tuple[list[SealedRecord], Head | None]:
+        """The run's journal: its records, and its head."""
+        read = consistent_read(self.store, SIMULATION_RUN_ID)
+        try:
+            read.send(None)  # a ``MemoryStore`` never waits
+        except StopIteration as done:
+            return cast("tuple[list[SealedRecord], Head | None]", done.value)
+        raise RunError("the store waits: read it with await")
 
 
 class Cursor:

@@ -11,6 +11,7 @@ from typing import get_type_hints
 import pytest
 
 from agentfsm.analysis import (
+    AgentTraits,
     Analysis,
     AnalysisLimits,
     Assumptions,
@@ -326,9 +327,28 @@ def test_each_verdict_and_the_bounds_are_printed_with_what_they_assume() -> None
         printed = lines[at + 1 : at + 1 + len(verdict.assumptions)]
         assert [line.strip().removeprefix("if ") for line in printed] == list(verdict.assumptions)
     assert [bool(each.assumptions) for each in analysis.verdicts] == [False, False, False, False, True]
-    at = lines.index("    both lines, if:")
+    at = lines.index(
+        "    the most moves, tool calls between two waits, model calls in a whole run"
+        " and tool calls in a whole run, if:"
+    )
     assumed = analysis.to_dict()["bounds"]["assumptions"]
-    assert [line.strip() for line in lines[at + 1 : at + 1 + len(assumed)]] == assumed != []
+    assert [line.strip() for line in lines[at + 1 : at + 1 + len(assumed["moves"])]] == assumed["moves"] != []
+    assert assumed["model_calls"] == []  # max_iterations bounds them; the step limit leaves fewer in a whole run
+    assert assumed["tool_calls"] == assumed["tool_calls_in_all"] == assumed["model_calls_in_all"] == assumed["moves"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["loop", *PRESETS])
+def test_a_bound_that_is_printed_without_assumptions_holds_without_them(name: str) -> None:
+    """Computed over a model in which every guard is free that the engine itself does not decide."""
+    graph, behavior = (LOOP, None) if name == "loop" else (PRESETS[name].graph, PRESETS[name].behavior)
+    least = AgentGuardrails(max_iterations=2, max_steps=2, max_calls_per_reply=1, max_tool_retries=0, max_continues=1)
+    bounds_found = analyse(graph, guardrails=least, behavior=behavior).bounds
+    known = graph_assumptions(graph, least, AgentTraits(behavior))
+    free = bounds.compute_bounds(graph, replace(known, guards=tuple(each for each in known.guards if each.enforced)))
+    without = [each for each in ("model_calls", "model_calls_in_all") if not bounds_found.assumptions_of(each)]
+    assert without
+    assert [getattr(free, each) for each in without] == [getattr(bounds_found, each) for each in without]
 
 
 def test_assumptions_with_unknown_names_are_rejected() -> None:
