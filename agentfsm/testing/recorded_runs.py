@@ -28,8 +28,11 @@ __all__ = ["RecordedRuns", "RunRecorder", "run_lines"]
 ENVELOPE_FIELDS = ("run_id", "seq", "time", "suspension_record", "digest", "secrets")
 """What an outcome has besides what happened; the digest depends on the record's random id."""
 
-UNRECORDED_FIELDS = ("kind", "id", "tried", "seq")
-"""What a record of the journal has besides: its random id, and what stands in its line or in others."""
+UNRECORDED_FIELDS = ("kind", "id", "seq", "ts")
+"""What a record of the journal has besides: its random id, and what stands in its line or follows from others."""
+
+MOVE_FIELDS = ("epoch", "out", "to", "transition", "tried")
+"""What the record of a move has besides: what the lines of moves, requests, tools and the transcript say."""
 
 
 def run_lines(result: SimulationResult | RunResult[Any]) -> list[str]:
@@ -54,11 +57,12 @@ def run_lines(result: SimulationResult | RunResult[Any]) -> list[str]:
 
 
 def _journal_lines(result: SimulationResult) -> Iterator[str]:
-    """What the journal keeps, without what differs each time, and without what other lines say of the moves."""
+    """What the journal keeps besides what differs each time, and what other lines say of the moves."""
     records, _ = result.read_journal()
     for record in read_records(records, SIMULATION_RUN_ID)[1:]:  # the first says what agent it is
-        kept = {name: _without_digests(value) for name, value in record.data.items() if name not in UNRECORDED_FIELDS}
-        yield f"journal: {record.kind} {_json(kept)}"
+        known = (*UNRECORDED_FIELDS, *MOVE_FIELDS) if record.kind == "transition" else UNRECORDED_FIELDS
+        if kept := {name: _without_digests(value) for name, value in record.data.items() if name not in known}:
+            yield f"journal: {record.seq} {record.kind} {_json(kept)}"
 
 
 def _without_digests(value: Any) -> Any:
