@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import unified_diff
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, cast
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.records import read_records
@@ -67,7 +67,7 @@ def _journal_lines(result: SimulationResult) -> Iterator[str]:
 
 def _without_digests(value: Any) -> Any:
     if isinstance(value, Mapping):
-        fields: Mapping[str, Any] = value
+        fields = cast("Mapping[str, Any]", value)
         return {name: _without_digests(each) for name, each in fields.items() if name not in ("hash", "tool_digest")}
     return value
 
