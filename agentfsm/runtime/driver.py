@@ -470,7 +470,7 @@ class Driver:
                     "limit that ends it (max_moves)"
                 )
                 return self._aborted_outcome(text, RuntimeError(text))
-            yields = perf_counter() > self.context.yield_at or self._lacks_bounds()
+            yields = perf_counter() > self.context.yield_at or _lacks_bounds(self._monitor)
         if yields or state in self._hooked:
             return self._run_hooks_and_effect(state, effect)
         try:
@@ -488,7 +488,7 @@ class Driver:
 
     async def _run_hooks_and_effect(self, state: str, effect: Effect) -> Outcome | None:
         await self.context.yield_if_due()
-        await self._compare_bounds()
+        await _compare_bounds(self._monitor, self.context)
         if state in self._hooked:
             self.context.recorder.push()
             await run_hooks(self.context, state)
@@ -614,18 +614,6 @@ class Driver:
             if self._monitor.lacks_bounds:
                 self._check_at = 0  # they are computed before the next effect, or at the end
 
-    def _lacks_bounds(self) -> bool:
-        return self._monitor is not None and self._monitor.lacks_bounds
-
-    async def _compare_bounds(self) -> None:
-        """Compare the run with the bounds of its model, if it has come so far, while the event loop goes on.
-
-        Raises:
-            ModelMismatchError: The run has exceeded one, and the host asked for an error.
-        """
-        if self._monitor is not None and self._monitor.lacks_bounds:
-            _report(self.context, await asyncio.to_thread(self._monitor.compare_bounds))
-
     async def _drain_cancelled(self) -> None:
         """After the task was cancelled: take transitions to the end without running any effect."""
         while not self._states[self._run.state].final:
@@ -639,7 +627,7 @@ class Driver:
         final = self._states[run.state].final
         try:
             if self.cancel_reason is None:  # whoever cancelled the run does not wait for it
-                await self._compare_bounds()
+                await _compare_bounds(self._monitor, self.context)
             await run_final_hooks(self.context, final)
         finally:  # a cancellation that arrives here is too late to change how the run ended
             self.context.timeout.close()
@@ -704,6 +692,20 @@ def _move_limit(graph: Graph, run: RunState) -> int:
         return max(CHECKED_MOVES, graph.max_moves(lambda counter: counter.limit_in(run)))
     except GraphError:  # a counter without a limit: no bound follows from the graph
         return CHECKED_MOVES
+
+
+def _lacks_bounds(monitor: Monitor | None) -> bool:
+    return monitor is not None and monitor.lacks_bounds
+
+
+async def _compare_bounds(monitor: Monitor | None, context: Context) -> None:
+    """Compare a run with the bounds of its model, if it has come so far, while the event loop goes on.
+
+    Raises:
+        ModelMismatchError: The run has exceeded one, and the host asked for an error.
+    """
+    if monitor is not None and monitor.lacks_bounds:
+        _report(context, await asyncio.to_thread(monitor.compare_bounds))
 
 
 def _report(context: Context, mismatch: object | None) -> None:
