@@ -134,7 +134,8 @@ def test_a_checkpoint_finds_truncated_and_rewritten_journals(whole, tmp_path):
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
     before = Head("sample", 1, None, 5, whole[4].hash, "running")
     log = CheckpointLog().extended([before, replace(before, run_id="another")])
-    log = log.extended([replace(before, seq=len(whole), hash=whole[-1].hash)])
+    log = log.extended([replace(before, seq=len(whole), hash=whole[-1].hash)], {"sample": (1_000, "0" * 64)})
+    assert log.text.endswith(f'hold 1000 {"0" * 64} "sample"\n')
     note = write_checkpoint(log, key.read_bytes(), DATE)
     assert independent(whole, note, log.text) is None
     assert independent(whole, note, f"{log.text}7 00 what came later\n") is None
