@@ -51,6 +51,7 @@ OPTIONAL_MODULES = {
     "integrations.otel": "opentelemetry",
     "integrations.pydantic_ai": "pydantic_ai",
     "starlette.applications": "starlette",
+    "temporalio.testing": "temporalio",
 }
 """Modules that a page needs where it says the word."""
 

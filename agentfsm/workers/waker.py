@@ -63,8 +63,8 @@ class Activation:
         epoch: The epoch in which the run was seen; 0 for a run that was submitted and has not begun.
         queue: The queue whose workers know its agent.
         request: For a run that has not begun, what was submitted, sealed; else empty.
-        priority: Lower numbers come first; 0 is the default.
-        tenant: Whose run it is, for limits by tenant; empty for nobody's.
+        priority: Lower numbers come first, where the engine has priorities; 0 is the default.
+        tenant: Whose run it is, where the engine has limits by tenant; empty for nobody's.
         is_timer: Whether it is for a time: when a request of the run expires or is escalated, or a wait is over.
         notice: For a notice of what the run waits for, its place in the chain of these, from 1; else 0.
         reminder: For a notice, the number of the reminder; 0 for the first notice.

@@ -65,11 +65,12 @@ def conformance_command() -> list[str]:
 def install_package(name: str, version: str, only: str = "") -> Path:
     """The folder of an npm package without dependencies, or one file of it; skips the test if that fails."""
     npm, tar = require_program("npm", name), require_program("tar", name)
+    packed = f"{name.removeprefix('@').replace('/', '-')}-{version}"
     commands = [
         [npm, "pack", "--silent", "--pack-destination", ".", f"{name}@{version}"],
-        [tar, "-xzf", f"{name}-{version}.tgz", f"package/{only}"],
+        [tar, "-xzf", f"{packed}.tgz", f"package/{only}"],
     ]
-    return install_once(f"{name}-{version}", commands) / "package" / only
+    return install_once(packed, commands) / "package" / only
 
 
 def _install_program(package: str, version: str, script: str) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head
-from agentfsm.workers.sweep import attempts_without_progress, is_cut_off, stale_action
+from agentfsm.workers.run_watcher import attempts_without_progress, is_cut_off, stale_action
 from agentfsm.workers.waker import Activation
 
 HEAD = Head("r", epoch=3, owner=None, seq=5, hash="0" * 64, status="running")
