@@ -87,8 +87,25 @@ def test_a_run_is_compared_with_what_a_preset_would_have_done(browser: Any, site
         has_text(page.get_by_role("status").first, "Under strict, the first 4 moves are the same.")
         has_text(page.locator("table").first, "post_tool.tool_error → recover")
         has_text(page.locator("table").first, "post_tool.otherwise → pre_step")
+        has_text(page.locator("main"), "But strict has no such row: no guard would have held")
         page.goto("/compare?a=plain&preset=standard")
         has_text(page.get_by_role("status").first, "every move is the same")
+        assert events == []
+
+
+@pytest.mark.slow
+def test_a_run_is_compared_with_what_another_policy_or_limit_would_have_done(browser: Any, site: str) -> None:
+    with site_page(browser, site) as (page, events):
+        page.goto("/compare?a=first")
+        page.get_by_label("with the policy of").select_option("strict")
+        page.get_by_role("button", name="Compare").click()
+        # recover.otherwise: the policy of the run tells the model, that of strict hands the task off
+        has_text(page.get_by_role("status").first, "Under the policy of strict, the first 5 moves are the same.")
+        has_text(page.locator("main"), "In move 6 the run was in recover (ask the policy, back off).")
+        page.goto("/what-if?limits=max_iterations%3D1")
+        page.locator("a[href*='compare?a=first']").click()
+        has_text(page.get_by_role("status").first, "Under max_iterations=1, the first ")
+        assert page.get_by_label("with limits").input_value() == "max_iterations=1"
         assert events == []
 
 

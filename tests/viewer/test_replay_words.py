@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentfsm.journal.replay import Divergence
+from agentfsm.loop.presets import PRESETS
 from agentfsm.viewer.replay_words import in_plain_words
 
 
@@ -52,4 +53,4 @@ from agentfsm.viewer.replay_words import in_plain_words
     ],
 )
 def test_the_first_difference_is_told_in_plain_words(recorded: str, instead: str, expected: str) -> None:
-    assert in_plain_words(Divergence(9, recorded, instead), 5, "strict") == expected
+    assert in_plain_words(Divergence(9, recorded, instead), 5, "strict", PRESETS["strict"].graph) == expected

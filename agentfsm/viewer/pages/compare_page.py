@@ -1,4 +1,4 @@
-"""Two runs, or a run and a replay of it under a preset: the first difference, in the ledger and in the picture."""
+"""Two runs, or a run and its replay under other settings: the first difference, in the ledger and in the picture."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import asyncio
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from agentfsm.analysis import diff
 from agentfsm.diagrams import LayoutName
-from agentfsm.errors import AgentfsmError, ConfigurationError
+from agentfsm.errors import AgentfsmError
 from agentfsm.journal.run_info import RunQuery
 from agentfsm.loop.presets import PRESETS
 from agentfsm.report.ledger import LedgerRow
 from agentfsm.report.run_graph import graph_of_run
 from agentfsm.viewer.access import visitor_of
 from agentfsm.viewer.followed_run import FollowedRun
+from agentfsm.viewer.pages.what_if_page import name_of_settings, replay_settings
 from agentfsm.viewer.replay_words import in_plain_words
 from agentfsm.viewer.step_reader import move_json
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json
@@ -135,22 +137,22 @@ def _graph_difference(one: FollowedRun, other: FollowedRun) -> str:
 
 
 async def compare_replay(request: Request) -> Response:
-    """Where a replay of a run under a preset parts from it."""
-    context, run, preset = context_of(request), await _run(request, "a"), request.query_params.get("preset", "")
+    """Where a replay of a run under other settings parts from it."""
+    context, run = context_of(request), await _run(request, "a")
+    settings, name = replay_settings(request), name_of_settings(request)
     try:
-        replay = await context.runs.replay(run.run_id, preset)
-    except ConfigurationError as error:
-        raise PageError(400, str(error)) from error
-    except AgentfsmError as error:
+        replay = await context.runs.replay(run.run_id, settings)
+        graph = settings.graph or graph_of_run(run.path.pins)
+    except (AgentfsmError, ValidationError) as error:  # such as a limit that does not fit the recorded ones
         raise PageError(422, f"the run cannot be replayed: {error}") from error
     first = replay.divergences[0] if replay.divergences else None
     same = next((at for at, move in enumerate(run.path.moves) if first and move.seq >= first.seq), len(run.path.moves))
     return json_response(
         {
             "a": await _info_json(context, run.run_id),
-            "preset": preset,
+            "settings": shown(name),
             "same": same,
-            "words": "" if first is None else shown(in_plain_words(first, same + 1, preset)),
+            "words": "" if first is None else shown(in_plain_words(first, same + 1, name, graph)),
             "divergences": [
                 {"seq": each.seq, "recorded": shown(each.recorded), "instead": shown(each.instead)}
                 for each in replay.divergences
@@ -164,8 +166,8 @@ async def compare_replay(request: Request) -> Response:
 
 
 async def show_presets(request: Request) -> Response:
-    """The presets under which a run can be replayed."""
-    return json_response({"presets": list(PRESETS)})
+    """The presets and graphs under which a run can be replayed."""
+    return json_response({"presets": list(PRESETS), "graphs": [shown(name) for name in context_of(request).graphs]})
 
 
 async def show_picture(request: Request) -> Response:

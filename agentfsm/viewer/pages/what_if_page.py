@@ -19,7 +19,7 @@ from agentfsm.viewer.pages.runs_page import query_of
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json
 from agentfsm.viewer.viewer_page import Page, PageError, json_response, shown
 
-__all__ = ["PAGE"]
+__all__ = ["PAGE", "name_of_settings", "replay_settings"]
 
 PAGE_SIZE = 20
 """Runs that are replayed for one answer."""
@@ -36,7 +36,7 @@ async def show_choices(request: Request) -> Response:
     )
 
 
-def _settings(request: Request) -> ReplaySettings:
+def replay_settings(request: Request) -> ReplaySettings:
     """What a request replays runs under; runs may be recorded on the graphs and by the agents of the viewer.
 
     Raises:
@@ -69,9 +69,16 @@ def _settings(request: Request) -> ReplaySettings:
         raise PageError(400, str(error)) from error
 
 
+def name_of_settings(request: Request) -> str:
+    """What the settings of a request are called in a sentence: ``strict, max_iterations=5``."""
+    given = request.query_params
+    forms = (("preset", "{}"), ("policy", "the policy of {}"), ("graph", "graph {}"), ("limits", "{}"))
+    return ", ".join(form.format(given[name]) for name, form in forms if given.get(name))
+
+
 async def replay_runs(request: Request) -> Response:
     """The next runs that a query finds, replayed: those that would go elsewhere, and the totals of all of them."""
-    context, settings = context_of(request), _settings(request)
+    context, settings = context_of(request), replay_settings(request)
     page = await context.runs.list(replace(query_of(request), limit=PAGE_SIZE))
     replays: list[Replay | None] = []
     changed: list[dict[str, Any]] = []

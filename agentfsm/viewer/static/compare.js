@@ -1,4 +1,4 @@
-/** Two runs, or a run and what it would have done under a preset: where they part, in the ledger and in the picture. */
+/** Two runs, or a run and what it would have done under other settings: where they part, in the ledger and in the picture. */
 
 import {address, el, endingName, facts, get, getText, markup, notice, rowName, runAddress, said, start, statusBadge, total, words} from './common.js';
 import {layout, reveal, wholeButton} from './picture.js';
@@ -12,10 +12,16 @@ const DIFFERENCES = {
   '': 'They are the same in every move.',
 };
 
-function compareForm(presets) {
+const SETTINGS = ['preset', 'policy', 'graph', 'limits'];
+
+function compareForm({presets, graphs}) {
+  const named = (names) => names.map((name) => [name, name]);
   return el('form', {className: 'filters', 'aria-label': 'What to compare'}, el('div', {className: 'fields'},
     field('a', 'Run', Object.assign(input('text', 'its id, or the beginning'), {required: true})), field('b', 'With run', input('text')),
-    field('preset', 'or with itself under', select([['', 'no preset'], ...presets.map((name) => [name, name])])),
+    field('preset', 'or with itself under', select([['', 'no preset'], ...named(presets)])),
+    field('policy', 'with the policy of', select([['', 'as recorded'], ...named(presets)])),
+    graphs.length ? field('graph', 'on graph', select([['', 'as recorded'], ...named(graphs)])) : '',
+    field('limits', 'with limits', input('text', 'max_iterations=5')),
     el('button', {type: 'submit'}, 'Compare')));
 }
 
@@ -66,11 +72,11 @@ async function showReplay(result, asked) {
   const ending = found.ending ? `It would end: ${endingName(found.ending)}` : 'How it would end is not known';
   result.replaceChildren(
     el('p', {role: 'status'}, el('strong', {}, found.divergences.length
-      ? `Under ${found.preset}, the first ${total(found.same)} are the same.` : `Under ${found.preset}, every move is the same.`)),
+      ? `Under ${found.settings}, the first ${total(found.same)} are the same.` : `Under ${found.settings}, every move is the same.`)),
     ...(found.words ? [el('p', {}, said(found.words))] : []),
     facts([
       ['Recorded ending', found.recorded_ending ? endingName(found.recorded_ending) : 'none yet'],
-      ['Under this preset', [ending, found.unknown ? [': ', said(found.unknown)] : ''].flat()],
+      ['Under these settings', [ending, found.unknown ? [': ', said(found.unknown)] : ''].flat()],
     ]),
     found.divergences.length
       ? table('Every move that would be another', ['record', 'recorded', 'instead'],
@@ -81,21 +87,22 @@ async function showReplay(result, asked) {
 }
 
 await start(async (main) => {
-  const form = compareForm((await get('compare/presets')).presets);
+  const form = compareForm(await get('compare/presets'));
   const result = el('div', {'aria-live': 'polite'});
   main.append(form, result);
   const given = new URLSearchParams(location.search);
-  for (const name of ['a', 'b', 'preset']) form.elements[name].value = given.get(name) ?? '';
+  const names = ['a', 'b', ...SETTINGS].filter((name) => form.elements[name]);
+  for (const name of names) form.elements[name].value = given.get(name) ?? '';
 
   async function compare(event) {
     event?.preventDefault();
-    const asked = Object.fromEntries(['a', 'b', 'preset'].map((name) => [name, form.elements[name].value.trim()]));
+    const asked = Object.fromEntries(names.map((name) => [name, form.elements[name].value.trim()]));
     history.replaceState(null, '', address('compare', asked));
-    if (!asked.b && !asked.preset) {
-      notice('name a second run, or choose a preset', 'error');
+    if (!asked.b && !SETTINGS.some((name) => asked[name])) {
+      notice('name a second run, or choose a preset, a policy or limits', 'error');
       return;
     }
-    await (asked.b ? showRuns(result, {a: asked.a, b: asked.b}) : showReplay(result, {a: asked.a, preset: asked.preset}))
+    await (asked.b ? showRuns(result, {a: asked.a, b: asked.b}) : showReplay(result, asked))
       .catch((error) => notice(error.message, 'error'));
   }
   form.addEventListener('submit', compare);

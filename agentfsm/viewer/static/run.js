@@ -92,7 +92,7 @@ const tree = (runs) => el('ul', {className: 'tree'}, runs.map((run) => el('li', 
   run.runs.length ? tree(run.runs) : '')));
 
 /** What a run would have done under a preset, in plain words. */
-function underPreset(id, {preset, same, words: parts, divergences: [first], ending, recorded_ending: recorded, unknown}) {
+function underPreset(id, preset, {same, words: parts, divergences: [first], ending, recorded_ending: recorded, unknown}) {
   const compared = el('a', {href: address('compare', {a: id, preset})}, 'compare');
   const end = ending ? `It would have ended ${ending === recorded ? 'in the same way' : 'otherwise'}: ${endingName(ending)}. ` : ['How it would have ended is not known: ', said(unknown), '. '];
   if (!first) return [`All ${total(same)} would have been the same. `, end, compared].flat();
@@ -316,7 +316,7 @@ await start(async (main) => {
     about.replaceChildren(...summary(run, current, findings));
   }
   const verify = () => find('verification', async () => verdict(id, await get('verification/run', {run: id})));
-  const replay = () => find('strict', async () => underPreset(id, await get('compare/replay', {a: id, preset: 'strict'})));
+  const replay = () => find('strict', async () => underPreset(id, 'strict', await get('compare/replay', {a: id, preset: 'strict'})));
   const onDemand = (text, work) => el('button', {type: 'button', onclick: work}, text);
   follow('run/events', {run: id, from: `${found.seq}-${found.moves.length}-${found.kinds.length}`}, (told) => {
     grow(told);

@@ -5,14 +5,14 @@ import {filterForm, input, question, select} from './run_filters.js';
 import {runCells, table} from './tables.js';
 
 const choice = (none, names) => select([['', none], ...names.map((name) => [name, name])]);
-function rows(found) {
+function rows(found, {preset, policy, graph, limits}) {
   return found.map((run) => [
     ...runCells(run),
     run.error ? said(`cannot be replayed: ${run.error}`)
       : [el('a', {href: runAddress(run.id, run.seq)}, `record ${run.seq}`), ': ', rowName(run.instead), ' instead of ', rowName(run.recorded)],
     run.error ? '' : run.new_ending ? [run.ends_differently ? el('strong', {}, endingName(run.new_ending)) : endingName(run.new_ending), ` (was ${endingName(run.recorded_ending)})`]
       : said(run.unknown || 'not known'),
-    run.error ? '' : run.preset ? el('a', {href: address('compare', {a: run.id, preset: run.preset})}, 'compare') : '',
+    run.error ? '' : el('a', {href: address('compare', {a: run.id, preset, policy, graph, limits})}, 'compare'),
   ]);
 }
 
@@ -44,14 +44,14 @@ await start(async (main) => {
         const found = await get('what-if', {...asked, after});
         if (mine !== current) return;
         for (const [name, count] of Object.entries(found.totals)) totals[name] = (totals[name] ?? 0) + count;
-        changed.push(...found.changed.map((run) => ({...run, preset: asked.preset})));
+        changed.push(...found.changed);
         after = found.next;
         more = Boolean(after);
         progress.replaceChildren(el('strong', {}, `${totals.end_differently} of ${totals.runs} runs would end differently.`), totals.failed ? ` ${totals.failed} cannot be replayed.` : '', more ? ' Replaying\u2026' : '');
         list.replaceChildren(
           facts([['The same in every move', String(totals.same)], ['Other moves, the same ending', String(totals.alike)],
             ['Other moves, ending not known', String(totals.unknown)], ['Cannot be replayed', String(totals.failed)]]),
-          changed.length ? table(totals.failed ? 'Runs that would go elsewhere, or cannot be replayed' : 'Runs that would go elsewhere', ['status', 'what was asked', 'started', 'first difference', 'would end', 'compare'], rows(changed)) : '');
+          changed.length ? table(totals.failed ? 'Runs that would go elsewhere, or cannot be replayed' : 'Runs that would go elsewhere', ['status', 'what was asked', 'started', 'first difference', 'would end', 'compare'], rows(changed, asked)) : '');
       }
     } catch (error) {
       notice(error.message, 'error');
