@@ -10,6 +10,7 @@ from agentfsm.agent.pinned_approvals import as_strict_as_pinned
 from agentfsm.agent.resume_checks import check_agent, check_reply
 from agentfsm.agent.run_options import restore_options
 from agentfsm.errors import (
+    BlankHumanReplyError,
     ConfigurationError,
     HumanReplyError,
     MissingDepsError,
@@ -115,8 +116,14 @@ class ResumeRequest:
         """
         if self.signal is not None and self.signal.reply is not None:
             reply = self.signal.reply
+        elif self.human_input is None:
+            raise BlankHumanReplyError(
+                f"the run waits for a reply ({kind.replace('_', ' ')}), and none is given: resume it with one. "
+                "agent.next_run(run_id) and workers act on replies that were sent to the store, as Runs.answer does; "
+                "the run stays suspended"
+            )
         else:
-            reply = to_human_reply("" if self.human_input is None else self.human_input)
+            reply = to_human_reply(self.human_input)
         check_human_reply(kind, reply)
         return reply
 

@@ -176,6 +176,20 @@ def test_a_reply_of_another_kind_is_refused_when_it_is_sent(with_shop: Any, repl
     with_shop(scenario)
 
 
+def test_to_resume_without_a_reply_says_who_acts_on_one_that_was_sent(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks()
+        await shop.runs.answer("one", Allow())
+        with pytest.raises(BlankHumanReplyError, match=r"approval.*none is given.*agent\.next_run"):
+            await shop.agent().resume("one")
+        run = await shop.agent("paid").next_run("one")
+        assert run is not None
+        assert (await run).output == "paid"
+        assert shop.paid == [5]
+
+    with_shop(scenario)
+
+
 def test_an_answer_that_was_overtaken_is_dropped(with_shop: Any) -> None:
     async def scenario(shop: Shop) -> None:
         await shop.asks()
