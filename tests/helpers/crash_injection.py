@@ -5,15 +5,16 @@ every tool's side effect. A first, uninterrupted process counts them; then a pro
 
 Each process works on a real file. Starting an interpreter takes longer than a whole run, so processes are forked from
 one that has imported everything and has no thread, no event loop and no connection; ``fresh`` starts interpreters, to
-show that forking hides nothing.
+show that forking hides nothing. With the URL of a PostgreSQL server, each run has a database there in place of a file.
 
-Run as ``python -m tests.helpers.crash_injection matrix [STEP]``, ``histories SEED COUNT`` or ``fresh STEP``; prints
-what it did as JSON.
+Run as ``python -m tests.helpers.crash_injection matrix [STEP]``, ``histories SEED COUNT`` or ``fresh STEP``, each with
+``postgresql://...`` behind it for a server; prints what it did as JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import json
@@ -27,13 +28,13 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from agentfsm import SqliteStore, UserInputRequested
+from agentfsm import SqliteStore, UserInputRequested, open_store
 from agentfsm.journal.fork import fork
 from agentfsm.journal.records import Record, SealedRecord, read_records
 from agentfsm.journal.rehydrate import rehydrate
@@ -51,6 +52,7 @@ from tests.helpers.journal_scenarios import (
     final_graph,
     human_reply,
 )
+from tests.helpers.postgres import drop_database, new_database
 
 RUN, PAST = "run", "past"
 DETOUR = ("dispatch_tool.in_doubt", "suspended.doubt_settled")
@@ -59,24 +61,25 @@ DETOUR = ("dispatch_tool.in_doubt", "suspended.doubt_settled")
 # -- one life ---------------------------------------------------------------------------------------------
 
 
-class AnnouncingStore(SqliteStore):
-    """A store that logs each acknowledged record and passes a point then."""
+def announce_appends(store: Any, world: CrashWorld) -> None:
+    """Have a store log each acknowledged record, and pass a point then."""
+    append = store.append
 
-    world: CrashWorld
-
-    def append(
-        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+    def announced(
+        lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
     ) -> asyncio.Future[None]:
-        done = asyncio.ensure_future(super().append(lease, records, status, info))
+        done: asyncio.Future[None] = asyncio.ensure_future(append(lease, records, status, info))
 
         def told(of: asyncio.Future[None]) -> None:
             if not of.cancelled() and of.exception() is None:
                 if records and lease.run_id == RUN:
-                    self.world.write("acked", f"{records[-1].seq} {records[-1].hash}")
-                self.world.passing("acknowledged")
+                    world.write("acked", f"{records[-1].seq} {records[-1].hash}")
+                world.passing("acknowledged")
 
         done.add_done_callback(told)
         return done
+
+    store.append = announced
 
 
 class AnnouncingConnection(sqlite3.Connection):
@@ -106,10 +109,63 @@ class AnnouncingConnection(sqlite3.Connection):
         self.world.passing("after a commit")
 
 
+def announce_commits(world: CrashWorld) -> None:
+    """Have all connections to a server pass a point before and after each commit, and after each write before that."""
+    from psycopg import AsyncConnection
+
+    from agentfsm.journal.postgres import postgres_session
+
+    class Announcing(AsyncConnection[Any]):
+        def passing(self, query: Any, where: str) -> None:
+            if str(query).lstrip().upper().startswith(("INSERT", "UPDATE", "DELETE", "WITH")):
+                world.passing(where)
+
+        async def execute(self, query: Any, *rest: Any, **options: Any) -> Any:
+            commits = self.info.transaction_status.name == "IDLE"
+            if commits:
+                self.passing(query, "before a commit")
+            came = await super().execute(query, *rest, **options)
+            self.passing(query, "after a commit" if commits else "in a transaction")
+            return came
+
+        @contextlib.asynccontextmanager
+        async def transaction(self, *rest: Any, **options: Any) -> AsyncGenerator[Any]:
+            async with super().transaction(*rest, **options) as transaction:
+                yield transaction
+                world.passing("before a commit")
+            world.passing("after a commit")
+
+    mock.patch.object(postgres_session, "AsyncConnection", Announcing).start()
+
+
+def store_in(folder: Path) -> Any:
+    """The store of a run: a file, or the database of which the folder has the URL."""
+    url = folder / "url"
+    return open_store(url.read_text()) if url.exists() else SqliteStore(folder / "runs.db")
+
+
+def new_folder(server: str) -> Path:
+    """A folder for a run, with a database if there is a server."""
+    folder = Path(tempfile.mkdtemp(prefix="crash-"))
+    if server:
+        (folder / "url").write_text(new_database(server))
+    return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with its database."""
+    if (folder / "url").exists():
+        drop_database((folder / "url").read_text())
+    shutil.rmtree(folder)
+
+
 async def run_life(world: CrashWorld, scenario: str) -> None:
     """Start or resume the run, and run it to its end."""
-    store = AnnouncingStore(world.folder / "runs.db")
-    store.world = world
+    store = store_in(world.folder)
+    announce_appends(store, world)
+    for run_id in (RUN, PAST):
+        while (head := await store.head(run_id)) is not None and head.owner is not None:
+            await asyncio.sleep(0.002)  # the server has not noticed yet that the process was killed
     both = agent_pair(world, scenario, store)
     if scenario == "fork":
         await run_to_end(world, scenario, both, store, PAST)
@@ -119,7 +175,7 @@ async def run_life(world: CrashWorld, scenario: str) -> None:
             await fork(store, PAST, migration_point(await store.records(PAST)), RUN, Keyring(b"of the tests"))
             world.passing("after the fork")
     await run_to_end(world, scenario, both, store, RUN)
-    store.close()
+    await store.aclose()
 
 
 def migration_point(rows: Any) -> int:
@@ -160,8 +216,11 @@ def recorded_changes(kept: Iterable[Record]) -> list[Record]:
 def run_in_process(folder: Path, scenario: str, kill_at: int | str, outside: int | None = None) -> None:
     """One process's share of a run, in this process, which cannot be used for anything else afterwards."""
     world = CrashWorld(folder, kill_at, outside)
-    AnnouncingConnection.world = world
-    mock.patch.object(sqlite3, "connect", partial(sqlite3.connect, factory=AnnouncingConnection)).start()
+    if (folder / "url").exists():
+        announce_commits(world)
+    else:
+        AnnouncingConnection.world = world
+        mock.patch.object(sqlite3, "connect", partial(sqlite3.connect, factory=AnnouncingConnection)).start()
     asyncio.run(run_life(world, scenario))
     world.write("points", json.dumps(world.names))
 
@@ -169,13 +228,13 @@ def run_in_process(folder: Path, scenario: str, kill_at: int | str, outside: int
 # -- processes --------------------------------------------------------------------------------------------
 
 
-def warm_up(scenarios: Iterable[str] = tuple(SCENARIOS)) -> None:
+def warm_up(scenarios: Iterable[str] = tuple(SCENARIOS), server: str = "") -> None:
     """Import and build everything once that these scenarios need, so that forked processes need not."""
     for scenario in scenarios:
-        folder = Path(tempfile.mkdtemp(prefix="crash-"))
+        folder = new_folder(server)
         asyncio.run(run_life(CrashWorld(folder), scenario))
         outcome(folder, scenario)
-        shutil.rmtree(folder)
+        remove_folder(folder)
     gc.collect()
     gc.freeze()  # otherwise the first collection in each child copies the whole memory
 
@@ -235,10 +294,15 @@ def run_in_interpreter(folder: Path, scenario: str, kill_at: int = 0) -> bool:
 
 def outcome(folder: Path, scenario: str) -> dict[str, Any]:
     """The state of the run according to its journal, which must verify and replay."""
-    store = SqliteStore(folder / "runs.db")
-    rows, head, before = asyncio.run(store.records(RUN)), asyncio.run(store.head(RUN)), asyncio.run(store.head(PAST))
-    assert before is None or verify(PAST, asyncio.run(store.records(PAST)), before).code == GOOD, "the parent"
-    store.close()
+
+    async def load() -> Any:
+        async with store_in(folder) as store:
+            before = await store.head(PAST)
+            parent: list[SealedRecord] = [] if before is None else await store.records(PAST)
+            return await store.records(RUN), await store.head(RUN), parent, before
+
+    rows, head, parent, before = asyncio.run(load())
+    assert before is None or verify(PAST, parent, before).code == GOOD, "the parent"
     told, past = verify(RUN, rows, head), rehydrate(rows)
     assert told.code in (GOOD, OPEN), told
     assert told.code == GOOD or not past.finished, told
@@ -327,13 +391,14 @@ def run_all_lives(
     *,
     by: Any = run_in_fork,
     outside: bool = False,
+    server: str = "",
 ) -> dict[str, Any]:
     """A run that is killed at each of these points in turn, and then runs to its end.
 
     Raises:
         AssertionError: The run differs from the uninterrupted one; the message names the folder.
     """
-    folder = Path(tempfile.mkdtemp(prefix="crash-"))
+    folder = new_folder(server)
     more = {"outside": True} if outside else {}
     try:
         killed = sum(by(folder, scenario, at, **more) for at in kills)
@@ -342,13 +407,13 @@ def run_all_lives(
     except AssertionError as error:
         raise AssertionError(f"{scenario} killed at {kills}, in {folder}: {error}") from error
     points, where = CrashWorld(folder).lines("points"), CrashWorld(folder).lines("killed")
-    shutil.rmtree(folder)
+    remove_folder(folder)
     return {**got, "killed": killed, "points": json.loads(points[-1]), "where": where}
 
 
-def uninterrupted_runs() -> dict[str, dict[str, Any]]:
+def uninterrupted_runs(server: str = "") -> dict[str, dict[str, Any]]:
     """The uninterrupted run of each scenario."""
-    whole = {scenario: run_all_lives(scenario, [], None) for scenario in SCENARIOS}
+    whole = {scenario: run_all_lives(scenario, [], None, server=server) for scenario in SCENARIOS}
     for scenario, one in whole.items():
         check_uninterrupted(scenario, one)
     return whole
@@ -370,15 +435,15 @@ def check_uninterrupted(scenario: str, one: dict[str, Any]) -> None:
 # -- the trials -------------------------------------------------------------------------------------------
 
 
-def crash_matrix(step: int = 1, scenarios: tuple[str, ...] = tuple(SCENARIOS)) -> dict[str, Any]:
+def crash_matrix(step: int = 1, scenarios: tuple[str, ...] = tuple(SCENARIOS), server: str = "") -> dict[str, Any]:
     """Kill at every point of these scenarios; or at the first of each kind, and every ``step``-th behind it."""
     kills: dict[str, int] = {}
     where, doubted, changed = Counter[str](), Counter[str](), Counter[str]()
     for scenario in scenarios:
-        whole = run_all_lives(scenario, [], None)
+        whole = run_all_lives(scenario, [], None, server=server)
         check_uninterrupted(scenario, whole)
         points = [f"{name} {n}" for name, passed in whole["points"].items() for n in range(1, passed + 1, step)]
-        done = [run_all_lives(scenario, [at], whole) for at in points]
+        done = [run_all_lives(scenario, [at], whole, server=server) for at in points]
         kills[scenario] = sum(d["killed"] for d in done)
         where.update(w for d in done for w in d["where"])
         doubted.update(w for d in done for w in d["where"] if d["doubts"])
@@ -386,27 +451,27 @@ def crash_matrix(step: int = 1, scenarios: tuple[str, ...] = tuple(SCENARIOS)) -
     return {"kills": kills, "points": sum(kills.values()), "where": where, "doubts": doubted, "changed": changed}
 
 
-def random_histories(seed: int, count: int) -> dict[str, Any]:
+def random_histories(seed: int, count: int, server: str = "") -> dict[str, Any]:
     """Random runs with up to five kills, by the process itself or from outside."""
-    draw, whole, told = random.Random(seed), uninterrupted_runs(), Counter[str]()
+    draw, whole, told = random.Random(seed), uninterrupted_runs(server), Counter[str]()
     for _ in range(count):
         scenario = draw.choice(list(SCENARIOS))
         last = sum(whole[scenario]["points"].values())
         points = [draw.randint(1, last) for _ in range(draw.randint(1, 5))]
         outside = draw.random() < 0.5
-        done = run_all_lives(scenario, points, whole[scenario], outside=outside)
+        done = run_all_lives(scenario, points, whole[scenario], outside=outside, server=server)
         told.update({"kills": done["killed"], "doubts": done["doubts"], "backwards": done["backwards"]})
         told["outside"] += done["killed"] if outside else 0
         told["most"] = max(told["most"], done["killed"])
     return {"seed": seed, "histories": count, **told}
 
 
-def fresh_interpreters(step: int = 1) -> dict[str, Any]:
+def fresh_interpreters(step: int = 1, server: str = "") -> dict[str, Any]:
     """Kill at one point of each scenario (or every ``step``-th), with new interpreters instead of forks."""
     kills = 0
-    for n, (scenario, whole) in list(enumerate(uninterrupted_runs().items(), 1))[::step]:
+    for n, (scenario, whole) in list(enumerate(uninterrupted_runs(server).items(), 1))[::step]:
         middle = sum(whole["points"].values()) * n // (len(SCENARIOS) + 1)
-        kills += run_all_lives(scenario, [middle], whole, by=run_in_interpreter)["killed"]
+        kills += run_all_lives(scenario, [middle], whole, by=run_in_interpreter, server=server)["killed"]
     return {"kills": kills}
 
 
@@ -416,16 +481,17 @@ def main(arguments: list[str]) -> None:
         _, folder, scenario, kill_at = arguments
         run_in_process(Path(folder), scenario, int(kill_at), sys.stdout.fileno())
         return
-    warm_up()
+    server = arguments.pop() if arguments[-1].startswith("postgresql:") else ""
+    warm_up(server=server)
     match arguments:
         case ["matrix"]:
-            told = crash_matrix()
+            told = crash_matrix(server=server)
         case ["matrix", step]:
-            told = crash_matrix(int(step))
+            told = crash_matrix(int(step), server=server)
         case ["histories", seed, count]:
-            told = random_histories(int(seed), int(count))
+            told = random_histories(int(seed), int(count), server)
         case ["fresh", step]:
-            told = fresh_interpreters(int(step))
+            told = fresh_interpreters(int(step), server)
         case _:
             sys.exit(__doc__)
     sys.stdout.write(json.dumps(told))

@@ -61,6 +61,16 @@ def new_database(url: str) -> str:
     return url.replace("/postgres?", f"/{name}?")
 
 
+def drop_database(url: str) -> None:
+    """Drop a database that ``new_database`` created, whoever uses it."""
+    import psycopg
+    from psycopg import sql
+
+    name = urlsplit(url).path.removeprefix("/")
+    with psycopg.connect(url.replace(f"/{name}?", "/postgres?"), autocommit=True) as db:
+        db.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
 def empty_database(url: str) -> None:
     """End all other sessions of a database, and drop what a store created in it."""
     import psycopg

@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.child_process import run_helper
 from tests.helpers.crash_injection import with_resolved_doubts, without_detours
 from tests.helpers.journal_scenarios import CHANGES
+from tests.helpers.postgres import shared_server
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 
@@ -39,6 +40,39 @@ def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end(step, counted):
         f"killed with SIGKILL at {told['points']} points of {len(where)} kinds in {len(told['kills'])} scenarios; "
         f"{sum(doubts.values())} calls in doubt; {moved} of them in runs that go on under another graph, "
         f"{told['changed']['effect.intent']} of which were cut off in front of that"
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_run_on_a_server_that_is_killed_at_any_point_comes_to_the_same_end(counted):
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    with shared_server() as url:
+        told = run_helper("crash_injection", "matrix", "1", url)
+    where, doubts = told["where"], told["doubts"]
+    assert told["points"] == sum(where.values()) >= 400
+    assert {"before a commit", "after a commit", "in a transaction", "acknowledged"} < where.keys()
+    assert doubts["after beside_once"] == where["after beside_once"] >= 1  # what cannot be known is asked about
+    assert doubts["after careful"] == where["after careful"] >= 1
+    assert not {"before again", "after again", "before the model", "after the model"} & doubts.keys()
+    counted(
+        f"on PostgreSQL: killed with SIGKILL at {told['points']} points of {len(where)} kinds in "
+        f"{len(told['kills'])} scenarios; {sum(doubts.values())} calls in doubt"
+    )
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "count"), [(3, 5), pytest.param(0, 100, marks=pytest.mark.soak)])
+def test_a_run_on_a_server_that_is_killed_again_and_again_comes_to_the_same_end(seed, count, counted):
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    with shared_server() as url:
+        told = run_helper("crash_injection", "histories", str(seed), str(count), url)
+    assert told["kills"] >= count
+    assert told["most"] == 5 or count < 100
+    counted(
+        f"on PostgreSQL: {count} random histories, seed {seed}: {told['kills']} kills ({told['outside']} from "
+        f"outside), up to {told['most']} in one, {told['doubts']} calls in doubt"
     )
 
 
