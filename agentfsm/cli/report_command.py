@@ -25,7 +25,7 @@ from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.verify_command import (
     CHECKPOINT_OPTIONS,
     CheckpointOptions,
-    signed_hashes,
+    signed_heads,
     verify_runs,
 )
 from agentfsm.errors import StoreError
@@ -169,14 +169,15 @@ def _collect(
     Of a run without a decision that is wanted, the records are not kept.
     """
     store = open_existing_store(location)
-    keyring, signed = store_keyring(location), witness.read()
-    hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(location))
+    keyring, checkpoint = store_keyring(location), witness.read()
+    signed, changed = signed_heads(checkpoint, witness.log_file or checkpoint_log(location))
     problems = [VerificationReport("(log)", TAMPERED, 0, None, changed)] if changed else []
     runs: list[ReportedRun] = []
     run_ids = tuple(dict.fromkeys(each for run_id in run_ids for each in _with_sub_agents(Runs(store), run_id)))
-    stored = {head.run_id for head in await_result(store.heads())}
-    for found in map(with_doubt, verify_runs(run_ids, None, location, hashes, keyring)):
-        if found.run_id in stored or found.run_id in run_ids:
+    missing = {*run_ids, *(head.run_id for head in await_result(store.heads()))}
+    for found in map(with_doubt, verify_runs(run_ids, None, location, signed, keyring)):
+        if found.run_id in missing:  # what comes after it is about its hold or its row
+            missing.remove(found.run_id)
             run_id = str(found.run_id)  # somebody may have changed the type of an id
             run = ReportedRun(run_id, _read_records(store, found.run_id), found)
             kept = wanted is None or find_decisions([run], wanted)
@@ -186,8 +187,8 @@ def _collect(
     return runs, Findings(
         store=location.name if location.file is None else location.file.name,
         key_ids=() if keyring is None else tuple(keyring.key_ids),
-        checkpoint="" if signed is None else _describe_checkpoint(signed),
-        unchecked=tuple(unchecked_lines(keyring is not None, None if signed is None else signed.date)),
+        checkpoint="" if checkpoint is None else _describe_checkpoint(checkpoint),
+        unchecked=tuple(unchecked_lines(keyring is not None, None if checkpoint is None else checkpoint.date)),
         problems=tuple(problems),
     )
 

@@ -25,9 +25,9 @@ from agentfsm.cli.local_store import (
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
-from agentfsm.journal.checkpoint import Checkpoint, CheckpointLog, read_checkpoint, write_checkpoint
+from agentfsm.journal.checkpoint import Checkpoint, CheckpointLog, SignedHeads, read_checkpoint, write_checkpoint
 from agentfsm.journal.listing import verify_listing
-from agentfsm.journal.maintenance import Damage, SignedHold, Tombstone, find_changed_holds, signed_hold
+from agentfsm.journal.maintenance import Damage, Tombstone, find_changed_holds, signed_hold
 from agentfsm.journal.purge import verify_tombstone
 from agentfsm.journal.signals import find_foreign_signals
 from agentfsm.journal.store_url import StoreLocation
@@ -52,7 +52,7 @@ __all__ = [
     "CHECKPOINT_OPTIONS",
     "CheckpointOptions",
     "checkpoint",
-    "signed_hashes",
+    "signed_heads",
     "verify",
     "verify_runs",
 ]
@@ -153,17 +153,15 @@ def verify(
     maker = None if agent is None else _load_agent(agent)
     codes: set[int] = set()
     keyring: Keyring | None = None
-    signed: Checkpoint | None = None
+    checkpoint: Checkpoint | None = None
     try:
         keyring = _read_keyring(None if export_file is not None else location)
-        signed = witness.read()
-        log_file = witness.log_file or checkpoint_log(location)
-        hashes, changed = signed_hashes(signed, log_file)
+        checkpoint = witness.read()
+        signed, changed = signed_heads(checkpoint, witness.log_file or checkpoint_log(location))
         if changed:
             codes.add(TAMPERED)
             _print_report(VerificationReport("(log)", TAMPERED, 0, None, changed), as_json)
-        holds = None if signed is None or changed else _read_log(log_file).holds(signed.size)
-        for report in map(with_doubt, verify_runs(run_ids, export_file, location, hashes, keyring, holds)):
+        for report in map(with_doubt, verify_runs(run_ids, export_file, location, signed, keyring)):
             codes.add(report.code)
             _print_report(report, as_json)
             if proof and report.code in (GOOD, OPEN) and not _print_proof(report.run_id, location, maker):
@@ -174,7 +172,7 @@ def verify(
         source = f"{export_file}: " if export_file is not None and isinstance(error, JournalError) else ""
         click.echo(f"agentfsm: cannot be verified: {source}{shorten(error, 2000)}", err=True)
         codes.add(UNVERIFIABLE)
-    unchecked = unchecked_lines(keyring is not None, signed.date if signed else None)
+    unchecked = unchecked_lines(keyring is not None, checkpoint.date if checkpoint else None)
     click.echo("\n  ".join(("agentfsm: not checked:", *unchecked)), err=True)
     ctx.exit(next((code for code in (TAMPERED, UNVERIFIABLE, OPEN) if code in codes), GOOD))
 
@@ -183,9 +181,8 @@ def verify_runs(
     run_ids: tuple[str, ...],
     export_file: Path | None,
     location: StoreLocation,
-    hashes: CheckpointHashes | None,
+    signed: SignedHeads | None,
     keyring: Keyring | None,
-    holds: Mapping[str, SignedHold] | None = None,
 ) -> Iterator[VerificationReport]:
     """The verification of runs, or of all runs of a store, and what is wrong with the store itself.
 
@@ -193,15 +190,15 @@ def verify_runs(
         run_ids: The runs; empty for all.
         export_file: An exported journal to verify instead of a store.
         location: The store.
-        hashes: What a checkpoint signed, or None if there is none.
+        signed: What a checkpoint signed, or None if there is none.
         keyring: The keys of the host that wrote the runs, or None.
-        holds: The holds that a checkpoint signed, by run, or None if there is none.
 
     Raises:
         UnknownRunError: The store does not have a run that is named.
         agentfsm.errors.StoreError: The store cannot be read.
         JournalError: The file is not an exported journal.
     """
+    hashes = None if signed is None else signed.hashes
     if export_file is not None:
         yield verify_export(_read_text(export_file), hashes, keyring)
         return
@@ -221,7 +218,7 @@ def verify_runs(
             if run_ids:
                 raise
             yield VerificationReport(str(run_id), TAMPERED, 0, None, f"its journal is missing: {error}")
-    kept = {run_id: hold for run_id, hold in (holds or {}).items() if run_id in stored}
+    kept = {} if signed is None else {run_id: hold for run_id, hold in signed.holds.items() if run_id in stored}
     changed = find_changed_holds(await_result(store.maintenance.holds()), keyring, kept)
     yield from (_as_report(each) for each in changed if each.where in run_ids or not run_ids)
     if run_ids:
@@ -280,8 +277,8 @@ def _read_log(file: Path) -> CheckpointLog:
         raise JournalError(f"{file}, the log of the checkpoints, cannot be read: {error.strerror}") from error
 
 
-def signed_hashes(signed: Checkpoint | None, file: Path) -> tuple[CheckpointHashes | None, str]:
-    """What a checkpoint signed, by the log of its store, and what is wrong with that log.
+def signed_heads(signed: Checkpoint | None, file: Path) -> tuple[SignedHeads | None, str]:
+    """What a checkpoint signed, by the log of its store; or None, and what is wrong with that log.
 
     Raises:
         JournalError: The log is missing or cannot be read.
@@ -295,7 +292,7 @@ def signed_hashes(signed: Checkpoint | None, file: Path) -> tuple[CheckpointHash
             "if the log is elsewhere, give it with --log"
         )
     if log.begins_with(signed):
-        return log.hashes(signed.size), ""
+        return SignedHeads(signed.date, log.hashes(signed.size), log.holds(signed.size)), ""
     return None, (
         f"the checkpoint signed {signed.size} entries of the log, and {file} has {len(log)}, which do not begin with "
         "them: entries were cut off or changed"
@@ -410,8 +407,8 @@ def checkpoint(
     signed = {run_id: dict(hashes) for run_id, hashes in before.hashes(len(before)).items()}
     for head in heads:  # what is signed is what is verified
         signed.setdefault(head.run_id, {}).setdefault(head.seq, head.hash)
-    keyring, held = store_keyring(location), before.holds(len(before))
-    for report in map(with_doubt, verify_runs((), None, location, signed, keyring, held)):
+    known = SignedHeads(datetime.now(UTC), signed, before.holds(len(before)))
+    for report in map(with_doubt, verify_runs((), None, location, known, store_keyring(location))):
         if report.code not in (GOOD, OPEN):
             problem = f"run {report.run_id!r}: {report.reason}; agentfsm verify shows everything that is wrong"
             click.echo(f"agentfsm: not signed, because the store does not verify: {problem}", err=True)

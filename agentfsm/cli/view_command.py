@@ -23,7 +23,7 @@ from agentfsm.cli.local_store import (
 )
 from agentfsm.cli.options import collect_options
 from agentfsm.cli.user_code import load_graph
-from agentfsm.cli.verify_command import CHECKPOINT_OPTIONS, CheckpointOptions, signed_hashes
+from agentfsm.cli.verify_command import CHECKPOINT_OPTIONS, CheckpointOptions, signed_heads
 from agentfsm.errors import JournalError, MissingExtraError
 from agentfsm.journal.checkpoint import SignedHeads
 from agentfsm.journal.store_url import StoreLocation
@@ -129,13 +129,10 @@ def _signed_heads(witness: CheckpointOptions, location: StoreLocation) -> Signed
     Raises:
         JournalError: The checkpoint or the log is not valid.
     """
-    signed = witness.read()
-    if signed is None:
-        return None
-    hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(location))
-    if hashes is None:
+    signed, changed = signed_heads(witness.read(), witness.log_file or checkpoint_log(location))
+    if changed:
         raise JournalError(changed)
-    return SignedHeads(signed.date, hashes)
+    return signed
 
 
 def _sign_in_link(address: str, actor: Actor, keyring: Keyring) -> str:
@@ -151,6 +148,7 @@ def _listen(port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((LOOPBACK, port))
+        listening.listen()  # before the address is printed: who is faster than the server has to wait, and is served
     except OSError as error:
         listening.close()
         raise click.UsageError(f"port {port} cannot be used ({error.strerror}); give another with --port") from error

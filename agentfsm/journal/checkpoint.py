@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -57,10 +57,12 @@ class SignedHeads:
     Attributes:
         date: When it was written, in UTC.
         hashes: For each run, hashes of some of its records by their sequence numbers.
+        holds: What it signed of the holds, by run.
     """
 
     date: datetime
     hashes: Mapping[str, Mapping[int, str]]
+    holds: Mapping[str, SignedHold] = field(default_factory=dict[str, SignedHold])
 
 
 class CheckpointLog:

@@ -197,7 +197,7 @@ def test_with_a_checkpoint_a_report_finds_what_only_a_checkpoint_can(made: Path,
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     edits = [edit for _, needs, edit in EDITS if needs == "checkpoint"]
-    assert len(edits) == 3
+    assert len(edits) == 6
     for number, edit in enumerate([lambda _: None, *edits]):
         folder = Path(shutil.copytree(made, tmp_path / str(number)))
         (folder / "key.pem").write_bytes(private)

@@ -39,6 +39,8 @@ def any_of(shape: Any, name: str = "") -> st.SearchStrategy[Any]:
         return json_values
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*map(any_of, inside))
+    if origin is tuple and inside[-1] is not Ellipsis:
+        return st.tuples(*map(any_of, inside))
     if origin is tuple:
         return st.lists(any_of(inside[0]), max_size=2).map(tuple)
     if origin in (dict, Mapping):

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 import agentfsm.viewer
-from agentfsm import Agent, Host, SqliteStore
+from agentfsm import Agent, Host, Runs, SqliteStore
 from agentfsm.journal.checkpoint import SignedHeads
+from agentfsm.journal.maintenance import Hold, hold_run, signed_hold
+from agentfsm.journal.signals import SealedSignal
+from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel
 from tests.helpers.browser import elsewhere, has_text, site_page
 from tests.helpers.journal_rows import unpack_rows
@@ -104,3 +107,44 @@ def test_without_secret_and_checkpoint_it_says_what_that_leaves_open(
         assert len(answer["keys"]) == 1
         assert events == []
     elsewhere(lambda: asyncio.run(store.aclose()))
+
+
+def test_the_store_names_holds_signals_and_purges_that_somebody_else_wrote(browser: Any, tmp_path: Path) -> None:
+    file, keyring = tmp_path / "runs.db", Keyring(SECRET)
+
+    async def write() -> SignedHeads:
+        async with SqliteStore(file) as store:
+            for name in ("held", "purged", "freed"):
+                await Agent(ScriptedModel(["fine"]), host=Host(store=store, secret=SECRET)).run("How?", run_id=name)
+            for name in ("held", "freed"):
+                await hold_run(store.maintenance, name, Hold("case 7", "ann", 1000.0), keyring)
+            hashes = {head.run_id: {head.seq: head.hash} for head in await store.heads()}
+            holds = {run_id: signed_hold(run_id, hold) for run_id, hold in (await store.maintenance.holds()).items()}
+            await Runs(store, secret=SECRET).purge(["purged"], by="ann")
+            await store.signals.send(SealedSignal("s1", "held", "{}", "0" * 40))
+            return SignedHeads(datetime(2026, 10, 5, 12, 30, tzinfo=UTC), hashes, holds)
+
+    signed = elsewhere(lambda: asyncio.run(write()))
+
+    def problems() -> dict[str, str]:
+        store = SqliteStore(file)
+        with (
+            served(agentfsm.viewer.app(store, secret=SECRET, checkpoint=signed)) as site,
+            site_page(browser, site) as (page, _),
+        ):
+            page.goto("/verification")
+            found = page.request.get("/api/verification/store").json()["problems"]
+        elsewhere(lambda: asyncio.run(store.aclose()))
+        return {each["where"]: each["reason"] for each in found}
+
+    assert list(problems()) == ["held"]  # the purge is no theft
+    with sqlite3.connect(file) as database:
+        database.execute("UPDATE hold SET reason = 'none' WHERE id = (SELECT id FROM run WHERE run_id = 'held')")
+        database.execute("DELETE FROM hold WHERE id = (SELECT id FROM run WHERE run_id = 'freed')")
+        database.execute("DELETE FROM signal")
+        database.execute("UPDATE tombstone SET content = replace(content, 'ann', 'bob')")
+    database.close()
+    found = problems()
+    assert set(found) == {"held", "freed", "purged"}
+    assert "hold is gone" in found["freed"]
+    assert "tombstone was not written with the secret" in found["purged"]
