@@ -457,7 +457,8 @@ def random_histories(seed: int, count: int, server: str = "") -> dict[str, Any]:
     for _ in range(count):
         scenario = draw.choice(list(SCENARIOS))
         last = sum(whole[scenario]["points"].values())
-        points = [draw.randint(1, last) for _ in range(draw.randint(1, 5))]
+        kills = draw.randint(1, 5)
+        points = [draw.randint(1, last // kills) for _ in range(kills)]  # else few processes would come so far
         outside = draw.random() < 0.5
         done = run_all_lives(scenario, points, whole[scenario], outside=outside, server=server)
         told.update({"kills": done["killed"], "doubts": done["doubts"], "backwards": done["backwards"]})
