@@ -396,7 +396,7 @@ def _print_erasure(report: ErasureReport, dry_run: bool) -> None:
 @store_option
 @click.pass_context
 def rebuild(ctx: click.Context, location: StoreLocation) -> None:
-    """List each run again by what its records say, where it is listed otherwise or not in full.
+    """List each run again by what its records say, where its entry in the list differs or is incomplete.
 
     Exit codes: 0 done; 1 a run could not be listed again; 2 wrong usage.
     """

@@ -246,7 +246,9 @@ def test_a_run_that_is_only_listed_as_called_is_not_purged_with_its_caller(tmp_p
             report = await Runs(store, secret=SECRET).purge(["top"])
             (kept,) = report.kept
             assert (report.purged, kept.run_id) == ((), "top")
-            assert kept.reason.startswith(f"{forged}, which is listed as called by it, remains: it is listed otherwise")
+            assert kept.reason.startswith(
+                f"{forged}, which is listed as called by it, remains: its entry in the list differs"
+            )
             assert {head.run_id for head in await store.heads()} == {"top", "other", "empty"}
             assert await store.maintenance.tombstones() == []
 

@@ -40,6 +40,7 @@ def test_the_derivations_never_change():
         KeyPurpose.tombstone: "8f77c232",
         KeyPurpose.signal: "09154a41",
         KeyPurpose.viewer: "c260b0fb",
+        KeyPurpose.hold: "8a8f5b25",
     }
     assert {purpose: keys.key(purpose)[:4].hex() for purpose in KeyPurpose} == known
 
