@@ -351,6 +351,7 @@ def test_a_run_whose_limits_allow_very_long_paths_is_compared_with_its_bounds(mo
         return found[-1]
 
     monkeypatch.setattr(ProofModel, "bounds", bounds)
+    monkeypatch.setattr(run_monitor, "BOUNDS_LIMITS", AnalysisLimits(run_monitor.BOUNDS_LIMITS.max_configurations, 300))
 
     @tool
     async def look(n: int) -> int:
