@@ -1,6 +1,7 @@
 """``agentfsm run`` with a tool, two turns, streamed and whole, against servers of local models and gateways.
 
 ``make servers`` runs these; each is skipped, with the reason, where its server cannot be had.
+Ollama's own wire is driven against aimock only: LiteLLM's proxy has no route for it.
 """
 
 from __future__ import annotations
