@@ -148,7 +148,7 @@ def _listen(port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((LOOPBACK, port))
-        listening.listen()  # before the address is printed: who is faster than the server has to wait, and is served
+        listening.listen()  # before the address is printed: a request that comes before the server is ready waits
     except OSError as error:
         listening.close()
         raise click.UsageError(f"port {port} cannot be used ({error.strerror}); give another with --port") from error

@@ -124,7 +124,8 @@ def summary_html(ledger: RunLedger, verdict: str) -> str:
             ("Last record", escape(f"{format_time(ledger.ended)}, {seconds:.1f} s later") if ledger.records else ""),
             ("Moves", escape(f"{len(ledger.moves)}, in {ledger.last_seq} records")),
             ("Cost", escape(f"{cost:.4f} USD, {tokens:,} tokens") if tokens or cost else ""),
-            ("Forked from", _text(ledger.parent)),
+            ("Called by", _text(ledger.caller)),
+            ("Forked from", _text(ledger.forked_from)),
         ]
     )
 

@@ -230,7 +230,8 @@ class RunLedger:
         records: Its records, decoded; without those that cannot be read.
         asked: What the user asked for.
         requester: Who asked, or an empty string.
-        parent: The run that it was forked from, or that it works for; or an empty string.
+        caller: The run that called it as a sub-agent, or an empty string.
+        forked_from: The run that it was forked from and the record there, or an empty string.
         status: ``running``, ``suspended`` or ``finished``.
         state: The state that it is in.
         ending: How it ended (``completed``, ``partial``, ...), or an empty string.
@@ -254,7 +255,8 @@ class RunLedger:
     records: tuple[Record, ...] = ()
     asked: str = ""
     requester: str = ""
-    parent: str = ""
+    caller: str = ""
+    forked_from: str = ""
     status: str = "running"
     state: str = ""
     ending: str = ""
@@ -314,7 +316,7 @@ class LedgerReader:
         self.rehydrated: RehydratedRun | None = RehydratedRun()
         self.counters: dict[str, int] = {}
         self.status, self.state, self.ending = "running", "", ""
-        self.asked = self.requester = self.parent = ""
+        self.asked = self.requester = self.caller = self.forked_from = ""
         self.request: tuple[Data, Record] | None = None  # the last request for a person, and its record
         self.parked: LedgerRow | None = None  # the move that led to it; later votes are about the same
         self.model = ""  # of the last call
@@ -342,7 +344,8 @@ class LedgerReader:
             records=tuple(self.records),
             asked=self.asked,
             requester=self.requester,
-            parent=self.parent,
+            caller=self.caller,
+            forked_from=self.forked_from,
             status=self.status,
             state=self.state,
             ending=self.ending,
@@ -404,8 +407,10 @@ class LedgerReader:
         if "requester" in data:
             self.requester = _actor(data["requester"])[0]
         parent = data.get("parent", {})
-        if "run" in parent:
-            self.parent = f"{text_of(parent['run'])}{' at record ' + str(parent['seq']) if 'seq' in parent else ''}"
+        if "seq" in parent:
+            self.forked_from = f"{text_of(parent.get('run', ''))} at record {parent['seq']}"
+        elif "run" in parent:
+            self.caller = text_of(parent["run"])
         hidden = data.get("state")
         state: Data = {} if isinstance(hidden, Redacted) else hidden or {}
         table = self.table

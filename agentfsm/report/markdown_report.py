@@ -38,7 +38,7 @@ def run_markdown(runs: Sequence[ReportedRun], findings: Findings) -> str:
     """
     ledgers = [read_ledger(run.run_id, run.sealed) for run in runs]
     fixed = [
-        "\n".join(_head(run, ledger, [each for each in ledgers if each.parent == run.run_id]))
+        "\n".join(_head(run, ledger, [each for each in ledgers if each.caller == run.run_id]))
         for run, ledger in zip(runs, ledgers, strict=True)
     ]
     foot = "\n".join(_foot(findings))

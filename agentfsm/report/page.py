@@ -78,7 +78,7 @@ def run_page(runs: Sequence[ReportedRun], findings: Findings, made_at: float) ->
     ledgers = [read_ledger(run.run_id, run.sealed) for run in runs]
     names = [_section_id(number) for number in range(1, len(runs) + 1)]
     ids = {run.run_id for run in runs}
-    roots = [run for run, ledger in zip(runs, ledgers, strict=True) if ledger.parent not in ids]
+    roots = [run for run, ledger in zip(runs, ledgers, strict=True) if ledger.caller not in ids]
     title = f"Report on run {roots[0].run_id}" if len(roots) == 1 else f"Report on {len(runs)} runs"
 
     def body() -> Iterator[str]:
@@ -95,7 +95,7 @@ def run_page(runs: Sequence[ReportedRun], findings: Findings, made_at: float) ->
             )
             yield table_html("The runs of this report", ("run", "verification", "ended", "started", "moves"), rows)
         for name, run, ledger in zip(names, runs, ledgers, strict=True):
-            called = [each for each in zip(names, ledgers, strict=True) if each[1].parent == run.run_id]
+            called = [each for each in zip(names, ledgers, strict=True) if each[1].caller == run.run_id]
             yield from _run_sections(name, run, ledger, findings, called)
         yield f'<section><h2 id="verify">How this was checked</h2>{how_to_verify_html(runs, findings)}</section>'
 

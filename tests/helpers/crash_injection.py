@@ -8,7 +8,7 @@ one that has imported everything and has no thread, no event loop and no connect
 show that forking hides nothing. With the URL of a PostgreSQL server, each run has a database there in place of a file.
 
 Run as ``python -m tests.helpers.crash_injection matrix [STEP]``, ``histories SEED COUNT`` or ``fresh STEP``, each with
-``postgresql://...`` behind it for a server; prints what it did as JSON.
+a URL ``postgresql://...`` after it for a server; prints what it did as JSON.
 """
 
 from __future__ import annotations

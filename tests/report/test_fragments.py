@@ -38,7 +38,9 @@ def fragments(text: str, *, redacted: bool = False) -> str:
     broken = VerificationReport(text, TAMPERED, 1, 1, text)
     findings = Findings(text, ("00",), text, (text,), (broken,))
     suspect = replace(run, run_id=text, verification=replace(broken, open=(text,), doubt=text, claimed=(text,)))
-    named = replace(ledger, parent=text, redactions=(text, *ledger.redactions), problems=(text,), waiting_for=text)
+    named = replace(
+        ledger, caller=text, forked_from=text, redactions=(text, *ledger.redactions), problems=(text,), waiting_for=text
+    )
     assert ledger.problems == ()
     return "".join(
         [

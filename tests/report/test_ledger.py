@@ -6,8 +6,10 @@ import asyncio
 import json
 
 from agentfsm import Actor, Agent, Allow, Approval, Deny, Edit, Host, tool
+from agentfsm.journal.fork import fork
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.loop.transition_table import LOOP
+from agentfsm.report.fragments import summary_html
 from agentfsm.report.ledger import AskedGuard, RunLedger, read_ledger
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, waiting_run
@@ -141,3 +143,22 @@ def test_the_result_of_a_sub_agent_names_its_run() -> None:
     agent.run_sync("Which capital?", run_id="it")
     (entry,) = (e for e in ledger_of("it", store).transcript if e.role == "tool")
     assert entry.run_id in {head.run_id for head in asyncio.run(store.heads())} - {"it"}
+
+
+def test_a_run_says_who_called_it_and_what_it_was_forked_from() -> None:
+    store = MemoryStore()
+    host = Host(clock=FakeClock(), store=store, secret=b"of the tests")
+    helper = Agent(ScriptedModel(["Paris."])).as_tool("look_up", "Look something up.")
+    agent = Agent(ScriptedModel([call("look_up", task="capital?"), "Paris."]), tools=[helper], host=host)
+    agent.run_sync("Which capital?", run_id="it")
+    (child,) = {head.run_id for head in asyncio.run(store.heads())} - {"it"}
+    asyncio.run(fork(store, "it", 3, "other", host.keyring))
+    said = {run_id: ledger_of(run_id, store) for run_id in ("it", child, "other")}
+    assert {name: (ledger.caller, ledger.forked_from) for name, ledger in said.items()} == {
+        "it": ("", ""),
+        child: ("it", ""),
+        "other": ("", "it at record 3"),
+    }
+    pages = {name: summary_html(ledger, "intact") for name, ledger in said.items()}
+    assert [words in pages[child] for words in ("Called by", "Forked from")] == [True, False]
+    assert [words in pages["other"] for words in ("Called by", "Forked from")] == [False, True]
