@@ -194,7 +194,7 @@ def test_a_run_is_drawn_and_replayed_under_another_preset(store: Any) -> None:
 def test_a_run_is_forked_with_the_secret_only(store: Any) -> None:
     async def work(runs: Runs) -> None:
         assert await runs.fork("pay-1", 1, "again") == "again"
-        assert (await runs.get("again")).ledger.parent == "pay-1 at record 1"
+        assert (await runs.get("again")).ledger.forked_from == "pay-1 at record 1"
         with pytest.raises(ConfigurationError, match="give the secret"):
             await Runs(store).fork("pay-1", 1)
 
