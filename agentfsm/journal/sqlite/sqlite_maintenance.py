@@ -60,7 +60,7 @@ class SqliteMaintenance:
 
     async def prepare(self) -> None:
         """Become the writer of the file, and create or migrate its tables; see ``StoreMaintenance.prepare``."""
-        self._writer.start()
+        await self._writer.started()
 
     @asynccontextmanager
     async def writable(self, store: Any) -> AsyncGenerator[Any]:
@@ -76,7 +76,7 @@ class SqliteMaintenance:
             Fact("schema", _describe_version(version)),
             Fact("size", f"{sum(map(_size, (self._path, _beside(self._path, '-wal')))):,} bytes"),
         ]
-        if self._writer.owned_by_other_process():
+        if await asyncio.to_thread(self._writer.owned_by_other_process):
             facts.append(Fact("writer", "another process writes it; commands write by way of that one"))
         if sqlite_schema.has_wal_bug():
             facts.append(

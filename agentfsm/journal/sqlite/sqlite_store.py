@@ -7,6 +7,7 @@ commits. A second process that wants to write is refused with the name of the fi
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 from collections.abc import Awaitable, Sequence
@@ -453,7 +454,7 @@ class SqliteStore:
     async def aclose(self) -> None:
         """The same from an event loop, which goes on until what is queued is written."""
         await self._writer.drain()
-        self.close()
+        await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
         return self

@@ -32,6 +32,7 @@ class SqliteTurn:
         self._writer = writer
         self._has_leases = has_leases
         self._users = 0
+        self._for_a_moment = False  # the first of the users made this process the writer
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[OwnerConnection | None]:
@@ -44,20 +45,19 @@ class SqliteTurn:
             StoreLockedError: Another process writes the file, and nobody listens for it.
             StoreError: The file cannot be written.
         """
-        was_started = self._writer.is_started
-        owner = None if was_started else await self._claim()
-        if owner is not None:
+        if not self._users:
+            self._for_a_moment = not self._writer.is_started
+        self._users += 1
+        try:
+            owner = None if self._writer.is_started else await self._claim()
             try:
                 yield owner
             finally:
-                await owner.aclose()
-            return
-        self._users += 1
-        try:
-            yield None
+                if owner is not None:
+                    await owner.aclose()
         finally:
             self._users -= 1
-            if not was_started and not self._users and not self._has_leases():
+            if self._for_a_moment and not self._users and not self._has_leases():
                 self._writer.close_if_idle()
 
     async def _claim(self) -> OwnerConnection | None:
@@ -65,7 +65,7 @@ class SqliteTurn:
         delay = FIRST_DELAY_S
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                self._writer.start(briefly=True)
+                await self._writer.started(briefly=True)
             except StoreLockedError:
                 owner = await connect_to_owner(self._file)
                 if owner is not None:

@@ -1,7 +1,8 @@
 """The single writer of a SQLite store: job queue, and group commits in a thread.
 
 Queued jobs are executed in the event loop's thread, which takes microseconds, and committed in the writer thread,
-which takes as long as the disk does. A thread that did both would compete with a busy loop for the GIL at every
+which takes as long as the disk does. That thread opens the file as well: another process may hold it for a moment, and
+the tables may have to be migrated. A thread that did both would compete with a busy loop for the GIL at every
 statement. Jobs that are queued during a commit go into the next one.
 """
 
@@ -12,6 +13,8 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -55,9 +58,10 @@ class SqliteWriter:
         self._level: sqlite_schema.SynchronousLevel = level
         self._lock = threading.Lock()
         self._queue: list[QueuedJob] = []
-        self._state: Literal["idle", "due", "busy"] = (
+        self._state: Literal["idle", "opening", "due", "busy"] = (
             "idle"  # due: jobs are queued; busy: jobs are being executed or committed
         )
+        self._opened: Future[None] | None = None  # done when the writer thread has opened the file
         self._flush_loop: asyncio.AbstractEventLoop | None = None  # the loop that will call ``_on_flush``
         self._commits_since_checkpoint = 0  # commits since the last checkpoint of the log
         self._compactions: list[asyncio.Future[None]] = []  # to be resolved when the file is compacted
@@ -68,11 +72,14 @@ class SqliteWriter:
         after_fork(self)
 
     def owned_by_other_process(self) -> bool:
-        """Whether another process writes the file."""
-        return self._thread is None and self._file.lock.held_by_other()
+        """Whether another process writes the file. It waits if this one is about to, so call it in a thread."""
+        opened = self._opened
+        if opened is not None and opened.exception() is None:
+            return False
+        return self._file.lock.held_by_other()
 
     def start(self, *, briefly: bool = False) -> None:
-        """Lock the file and start the writer thread, if that is not done yet.
+        """Lock and open the file, if that is not done yet; ``started`` does so without blocking an event loop.
 
         Args:
             briefly: Whether it will be closed in a moment.
@@ -84,25 +91,59 @@ class SqliteWriter:
         """
         self._file.check_process()
         with self._lock:
-            if self._thread is not None:
-                return
+            opened = self._opened or self._start_thread(briefly)
+        opened.result()
+
+    async def started(self, *, briefly: bool = False) -> None:
+        """Lock and open the file while the event loop goes on; arguments and errors as for ``start``."""
+        self._file.check_process()
+        with self._lock:
+            opened = asyncio.wrap_future(self._opened or self._start_thread(briefly))
+        try:
+            await asyncio.shield(opened)
+        except asyncio.CancelledError:  # whoever is cancelled may close the file, which has to be open for that
+            await asyncio.wait([opened])
+            raise
+
+    def _start_thread(self, briefly: bool) -> Future[None]:
+        """Start the writer thread; the caller holds the lock of the queue."""
+        opened = self._opened = Future[None]()
+        self._state = "opening"
+        self._thread = threading.Thread(target=self._run, args=(opened, briefly), name="agentfsm-store", daemon=True)
+        self._thread.start()
+        return opened
+
+    def _run(self, opened: Future[None], briefly: bool) -> None:
+        """Open the file, and commit what is queued until the file is closed."""
+        try:
             self._file.check_openable()
             self._file.lock.acquire(briefly=briefly)
-            try:
-                with self._file.opening:
-                    self._db = sqlite_schema.open_writer(self._file.path, self._level)
-                self._file.opened(to_write=True)
-            except BaseException:
-                self._disconnect()
-                raise
-            self._thread = threading.Thread(target=self._commit_loop, name="agentfsm-store", daemon=True)
-            self._thread.start()
+            with self._file.opening:
+                self._db = sqlite_schema.open_writer(self._file.path, self._level)
+            self._file.opened(to_write=True)
             self._serving.start()
+        except Exception as error:
+            self._disconnect()
+            with self._lock:
+                jobs, self._queue, self._state = self._queue, [], "idle"
+                self._opened = self._thread = None
+            opened.set_exception(error)
+            _resolve_futures([(future, None, error) for _, future, _ in jobs], None)
+            return
+        opened.set_result(None)
+        self._schedule_batch()
+        while (batch := self._batches.get()) is not None:
+            jobs, done, awaited = batch
+            if awaited:
+                self._commit_started.put(None)
+            self._complete_batch(jobs, done)
+            del batch, jobs, done  # so that nothing of this batch stays alive until the next
 
     @property
     def is_started(self) -> bool:
         """Whether this process writes the file."""
-        return self._thread is not None
+        opened = self._opened
+        return opened is not None and opened.done()
 
     def close_if_idle(self) -> None:
         """Close the file if nothing is queued: it was needed for a moment only."""
@@ -127,8 +168,6 @@ class SqliteWriter:
         done: asyncio.Future[Any] = loop.create_future()
         try:
             self._file.check_process()
-            if self._thread is None:
-                self.start()
         except StoreError as error:
             done.set_exception(error)
             return done
@@ -136,6 +175,8 @@ class SqliteWriter:
             if self._closing:
                 done.set_exception(StoreError(f"{self._path} is being closed"))
                 return done
+            if self._opened is None:
+                self._start_thread(briefly=False)
             self._queue.append((job, done, truncate_wal))
             if self._state == "idle":
                 self._state = "due"
@@ -165,7 +206,7 @@ class SqliteWriter:
                 return
             self._state = "busy"
             jobs, self._queue = self._queue, []
-        db = self._connection()
+        db = _require_open(self._db, self._path)
         try:
             db.execute("BEGIN IMMEDIATE")
             done = _run_jobs(db, jobs)
@@ -197,31 +238,27 @@ class SqliteWriter:
             loop: The running event loop; None in the writer thread.
         """
         try:
-            completions = self._commit(self._connection(), jobs, completions)
+            completions = self._commit(_require_open(self._db, self._path), jobs, completions)
         except Exception as error:  # every future must be resolved, whatever happens here
             if self._db is not None:
                 sqlite_schema.rollback(self._db)
             reason = StoreError(f"{self._path}: {type(error).__name__}: {error}")
             completions = [(future, None, reason) for _, future, _ in jobs]
+        self._schedule_batch()  # first of all: resolved futures will keep the loop busy
+        _resolve_futures(completions, loop)
+
+    def _schedule_batch(self) -> None:
+        """Have what was queued meanwhile written by its event loop."""
         with self._lock:
             next_loop = self._queue[0][1].get_loop() if self._queue else None
             self._flush_loop = next_loop or self._flush_loop
             self._state = "idle" if next_loop is None else "due"
-        if next_loop is not None:  # first of all: resolved futures will keep the loop busy
+        if next_loop is not None:
             try:
                 next_loop.call_soon_threadsafe(self._on_flush)
             except RuntimeError:  # that loop is closed
                 self._flush_loop = None
                 self._write_batch(in_writer_thread=True)
-        _resolve_futures(completions, loop)
-
-    def _commit_loop(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            jobs, done, awaited = batch
-            if awaited:
-                self._commit_started.put(None)
-            self._complete_batch(jobs, done)
-            del batch, jobs, done  # so that nothing of this batch stays alive until the next
 
     def _commit(
         self, db: sqlite3.Connection, jobs: list[QueuedJob], completions: list[Completion] | None
@@ -263,11 +300,6 @@ class SqliteWriter:
             error = sqlite_schema.as_store_error(failed, self._path)
         _resolve_futures([(future, None, error) for future in waiting], None)
 
-    def _connection(self) -> sqlite3.Connection:
-        if self._db is None:
-            raise StoreError(f"{self._path} is closed")
-        return self._db
-
     async def compact(self) -> None:
         """Rewrite the file without its free pages, and truncate the log; in the writer thread, while runs wait.
 
@@ -275,7 +307,7 @@ class SqliteWriter:
             StoreError: The file cannot be written, or there is no space for a second copy of it.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.start()
+        await self.started()
         with self._lock:
             self._compactions.append(done)
         await self.submit(lambda db: None, active_runs=1, truncate_wal=True)
@@ -289,7 +321,8 @@ class SqliteWriter:
 
     def close(self) -> None:
         """Write what is queued, and close the file; other processes can then write it."""
-        if self._thread is None:
+        thread, opened = self._thread, self._opened
+        if thread is None or opened is None or opened.exception() is not None:
             return
         with self._lock:
             self._closing = True
@@ -297,12 +330,12 @@ class SqliteWriter:
         if jobs:
             self._batches.put((jobs, None, False))
         self._batches.put(None)
-        self._thread.join()
+        thread.join()
         self._serving.close()
-        self._thread = None
+        self._disconnect()
+        self._opened = self._thread = None
         self._closing = False
         self._state = "idle"
-        self._disconnect()
 
     def _disconnect(self) -> None:
         if self._db is not None:
@@ -312,8 +345,14 @@ class SqliteWriter:
 
     def inherited(self) -> None:
         """In a forked child: never close the connection, which belongs to the parent."""
-        self._thread = None  # it did not survive the fork
+        self._opened = self._thread = None  # it did not survive the fork
         leak(self._db)
+
+
+def _require_open(db: sqlite3.Connection | None, path: Path) -> sqlite3.Connection:
+    if db is None:
+        raise StoreError(f"{path} is closed")
+    return db
 
 
 def _run_jobs(db: sqlite3.Connection, jobs: list[QueuedJob]) -> list[Completion]:
