@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from inspect import unwrap
 from typing import Any, cast
+from weakref import ref
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -89,15 +89,23 @@ def _name_of(function: Any) -> str:
 
 def _code_of(function: Any) -> str:
     """A digest of a function's code: of its source, or, if it has none of its own, of what this Python runs."""
-    try:
-        return _cached_code(function)
-    except TypeError:  # it cannot be hashed
-        return _digest_code(function)
+    owner = getattr(function, "__self__", function)  # a bound method is made anew whenever it is asked for
+    key = id(owner)
+    if key not in _DIGESTS:
+        try:
+            _DIGESTS[key] = ref(owner, lambda _: _DIGESTS.pop(key, None)), {}
+        except TypeError:  # it cannot be referred to weakly
+            return _digest_code(function)
+    _, digests = _DIGESTS[key]
+    method = getattr(function, "__func__", None)
+    if method not in digests:
+        digests[method] = _digest_code(function)
+    return digests[method]
 
 
-@lru_cache(maxsize=1024)
-def _cached_code(function: Any) -> str:
-    return _digest_code(function)
+_DIGESTS: dict[int, tuple[ref[Any], dict[Any, str]]] = {}
+"""By the identity of a function or of the object it is a method of (two rules may be equal and yet not the same), and
+by method: describing code takes milliseconds, and each run begins with it."""
 
 
 def _digest_code(function: Any) -> str:

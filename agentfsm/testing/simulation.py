@@ -434,7 +434,7 @@ class Simulator:
         graph = config.machine.graph
         states = [s.name for s in graph.states if not (s.final or s.waits or s.effect is RUN_CALLS)]
         hooks = {
-            state: (Hook(state, self._script_hook, fail_open=False, name="script"), *config.hooks.get(state, ()))
+            state: (Hook(state, _ScriptHook(self), fail_open=False, name="script"), *config.hooks.get(state, ()))
             for state in (*states, State.DISPATCH_TOOL)  # where hooks of calls are kept, whatever their states' names
         }
         self._config = replace(
@@ -497,7 +497,8 @@ class Simulator:
 
     # -- called by the run ----------------------------------------------------------------------------
 
-    def _script_hook(self, context: HookContext[Any]) -> HookDecision:
+    def side_event_decision(self, context: HookContext[Any]) -> HookDecision:
+        """What the scenario's next side event makes a hook decide."""
         cursor = self._cursor
         side_event = cursor.take_side_event("hook")
         cursor.result.clock.advance(side_event.duration_s)
@@ -654,6 +655,17 @@ class _ObservedMachine(Machine):
     def step(self, run: Steppable) -> Decision:
         """Make one step through the callback."""
         return self._on_step(self, run)
+
+
+class _ScriptHook:
+    """The hook through which a simulation's side events happen."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
+
+    def __call__(self, context: HookContext[Any]) -> HookDecision:
+        """What the scenario has for this move."""
+        return self._simulator.side_event_decision(context)
 
 
 class _ScenarioModel:

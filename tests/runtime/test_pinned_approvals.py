@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Allow, Approval, Host, MemoryStore, Migration, Runs, hook, tool
+from agentfsm.analysis import code_comparison
+from agentfsm.analysis.code_comparison import code_digest
 from agentfsm.errors import ConfigurationError, JournalError, SuspensionApprovalError
 from agentfsm.journal.fork import fork
 from agentfsm.journal.records import open_record
@@ -20,7 +24,7 @@ from agentfsm.runtime.hooks import AskApproval, DenyCall
 from agentfsm.runtime.permissions import allow, ask, deny, permissions
 from agentfsm.runtime.run import hand_over
 from agentfsm.runtime.tools import Tool
-from agentfsm.testing import ScriptedModel, call
+from agentfsm.testing import ModelTurn, Scenario, ScriptedModel, Simulator, call
 from agentfsm.viewer.agent_runner import AgentRunner
 from agentfsm.workers.served_agents import ServedAgents
 
@@ -80,7 +84,24 @@ def an_agent(store: Any, *script: Any, tools: Any = (), **more: Any) -> Agent[An
     return Agent(ScriptedModel(list(script)), tools=[look, *tools], host=host, graph=with_votes(LOOP), **more)
 
 
+class EqualLimit:
+    """A rule that is equal to any other of its kind, whatever its limit."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def __call__(self, arguments: dict[str, Any]) -> bool:
+        return arguments["amount"] > self.limit
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EqualLimit)
+
+    def __hash__(self) -> int:
+        return 1
+
+
 CASES: list[tuple[Any, Any, bool]] = [
+    (EqualLimit(5), EqualLimit(5), True), (EqualLimit(5), EqualLimit(500), False),
     (False, False, True), (False, True, True), (False, larger, True),
     (True, True, True), (True, False, False), (True, Approval(), True), (True, Approval(n=2), True),
     (True, large, False), (Approval(), True, True), (Approval(validity_s=60), True, True),
@@ -386,3 +407,45 @@ def test_an_agent_that_asks_nobody_pins_nothing():
         return open_record((await store.records("r"))[0])
 
     assert "approvals" not in asyncio.run(scenario())
+
+
+class Accountant:
+    """A service of the user's, made anew for each request."""
+
+    def checked(self, arguments: dict[str, Any]) -> bool:
+        return arguments["amount"] > 5
+
+
+def test_the_code_of_a_rule_is_described_once_and_its_owner_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    described: list[str] = []
+
+    def counting(function: Any) -> str:
+        described.append(function.__qualname__)
+        return code_digest(function)
+
+    monkeypatch.setattr("agentfsm.analysis.code_comparison.code_digest", counting)
+    accountant = Accountant()
+    agent = Agent(ScriptedModel(["done"] * 3), tools=[paying(accountant.checked)])
+    for _ in range(3):
+        assert agent.run_sync("Pay.").ok
+    assert described == ["Accountant.checked"]
+    forgotten = weakref.ref(accountant)
+    del accountant, agent
+    gc.collect()
+    assert forgotten() is None
+
+
+def test_a_simulation_does_not_describe_the_agent_that_it_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class Counting(code_comparison._Description):
+        def of(self, value: object) -> object:
+            described = super().of(value)
+            sizes.append(len(repr(described)))
+            return described
+
+    monkeypatch.setattr(code_comparison, "_Description", Counting)
+    agent = Agent(ScriptedModel(), tools=[pay])
+    assert Simulator(agent).run_sync(Scenario(model_turns=[ModelTurn("done")])).run_result.ok
+    assert len(sizes) == 1  # of the hook through which side events happen
+    assert sizes[0] < 1_000
