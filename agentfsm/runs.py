@@ -10,21 +10,29 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.diagrams import diagram
-from agentfsm.errors import ConfigurationError, RunError, UnknownRunError
+from agentfsm.errors import ConfigurationError, JournalError, RunError, UnknownRunError
 from agentfsm.journal.erasure import ErasureQuery, ErasureReport, erase
 from agentfsm.journal.fork import fork
 from agentfsm.journal.listing import find_listing, verify_listing
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, purge_runs
 from agentfsm.journal.records import export_lines
-from agentfsm.journal.redact import Occurrence, RunFilter, TextRedaction, find_text, redact_text
+from agentfsm.journal.redact import RunFilter, TextRedaction, find_text, redact, redact_text
 from agentfsm.journal.replay import Replay
 from agentfsm.journal.replay_settings import ReplaySettings
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.send_signal import SentSignal, send_answer, send_cancel
 from agentfsm.journal.store import Store, consistent_read, off_loop
 from agentfsm.journal.tenant_store import TenantStore, tenant_tag
-from agentfsm.journal.verification import VerificationReport, verify
+from agentfsm.journal.verification import (
+    GOOD,
+    OPEN,
+    CheckpointHashes,
+    VerificationReport,
+    verify,
+    verify_stored_run,
+    with_doubt,
+)
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.report.ledger import RunLedger, read_ledger
@@ -82,7 +90,7 @@ class Runs:
     Args:
         store: The store.
         secret: The secret of the host that writes it. Without it, ``verify`` cannot say who wrote a record, and
-            ``answer``, ``cancel``, ``fork`` and ``redact_text`` are refused.
+            everything that writes is refused.
         old_secrets: Secrets that the host had before.
         authenticate: What the host has, if it has it: see ``Host``.
         waker: The engine of the workers, from ``agentfsm.workers.open_waker``. Without it, ``submit`` is refused.
@@ -246,7 +254,7 @@ class Runs:
 
         Raises:
             UnknownRunError: There is no such run, or there are several.
-            agentfsm.errors.JournalError: What it waits for cannot be read.
+            JournalError: What it waits for cannot be read.
             agentfsm.errors.StoreError: The store cannot be read.
         """
         full_id = await self.find_id(run_id)
@@ -257,20 +265,19 @@ class Runs:
         ledger = await off_loop(lambda found: read_ledger(full_id, found), records)
         return StoredRun(info, ledger, await pending_request(self._store, head))
 
-    async def verify(self, run_id: str) -> VerificationReport:
-        """Whether the journal of a run is intact and legal, and, with the secret, who wrote it.
+    async def verify(self, run_id: str, *, checkpoint: CheckpointHashes | None = None) -> VerificationReport:
+        """Whether the journal of a run is intact and legal, and, with the secret, whether its host wrote it.
 
         Args:
             run_id: Its id, or the beginning of it.
+            checkpoint: What a checkpoint signed, if there is one: the hashes of records of each run.
 
         Raises:
             UnknownRunError: There is no such run, or there are several.
             agentfsm.errors.StoreError: The store cannot be read.
         """
-        full_id = await self.find_id(run_id)
-        records, head = await consistent_read(self._store, full_id)
-        report = await off_loop(lambda found: verify(full_id, found, head, keyring=self._keyring), records)
-        return await verify_listing(self._store, report)
+        report = await verify_stored_run(self._store, await self.find_id(run_id), checkpoint, self._keyring)
+        return with_doubt(await verify_listing(self._store, report))
 
     async def replay(self, run_id: str, under: str | ReplaySettings) -> Replay:
         """How a run would have gone under a preset or other settings; no model and no tool is called.
@@ -282,11 +289,17 @@ class Runs:
         Raises:
             ConfigurationError: There is no such preset.
             UnknownRunError: There is no such run, or there are several.
-            agentfsm.errors.JournalError: The journal cannot be read, or it needs a graph that the settings do not name.
+            JournalError: The journal does not verify, or it needs a graph that the settings do not name.
             agentfsm.errors.StoreError: The store cannot be read.
         """
         settings = ReplaySettings.of_preset(under) if isinstance(under, str) else under
-        records, _ = await consistent_read(self._store, await self.find_id(run_id))
+        full_id = await self.find_id(run_id)
+        records, head = await consistent_read(self._store, full_id)
+        if not records:
+            raise JournalError("the journal is empty")
+        report = await off_loop(lambda found: verify(full_id, found, head), records)
+        if report.code not in (GOOD, OPEN):
+            raise JournalError(f"record {report.seq}: {report.reason}")
         return await off_loop(settings.replay, records)
 
     async def diagram(self, run_id: str, format: str = "svg") -> str:  # noqa: A002  # the conventional name for it
@@ -341,7 +354,7 @@ class Runs:
                 case has its own class.
             agentfsm.errors.SuspensionExpiredError: The request has expired.
             agentfsm.errors.MissingExtraError: It is an edit of secret arguments, and the extra ``sealing`` is missing.
-            agentfsm.errors.JournalError: The run was sealed under another secret, or was tampered with.
+            JournalError: The run was sealed under another secret, or was tampered with.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
         keyring, answer, actor = (
@@ -379,7 +392,7 @@ class Runs:
             UnknownRunError: There is no such run, or there are several.
             agentfsm.errors.RunError: The run has ended, or is a sub-agent's.
             agentfsm.errors.HumanReplyError: Whoever cancels may not deny what the run waits for.
-            agentfsm.errors.JournalError: The run was sealed under another secret, or was tampered with.
+            JournalError: The run was sealed under another secret, or was tampered with.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
         keyring, actor = _required(self._keyring), await Host(authenticate=self._authenticate).identify(by)
@@ -400,7 +413,7 @@ class Runs:
             ConfigurationError: ``Runs`` was made without a secret.
             UnknownRunError: There is no such run, there are several, or it has no such record.
             agentfsm.errors.RunExistsError: A run with the new id exists.
-            agentfsm.errors.JournalError: The run had ended by then, or its journal cannot be trusted.
+            JournalError: The run had ended by then, or its journal cannot be trusted.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
         keyring = _required(self._keyring)
@@ -410,35 +423,53 @@ class Runs:
             await fork(writable, full_id, at, fork_id, keyring)
         return fork_id
 
-    async def find_text(self, text: str, runs: RunFilter | None = None) -> Sequence[Occurrence]:
-        """Every place in the journals in which a text stands, in any case and encoding, as ``redact_text`` finds it.
+    async def redact(self, run_id: str, field: str, *, by: str = "") -> int:
+        """Delete content of a record, for good. The run verifies afterwards, and cannot be resumed past the record.
+
+        Args:
+            run_id: The run's id, or the beginning of it.
+            field: The record's sequence number and a path in it, as in ``4.out.replied.reply.message.content``; the
+                number alone for all content of the record.
+            by: Who requested it, for the journal.
+
+        Returns:
+            How many values were deleted.
+
+        Raises:
+            ConfigurationError: ``Runs`` was made without a secret.
+            UnknownRunError: There is no such run, there are several, or it has no such record.
+            JournalError: There is no content in the field, or it was redacted already; or the journal cannot be
+                trusted.
+            agentfsm.errors.StoreError: The run is in progress or on hold, or the store cannot be read or written.
+        """
+        keyring = _required(self._keyring)
+        full_id = await self.find_id(run_id)
+        async with self._store.maintenance.writable(self._store) as writable:
+            return await redact(writable, full_id, field, keyring, by)
+
+    async def redact_text(
+        self, text: str, *, runs: RunFilter | None = None, by: str = "", dry_run: bool = False
+    ) -> TextRedaction:
+        """Delete every value in which a text stands, in any case and encoding, for good. The runs verify afterwards.
 
         Args:
             text: The text, such as a person's mail address.
             runs: Which runs are searched; all by default.
-
-        Raises:
-            agentfsm.errors.JournalError: The text is too short.
-            agentfsm.errors.StoreError: The store cannot be read.
-        """
-        return await find_text(self._store, text, self._keyring, runs)
-
-    async def redact_text(self, text: str, *, runs: RunFilter | None = None, by: str = "") -> TextRedaction:
-        """Delete every value in which a text stands, for good. The runs verify afterwards.
-
-        Args:
-            text: The text.
-            runs: Which runs are searched; all by default.
             by: Who requested it, for the journals.
+            dry_run: Whether to delete nothing, and only say what would be; the secret is not required then.
 
         Returns:
             What was deleted, and what remains and why.
 
         Raises:
             ConfigurationError: ``Runs`` was made without a secret.
-            agentfsm.errors.JournalError: The text is too short.
+            JournalError: The text is too short.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
+        if dry_run:
+            found = await find_text(self._store, text, self._keyring, runs)
+            would = {each: tuple(place for place in found if place.is_deletable is each) for each in (True, False)}
+            return TextRedaction(deleted=would[True], remaining=would[False])
         keyring = _required(self._keyring)
         async with self._store.maintenance.writable(self._store) as writable:
             return await redact_text(writable, text, keyring, runs=runs, by=by)
@@ -483,7 +514,7 @@ class Runs:
 
         Raises:
             ConfigurationError: ``Runs`` was made without a secret.
-            agentfsm.errors.JournalError: The text is too short.
+            JournalError: The text is too short.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
         report = await erase(self._store, person, _required(self._keyring), by=by, dry_run=dry_run)

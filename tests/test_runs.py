@@ -15,6 +15,7 @@ from agentfsm import (
     Allow,
     ConfigurationError,
     Host,
+    JournalError,
     MemoryStore,
     MissingExtraError,
     RunQuery,
@@ -26,7 +27,9 @@ from agentfsm import (
     tool,
 )
 from agentfsm.journal.records import read_lines
-from agentfsm.journal.verification import GOOD, OPEN, verify
+from agentfsm.journal.redact import TextRedaction
+from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, UNVERIFIABLE, verify
+from agentfsm.report.ledger import REDACTED_TEXT
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
 SECRET = b"the secret of this shop"
@@ -166,6 +169,13 @@ def test_a_run_is_verified_with_and_without_the_secret(store: Any) -> None:
     async def work(runs: Runs) -> None:
         assert (await runs.verify("tea-1")).code == GOOD
         assert (await runs.verify("pay")).code == OPEN
+        stranger = await Runs(store, secret=b"the secret of another shop").verify("tea-1")
+        assert (stranger.code, "sealed" in stranger.reason) == (UNVERIFIABLE, True)
+        assert (await Runs(store).verify("tea-1")).code == GOOD
+        head = await store.head("tea-1")
+        signed = {"tea-1": {head.seq: head.hash}, "pay-1": {1: "0" * 64}}
+        assert (await runs.verify("tea-1", checkpoint=signed)).code == GOOD
+        assert (await runs.verify("pay-1", checkpoint=signed)).code == TAMPERED
 
     with_runs(store, work, secret=SECRET)
 
@@ -201,12 +211,28 @@ def test_a_run_is_forked_with_the_secret_only(store: Any) -> None:
     with_runs(store, work, secret=SECRET)
 
 
+def test_a_field_of_a_record_is_deleted_with_the_secret_only(store: Any) -> None:
+    async def work(runs: Runs) -> None:
+        assert await runs.redact("tea-1", "1.messages", by="the officer") == 1
+        assert (await runs.get("tea-1")).ledger.asked == REDACTED_TEXT
+        assert (await runs.verify("tea-1")).code == GOOD
+        with pytest.raises(JournalError, match="has no hidden value"):
+            await runs.redact("tea-1", "1.messages")
+        with pytest.raises(UnknownRunError, match="has records 1 to"):
+            await runs.redact("tea-1", "99")
+        with pytest.raises(ConfigurationError, match="give the secret"):
+            await Runs(store).redact("tea-1", "1")
+
+    with_runs(store, work, secret=SECRET)
+
+
 def test_a_text_is_found_and_deleted_wherever_it_stands(store: Any) -> None:
     async def work(runs: Runs) -> None:
-        assert {each.run_id for each in await runs.find_text("what is TEA")} == {"tea-1"}
+        would = await Runs(store).redact_text("what is TEA", dry_run=True)
+        assert ({each.run_id for each in would.deleted}, would.remaining) == ({"tea-1"}, ())
         done = await runs.redact_text("What is tea?", by="the officer")
         assert ({each.run_id for each in done.deleted}, done.remaining) == ({"tea-1"}, ())
-        assert await runs.find_text("what is tea") == []
+        assert await runs.redact_text("what is tea", dry_run=True) == TextRedaction((), ())
         assert (await runs.get("tea-1")).ledger.redactions
         assert (await runs.verify("tea-1")).code == GOOD
         with pytest.raises(ConfigurationError, match="give the secret"):

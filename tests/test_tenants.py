@@ -135,7 +135,8 @@ def test_own_runs_are_read_answered_cancelled_and_forked(store: Store) -> None:
 def test_texts_are_found_redacted_and_erased_and_runs_purged_in_own_runs_only(store: Store) -> None:
     async def work(own: Runs, every: Runs) -> None:
         before = {run_id: await every.export(run_id) for run_id in (OTHER, f"{OTHER}-done", NOBODYS)}
-        assert {each.run_id for each in await own.find_text("canary")} == {OWN, f"{OWN}-done"}
+        would = await own.redact_text("canary", dry_run=True)
+        assert {each.run_id for each in would.deleted} == {OWN, f"{OWN}-done"}
         await every._store.maintenance.set_hold(OTHER, Hold("theirs"))
         assert await own._store.maintenance.holds() == {}
         await own.redact_text("canary")

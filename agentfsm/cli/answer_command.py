@@ -12,10 +12,8 @@ from agentfsm.cli.console import open_console, single_line
 from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
-    open_existing_store,
-    require_keyring,
+    open_runs,
     store_option,
-    store_secrets,
     tenant_option,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
@@ -27,7 +25,6 @@ from agentfsm.journal.send_signal import SentSignal
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.quorum import Actor
-from agentfsm.runs import Runs
 from agentfsm.runtime.approval import HumanInput
 
 __all__ = ["answer", "cancel"]
@@ -63,14 +60,6 @@ SENDER_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
 ]
 
 _WAITS = "it waits for the next process that has its agent"
-
-
-def _open_runs(location: StoreLocation) -> tuple[Store, Runs]:
-    """The store at a location and its runs, for a command that writes."""
-    store = open_existing_store(location)
-    require_keyring(location)
-    secret, *old_secrets = store_secrets(location)
-    return store, Runs(store, secret=secret, old_secrets=old_secrets)
 
 
 _ANSWER_EXAMPLES = """\b
@@ -114,7 +103,7 @@ def answer(
 
     Exit codes: 0 the answer is in the store; 2 it was refused, or wrong usage.
     """
-    store, runs = _open_runs(location)
+    store, runs = open_runs(location)
     run = await_result(runs.get(run_id))
     if run.request is None:
         raise HumanReplyError(f"run {run.info.run_id!r} asks nothing: it is {run.info.status}")
@@ -162,7 +151,7 @@ def cancel(run_id: str, reason: str, sender: SenderOptions, location: StoreLocat
 
     Exit codes: 0 the cancellation is in the store; 2 it was refused, or wrong usage.
     """
-    store, runs = _open_runs(location)
+    store, runs = open_runs(location)
     sent = await_result(runs.cancel(run_id, reason, by=sender.actor()))
     await_result(store.aclose())
     sender.report(sent, "is cancelled", _WAITS)

@@ -14,7 +14,7 @@ import stat
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -26,6 +26,9 @@ from agentfsm.journal.store_url import StoreLocation, locate_store, open_store
 from agentfsm.journal.tenant_store import TenantStore, tenant_tag
 from agentfsm.loop.keys import OLD_SECRETS_VARIABLE, SECRET_VARIABLE, Keyring
 
+if TYPE_CHECKING:
+    from agentfsm.runs import Runs
+
 __all__ = [
     "STORE_HELP",
     "await_result",
@@ -36,6 +39,7 @@ __all__ = [
     "default_store",
     "key_file",
     "open_existing_store",
+    "open_runs",
     "open_store_for_writing",
     "parse_store",
     "require_keyring",
@@ -165,6 +169,28 @@ def open_existing_store(location: StoreLocation) -> Store:
         raise click.UsageError(f"there is no store at {location.name}")
     store, tenant = open_store(location.url), chosen_tenant()
     return _close_with_command(store if tenant is None else TenantStore(store, [tenant]))
+
+
+def open_runs(location: StoreLocation, *, sealed: bool = True) -> tuple[Store, Runs]:
+    """The store at a location, as ``open_existing_store`` opens it, and its runs.
+
+    Args:
+        location: The store.
+        sealed: Whether its secret is needed, as whatever writes needs it.
+
+    Raises:
+        click.UsageError: There is no such file.
+        ConfigurationError: The URL or the key file cannot be read, or the secret is needed and there is none.
+        agentfsm.errors.MissingExtraError: The package for the server is not installed.
+        agentfsm.errors.StoreError: The file cannot be opened as a store.
+    """
+    from agentfsm.runs import Runs  # loads pictures and reports: not for what only prints its help
+
+    store = open_existing_store(location)
+    if sealed:
+        require_keyring(location)
+    found = store_secrets(location)
+    return store, Runs(store, secret=found[0] if found else None, old_secrets=found[1:])
 
 
 def write_for_a_moment(store: Store, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:

@@ -13,15 +13,13 @@ from agentfsm.cli.console import shorten, single_line
 from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
-    open_existing_store,
-    require_keyring,
+    open_runs,
     store_option,
     tenant_option,
     write_for_a_moment,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
-from agentfsm.journal.redact import Occurrence, RunFilter, TextRedaction, files_with_text, find_text, redact_text
-from agentfsm.journal.redact import redact as redact_field
+from agentfsm.journal.redact import Occurrence, RunFilter, TextRedaction, files_with_text
 from agentfsm.journal.sqlite.sqlite_damage import truncate_wal
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
@@ -93,27 +91,24 @@ def redact(
         ctx.exit(_redact_text(wanted, by, location))
     if run_id is None or field is None:
         raise click.UsageError("give RUN and FIELD, or --text")
-    store = open_existing_store(location)
-    keyring = require_keyring(location)
-    deleted = write_for_a_moment(store, lambda writable: redact_field(writable, run_id, field, keyring, by))
+    store, runs = open_runs(location)
+    deleted = await_result(runs.redact(run_id, field, by=by))
     _finish(store, location)
     click.echo(f"{deleted} value{'s' * (deleted != 1)} deleted")
 
 
 def _redact_text(wanted: TextOptions, by: str, location: StoreLocation) -> int:
     """Find a text, ask, and delete it; returns the exit code."""
-    store = open_existing_store(location)
-    keyring, runs = require_keyring(location), RunFilter(wanted.run, wanted.session, wanted.tag)
-    found = await_result(find_text(store, wanted.text, keyring, runs))
+    store, runs = open_runs(location)
+    searched = RunFilter(wanted.run, wanted.session, wanted.tag)
+    would = await_result(runs.redact_text(wanted.text, runs=searched, dry_run=True))
+    found = (*would.deleted, *would.remaining)
     if not wanted.as_json:
         _print_found(found)
-    deletable = [each for each in found if each.is_deletable]
-    if wanted.dry_run or not deletable or not (wanted.yes or _confirmed(deletable)):
-        remaining = TextRedaction((), tuple(found))
+    if wanted.dry_run or not would.deleted or not (wanted.yes or _confirmed(would.deleted)):
+        remaining = TextRedaction((), found)
     else:
-        remaining = write_for_a_moment(
-            store, lambda writable: redact_text(writable, wanted.text, keyring, runs=runs, by=by)
-        )
+        remaining = await_result(runs.redact_text(wanted.text, runs=searched, by=by))
     _finish(store, location)
     files = files_with_text(files_beside(location.file), wanted.text)
     if wanted.as_json:

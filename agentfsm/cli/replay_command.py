@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,18 +13,17 @@ import click
 from rich.progress import Progress
 
 from agentfsm.cli.console import open_console, single_line
-from agentfsm.cli.local_store import await_result, complete_run_id, open_existing_store, store_option, tenant_option
+from agentfsm.cli.local_store import await_result, complete_run_id, open_runs, store_option, tenant_option
 from agentfsm.cli.options import guardrails_option
 from agentfsm.cli.user_code import load_graph
-from agentfsm.errors import JournalError, StoreError, UnknownRunError
-from agentfsm.journal.records import SealedRecord, read_lines
+from agentfsm.errors import JournalError, StoreError
+from agentfsm.journal.records import read_lines
 from agentfsm.journal.replay import Divergence, Replay, ReplayTotals
 from agentfsm.journal.replay_settings import ReplaySettings
-from agentfsm.journal.store import Store, consistent_read
 from agentfsm.journal.store_url import StoreLocation
-from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, VerificationReport, verify_export
-from agentfsm.journal.verification import verify as verify_run
+from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, verify_export
 from agentfsm.loop.presets import PRESETS
+from agentfsm.runs import Runs
 
 __all__ = ["replay"]
 
@@ -83,13 +82,15 @@ def replay(
     named = load_graph(graph) if graph else None
     settings = ReplaySettings.of_preset(preset, graph=named, policy=policy, limits=limits)
     if files:
-        journals = {str(file): partial(_read_export, file) for file in files}
+        replays = {str(file): partial(_replay_export, file, settings) for file in files}
     else:
-        store = open_existing_store(location)
-        names = run_ids or tuple(head.run_id for head in await_result(store.heads()) if head.seq)
-        journals = {name: partial(_read_stored, store, name, bool(run_ids)) for name in names}
+        store, runs = open_runs(location, sealed=False)
+        names = [await_result(runs.find_id(each)) for each in run_ids] or [
+            head.run_id for head in await_result(store.heads()) if head.seq
+        ]
+        replays = {name: partial(_replay_stored, runs, name, settings) for name in names}
     found: list[Replay | None] = []
-    for name, result in _replay_all(journals, settings):
+    for name, result in _replay_all(replays):
         found.append(None if isinstance(result, str) else result)
         click.echo(_json_line(name, result) if as_json else single_line(f"{name}  {_describe_replay(result)}"))
     totals = ReplayTotals.of(found)
@@ -100,51 +101,36 @@ def replay(
     ctx.exit(0 if totals.same == totals.runs else 1)
 
 
-_Journal = Callable[[], tuple[Sequence[SealedRecord], VerificationReport]]
-"""Reads a journal, and verifies it."""
-
-
-def _replay_all(journals: Mapping[str, _Journal], settings: ReplaySettings) -> Iterable[tuple[str, Replay | str]]:
+def _replay_all(replays: Mapping[str, Callable[[], Replay]]) -> Iterable[tuple[str, Replay | str]]:
     """Each run with its replay, or with why it cannot be replayed.
 
     A terminal shows how far this is, and then the results; elsewhere each result is printed at once.
     """
-    results = ((name, _replay_one(read, settings)) for name, read in journals.items())
+    results = ((name, _replay_one(replay_run)) for name, replay_run in replays.items())
     console = open_console()
     if not console.live:
         return results
     with Progress(console=console.err, transient=True, redirect_stdout=False, redirect_stderr=False) as progress:
-        return list(progress.track(results, total=len(journals), description="replaying"))
+        return list(progress.track(results, total=len(replays), description="replaying"))
 
 
-def _replay_one(read: _Journal, settings: ReplaySettings) -> Replay | str:
+def _replay_one(replay_run: Callable[[], Replay]) -> Replay | str:
     try:
-        rows, report = read()
-        if report.code in (TAMPERED, UNVERIFIABLE):
-            return f"record {report.seq}: {report.reason}"
-        if not rows:
-            return "the journal is empty"
-        return settings.replay(rows)
-    except UnknownRunError:
-        raise
-    except (JournalError, StoreError) as error:
+        return replay_run()
+    except (JournalError, StoreError) as error:  # also of a run that was deleted meanwhile
         return str(error)
 
 
-def _read_stored(store: Store, run_id: str, named: bool) -> tuple[Sequence[SealedRecord], VerificationReport]:
-    try:
-        rows, head = await_result(consistent_read(store, run_id))
-    except UnknownRunError as error:
-        if named:
-            raise
-        raise StoreError(str(error)) from error  # it was deleted in the meantime
-    return rows, verify_run(run_id, rows, head)
+def _replay_stored(runs: Runs, run_id: str, settings: ReplaySettings) -> Replay:
+    return await_result(runs.replay(run_id, settings))
 
 
-def _read_export(file: Path) -> tuple[Sequence[SealedRecord], VerificationReport]:
+def _replay_export(file: Path, settings: ReplaySettings) -> Replay:
     text = file.read_text(encoding="utf-8", errors="replace")
     report = verify_export(text, None)
-    return [] if report.code == TAMPERED else read_lines(text.rstrip("\n").split("\n")), report
+    if report.code in (TAMPERED, UNVERIFIABLE):
+        raise JournalError(f"record {report.seq}: {report.reason}")
+    return settings.replay(read_lines(text.rstrip("\n").split("\n")))
 
 
 def _json_line(name: str, result: Replay | str) -> str:

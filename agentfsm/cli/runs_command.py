@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
     open_existing_store,
+    open_runs,
     require_keyring,
     store_option,
     tenant_option,
@@ -26,7 +26,6 @@ from agentfsm.cli.local_store import (
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.errors import JournalError, StoreError
 from agentfsm.journal.adoption import adopt as adopt_run
-from agentfsm.journal.fork import fork as fork_run
 from agentfsm.journal.listing import find_listing
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import Record, SealedRecord, export_lines, read_record
@@ -424,8 +423,8 @@ def export(run_id: str, case: str | None, location: StoreLocation) -> None:
     agentfsm verify --file checks such a file; so does examples/verify_journal.py, with Python's standard library
     alone.
 
-    --case writes one line for agentfsm eval: what was asked, what people answered, how the run ended, and the tools
-    that it called.
+    --case writes one line for agentfsm eval: the conversation so far, what was asked, what people answered, how the
+    run ended, and the tools that it called.
     """
     store = open_existing_store(location)
     run_id = await_result(Runs(store).find_id(run_id))
@@ -438,7 +437,8 @@ def export(run_id: str, case: str | None, location: StoreLocation) -> None:
     if not run.ended:
         raise click.UsageError(f"{run_id} has not ended, so nobody knows yet what a good run of it is")
     replies = _replies(read_ledger(run_id, records).decisions)
-    click.echo(json.dumps(case_of_run(case, run.messages, cast("CaseEnding", run.ended), replies)))
+    given = len(rehydrate(records[:1]).run.messages)
+    click.echo(json.dumps(case_of_run(case, run.messages, cast("CaseEnding", run.ended), replies, given=given)))
 
 
 def _replies(decisions: Sequence[HumanDecision]) -> dict[str, str]:
@@ -480,14 +480,11 @@ def fork(run_id: str, at: int, new_id: str | None, location: StoreLocation) -> N
 
     What RUN did up to that record is not done again.
     """
-    fork_id = secrets.token_hex(8) if new_id is None else new_id
-    if not fork_id.strip() or not fork_id.isprintable():
-        raise click.BadParameter(f"{fork_id!r} is not a valid id", param_hint="--as")
-    store = open_existing_store(location)
-    keyring = require_keyring(location)
-    write_for_a_moment(store, lambda writable: fork_run(writable, run_id, at, fork_id, keyring))
+    if new_id is not None and not (new_id.strip() and new_id.isprintable()):
+        raise click.BadParameter(f"{new_id!r} is not a valid id", param_hint="--as")
+    store, stored_runs = open_runs(location)
+    click.echo(await_result(stored_runs.fork(run_id, at, new_id)))
     await_result(store.aclose())
-    click.echo(fork_id)
 
 
 _ADOPT_EXAMPLES = """\b

@@ -19,6 +19,7 @@ from agentfsm.cli.local_store import (
     chosen_tenant,
     complete_run_id,
     open_existing_store,
+    open_runs,
     store_keyring,
     store_option,
 )
@@ -26,7 +27,6 @@ from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.checkpoint import Checkpoint, CheckpointLog, SignedHeads, read_checkpoint, write_checkpoint
-from agentfsm.journal.listing import verify_listing
 from agentfsm.journal.maintenance import Damage, Tombstone, find_changed_holds, signed_hold
 from agentfsm.journal.purge import verify_tombstone
 from agentfsm.journal.signals import find_foreign_signals
@@ -40,7 +40,6 @@ from agentfsm.journal.verification import (
     VerificationReport,
     unchecked_lines,
     verify_export,
-    verify_stored_run,
     with_doubt,
 )
 from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
@@ -202,7 +201,7 @@ def verify_runs(
     if export_file is not None:
         yield verify_export(_read_text(export_file), hashes, keyring)
         return
-    store = open_existing_store(location)
+    store, runs = open_runs(location, sealed=False)
     yield from map(_as_report, await_result(store.maintenance.schema_damage()))
     stored = [head.run_id for head in await_result(store.heads())]
     purged = {each.run_id: each for each in await_result(store.maintenance.tombstones()) if each.seq}
@@ -211,9 +210,15 @@ def verify_runs(
     for run_id in dict.fromkeys(wanted):
         if run_id in purged and run_id not in stored:
             continue
+        if run_id not in stored and run_id in (hashes or {}):
+            reason = "the checkpoint has it, and the store does not"
+            yield VerificationReport(run_id, TAMPERED, 0, None, reason)
+            continue
         try:
-            report = await_result(verify_stored_run(store, run_id, hashes, keyring))
-            yield await_result(verify_listing(store, report))
+            report = await_result(runs.verify(run_id, checkpoint=hashes))
+            if not run_ids and report.run_id != run_id:  # what is listed has no journal, and its id begins another one
+                raise UnknownRunError(f"there is no run {run_id!r}")
+            yield report
         except UnknownRunError as error:
             if run_ids:
                 raise

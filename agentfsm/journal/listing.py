@@ -90,10 +90,18 @@ async def verify_listing(store: Store, report: VerificationReport) -> Verificati
     if head is None or not records or len(records) != report.records:  # it went on since it was verified
         return report
     wrong = await off_loop(lambda rows: _differences(listed, rows), records)
+    if listed.status != head.status and await _has_another_status(store, head):
+        wrong.insert(0, "status")
     if not wrong:
         return report
     reason = f"it is listed by another {' and '.join(wrong)} than its records say: agentfsm store rebuild mends that"
     return VerificationReport(report.run_id, TAMPERED, report.records, None, reason)
+
+
+async def _has_another_status(store: Store, head: Head) -> bool:
+    """Whether a run is listed with another status than its head has, while nobody goes on with it."""
+    listed = await find_listing(store, head.run_id)
+    return listed is not None and listed.status != head.status and await store.head(head.run_id) == head
 
 
 async def needs_rebuild(store: Store, head: Head) -> bool:

@@ -262,6 +262,17 @@ class StoreMaintenance(Protocol):
         """
         ...
 
+    async def reindex(self) -> list[str]:
+        """Have each run found by the tags and the metadata by which it is listed, and by no others.
+
+        Returns:
+            The ids of the runs that were found by others, which only somebody who edits a store by hand can cause.
+
+        Raises:
+            StoreError: The store cannot be written.
+        """
+        ...
+
     async def compact(self) -> str:
         """Return the space of what was deleted, so that nothing of it is left in the store. It may take a while.
 

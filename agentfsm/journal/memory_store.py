@@ -159,6 +159,10 @@ class MemoryMaintenance:
         """Whether a run that had records was purged; see ``StoreMaintenance.was_purged``."""
         return run_id in self._purged
 
+    async def reindex(self) -> list[str]:
+        """Do nothing: runs are found by what they are listed by."""
+        return []
+
     async def compact(self) -> str:
         """Do nothing: what was deleted is gone."""
         return ""

@@ -242,5 +242,8 @@ class _TenantMaintenance:
     async def was_purged(self, run_id: str) -> bool:
         return await self._store.maintenance.was_purged(run_id)
 
+    async def reindex(self) -> list[str]:
+        return [each for each in await self._store.maintenance.reindex() if await self._own.has(each)]
+
     async def compact(self) -> str:
         return await self._store.maintenance.compact()

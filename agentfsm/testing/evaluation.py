@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from pydantic import TypeAdapter, ValidationError
+
 from agentfsm.agent import Agent
 from agentfsm.errors import AgentfsmError, ConfigurationError
 from agentfsm.loop.events import Handoff, PartialRunSummary, RunAborted, RunCancelled, RunCompleted, UserInputRequested
 from agentfsm.loop.failures import Failure
-from agentfsm.loop.messages import Message, Usage
+from agentfsm.loop.messages import Message, Role, Usage
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.result import RunResult
+from agentfsm.runtime.run import normalize_history
 
 if TYPE_CHECKING:
     from agentfsm.runtime.approval import HumanInput
@@ -233,7 +236,8 @@ def _problem(case: Case, result: RunResult[Any]) -> str:
     ending = _ENDINGS[type(result.outcome)]
     if ending != case.ending:
         return f"{_shown(ending)}, not {_shown(case.ending)}: {_reason(result)}"
-    called = {call.name for message in result.messages for call in message.tool_calls}
+    own = result.messages[len(normalize_history(case.message_history)) :]
+    called = {call.name for message in own for call in message.tool_calls}
     if missing := [name for name in case.tools if name not in called]:
         return f"{', '.join(missing)} was not called"
     answer = "" if result.output is None else str(result.output)
@@ -265,7 +269,12 @@ def _reason(result: RunResult[Any]) -> str:
 
 
 def case_of_run(
-    name: str, messages: Iterable[Message], ending: CaseEnding, replies: Mapping[str, str] | None = None
+    name: str,
+    messages: Sequence[Message],
+    ending: CaseEnding,
+    replies: Mapping[str, str] | None = None,
+    *,
+    given: int = 1,
 ) -> dict[str, Any]:
     """A run as a case in JSON: a later run is as good if it ends so and calls the same tools.
 
@@ -274,15 +283,25 @@ def case_of_run(
         messages: The run's transcript.
         ending: How it ended.
         replies: What people answered to each kind of request, as ``agentfsm resume`` takes it.
+        given: How many of the messages the run was started with: the conversation so far, and the prompt.
+
+    Raises:
+        ConfigurationError: It was prompted with images or files, which a case has no place for, or with nothing.
     """
-    said = list(messages)
-    called = dict.fromkeys(call.name for message in said for call in message.tool_calls)
-    prompt = next((message.content for message in said if message.role == "user"), "")
-    case = {"name": name, "prompt": prompt, "ending": ending, "tools": list(called)}
+    asked = next((at for at in reversed(range(given)) if messages[at].role is Role.USER), None)
+    if asked is None or messages[asked].attachments:
+        what = "no prompt" if asked is None else "a prompt with images or files"
+        raise ConfigurationError(f"the run has {what}, and the prompt of a case is a text")
+    called = dict.fromkeys(call.name for message in messages[asked:] for call in message.tool_calls)
+    case = {"name": name, "prompt": messages[asked].content, "ending": ending, "tools": list(called)}
+    if history := messages[:asked]:
+        case["message_history"] = _MESSAGES.dump_python(list(history), mode="json", exclude_defaults=True)
     return {**case, "replies": dict(replies)} if replies else case
 
 
-_FIELDS = {"name", "prompt", "ending", "tools", "contains", "replies"}
+_MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
+
+_FIELDS = {"name", "prompt", "ending", "tools", "contains", "message_history", "replies"}
 
 
 def read_cases(path: Path, parse_reply: Callable[[str, str], HumanInput]) -> list[Case]:
@@ -325,12 +344,17 @@ def _parse_case(line: str, where: str, parse_reply: Callable[[str, str], HumanIn
     replies = data.get("replies", {})
     if not isinstance(replies, dict) or not _are_texts(list(cast("dict[str, Any]", replies).values())):
         raise ConfigurationError(f"{where}: replies is an object of texts, such as {{'approval': 'allow'}}")
+    try:
+        history = _MESSAGES.validate_python(data.get("message_history", []))
+    except ValidationError as error:
+        raise ConfigurationError(f"{where}: message_history is not a list of messages: {error}") from None
     return Case(
         name=data["name"],
         prompt=data["prompt"],
         ending=ending,
         tools=tuple(data.get("tools", [])),
         contains=tuple(data.get("contains", [])),
+        message_history=history,
         replies={kind: parse_reply(kind, text) for kind, text in cast("dict[str, str]", replies).items()},
     )
 

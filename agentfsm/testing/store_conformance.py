@@ -499,6 +499,7 @@ async def purges_whole_runs(make: OpenStore) -> None:
     await _raises(UnknownRunError, store.acquire("run2", "me"))
     await _raises(RunExistsError, store.acquire("run2", "me", new=True))
     _require(await store.maintenance.purge(tombstones) == [])
+    _require(await store.maintenance.reindex() == [])
     await store.maintenance.compact()
     await store.aclose()
     again = make()

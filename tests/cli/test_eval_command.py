@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,21 @@ def pay() -> str:
 
 
 AGENT = Agent(ScriptedModel([call("pay"), "done"]), tools=[pay])
+"""
+
+SELLER = """
+from agentfsm import Agent, Message, Reply, Role
+
+
+class Seller:
+    name = "scripted"
+
+    async def reply(self, request):
+        known = [message.content for message in request.messages]
+        return Reply(Message(Role.ASSISTANT, "Seven euros." if "Tea is 3.50." in known else ""))
+
+
+AGENT = Agent(Seller())
 """
 
 SHOP = '''
@@ -153,3 +169,32 @@ def test_a_case_has_what_people_answered_if_they_always_answered_the_same(
             agent.resume_sync("one", reply)
     line = cli("export", "one", "--case", "pay", "--store", "runs.db").stdout
     assert json.loads(line).get("replies", {}) == replies
+
+
+def test_a_run_of_a_session_becomes_a_case_with_its_own_prompt_and_the_conversation_before_it(
+    cli: Cli, shop: Path, tmp_path: Path
+) -> None:
+    def price(item: str) -> str:
+        """Say what an item costs."""
+        return "3.50"
+
+    async def talk() -> str:
+        async with SqliteStore(tmp_path / "runs.db") as store:
+            script = [call("price", item="tea"), "Tea is 3.50.", "Seven euros."]
+            session = Agent(ScriptedModel(script), tools=[price], host=Host(store=store)).session("ann")
+            await session.run("What does tea cost?")
+            return (await session.run("And two?")).run_id
+
+    line = cli("export", asyncio.run(talk()), "--case", "two", "--store", "runs.db").stdout
+    case = json.loads(line)
+    assert (case["prompt"], case["tools"]) == ("And two?", [])
+    assert [(each["role"], each.get("content", "")) for each in case["message_history"]] == [
+        ("user", "What does tea cost?"), ("assistant", ""), ("tool", "3.50"), ("assistant", "Tea is 3.50."),
+    ]  # fmt: skip
+    (tmp_path / "cases.jsonl").write_text(line)
+    (tmp_path / "seller.py").write_text(SELLER)
+    good = cli("eval", "cases.jsonl", "--agent", "seller.py:AGENT")
+    assert (good.exit_code, "1 of 1 runs with scripted are good" in good.stdout) == (0, True), good.output
+    (tmp_path / "cases.jsonl").write_text(json.dumps({**case, "tools": ["price"]}))  # only an earlier run called it
+    bad = cli("eval", "cases.jsonl", "--agent", "seller.py:AGENT")
+    assert (bad.exit_code, "price was not called" in bad.stdout) == (1, True), bad.output

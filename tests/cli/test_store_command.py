@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm import Agent, Deny, Host, open_store, tool
+from agentfsm import Agent, Deny, Host, SqliteStore, open_store, tool
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.cli.conftest import Cli
@@ -132,6 +132,59 @@ def test_a_listing_that_somebody_changed_is_found_and_rebuilt(url: str, cli: Cli
     assert cli("store", "rebuild").stdout == "old  listed again\n"
     assert cli("verify").exit_code == 4
     assert cli("store", "rebuild").stdout == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE run_info SET status = 'running'",
+        "UPDATE run_info SET tags = '[\"wrong\"]' WHERE id = 1",
+        "UPDATE run_info SET tags = 'nonsense' WHERE id = 1",
+        'UPDATE run_info SET metadata = \'{"wrong": "1"}\' WHERE id = 1',
+        "UPDATE run_tag SET tag = 'wrong' WHERE tag = 'kept'",
+        "UPDATE run_metadata SET value = 'wrong' WHERE id = 1",
+        "DELETE FROM run_tag; DELETE FROM run_metadata",
+        "INSERT INTO run_tag (tag, id) VALUES ('wrong', 1); INSERT INTO run_metadata VALUES ('wrong', '1', 1)",
+        "UPDATE run_info SET tags = '[\"wrong\"]', metadata = NULL; DELETE FROM run_tag WHERE tag = 'kept'",
+    ],
+)
+def test_a_changed_index_of_tags_or_metadata_is_found_and_rebuilt(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setenv("AGENTFSM_STORE", "runs.db")
+    monkeypatch.setenv("AGENTFSM_SECRET", SECRET)
+    with SqliteStore(tmp_path / "runs.db") as store:
+        agent = Agent(ScriptedModel(["ok"]), host=Host(store=store, secret=SECRET.encode()))
+        agent.run_sync("Go.", run_id="one", tags=["billing", "kept"], metadata={"order": 7})
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as db:
+        db.executescript(change)
+    assert cli("verify").exit_code == 1
+    rebuilt = cli("store", "rebuild")
+    assert rebuilt.stdout.startswith("one  "), rebuilt.output
+    assert cli("verify").exit_code == 0
+    assert cli("store", "rebuild").stdout == ""
+    finds_one = {("--tag", "billing"), ("--tag", "kept"), ("--metadata", "order=7")}
+    finds_none = {("--tag", "wrong"), ("--tag", "other"), ("--metadata", "wrong=1")}
+    for search in finds_one | finds_none:
+        assert len(cli("runs", *search, "--json").stdout.splitlines()) == (search in finds_one), search
+
+
+@pytest.mark.parametrize("change", ["tags = '{wrong}'", 'metadata = \'{"wrong": "1"}\'', "metadata = NULL"])
+def test_changed_tags_or_metadata_on_a_server_are_found_and_rebuilt(
+    cli: Cli, database: str, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    import psycopg
+
+    empty_database(database)
+    monkeypatch.setenv("AGENTFSM_STORE", database)
+    monkeypatch.setenv("AGENTFSM_SECRET", SECRET)
+    fill(database)
+    with psycopg.connect(database, autocommit=True) as server:
+        server.execute(f"UPDATE agentfsm.run_info SET {change} WHERE prompt = 'Hello.'")  # type: ignore[arg-type]
+    assert cli("store", "rebuild").stdout == "old  listed again\n"
+    assert cli("verify").exit_code == 4
+    assert [len(cli("runs", "--tag", tag, "--json").stdout.splitlines()) for tag in ("demo", "wrong")] == [1, 0]
+    assert cli("runs", "--metadata", "wrong=1", "--json").stdout == ""
 
 
 def test_the_store_of_an_earlier_release_is_migrated_and_listed(cli: Cli, tmp_path: Path) -> None:

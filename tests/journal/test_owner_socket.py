@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from agentfsm import (
     Host,
     RunCancelled,
     RunCompleted,
+    RunQuery,
     Runs,
     SqliteStore,
     StaleHumanReplyError,
@@ -242,6 +245,20 @@ def test_runs_are_held_and_purged_through_the_owner(tmp_path: Path) -> None:
         assert await service.store.maintenance.tombstones() == [tombstone]
 
     play(scenario, tmp_path / "runs.db")
+
+
+def test_an_index_is_rebuilt_through_the_owner(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+
+    async def scenario(service: Service, other: SqliteStore, runs: Runs) -> None:
+        await service.agent("Done.").run("Go.", run_id="tagged", tags=["billing"])
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            db.execute("UPDATE run_tag SET tag = 'wrong'")
+        assert await runs.count(RunQuery(tag="billing")) == 0
+        assert await other.maintenance.reindex() == ["tagged"]
+        assert [await runs.count(RunQuery(tag=tag)) for tag in ("billing", "wrong")] == [1, 0]
+
+    play(scenario, path)
 
 
 def test_a_lease_ends_with_its_connection(tmp_path: Path) -> None:

@@ -374,6 +374,23 @@ def test_fork_and_redact(path):
     command("verify", "whole", "--store", path)
 
 
+def test_what_works_on_single_runs_takes_the_beginning_of_an_id(path):
+    assert command("verify", "wh", "--store", path).startswith("whole  good (")
+    assert command("replay", "wh", "--store", path).startswith("whole  ")
+    assert command("fork", "wa", "--at", 3, "--as", "other", "--store", path) == "other\n"
+    assert command("redact", "wh", "1", "--store", path) == "4 values deleted\n"
+    assert "several runs begin with 'w'" in command("verify", "w", "--store", path, code=2)
+
+
+def test_a_run_of_a_checkpoint_that_is_gone_is_not_taken_for_one_whose_id_begins_the_same(path, signed):
+    with SqliteStore(path) as store:
+        finished_run(store, "waits-too")
+    forge(path, "DELETE FROM run WHERE run_id = 'waits'")
+    text = command(*signed, code=1)
+    assert "waits  TAMPERED (0 records): the checkpoint has it, and the store does not" in text
+    assert "waits-too  good (" in text
+
+
 def test_a_run_that_cannot_be_replayed_does_not_hide_the_others(path):
     command("redact", "whole", "1", "--store", path)
     lines = command("replay", "--store", path, code=1).splitlines()

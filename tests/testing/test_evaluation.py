@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Allow, ConfigurationError, Message, Reply, TransientProviderError, Usage, tool
+from agentfsm import (
+    Agent,
+    Allow,
+    ConfigurationError,
+    Image,
+    Message,
+    Reply,
+    Role,
+    TransientProviderError,
+    Usage,
+    tool,
+)
 from agentfsm.cli.terminal_prompt import parse_reply
 from agentfsm.testing import Case, ScriptedModel, call, evaluate
 from agentfsm.testing.evaluation import case_of_run, read_cases
@@ -111,6 +122,13 @@ def test_a_wrong_evaluation_is_refused(cases: list[Case], repeat: int, message: 
         run(agent(), *cases, repeat=repeat)
 
 
+def test_a_prompt_that_is_more_than_text_does_not_become_a_case() -> None:
+    picture = Message(Role.USER, "What is it?", images=(Image(media_type="image/png", data="iVBORw0KGgo="),))
+    for messages in ([picture], [Message(Role.ASSISTANT, "Hello.")]):
+        with pytest.raises(ConfigurationError, match="the prompt of a case is a text"):
+            case_of_run("picture", messages, "completed")
+
+
 def test_a_run_becomes_a_case_that_it_passes(tmp_path: Path) -> None:
     script = [call("look", place="x"), "I found it."]
     result = agent(*script).run_sync("Where is it?")
@@ -134,6 +152,7 @@ def test_a_run_becomes_a_case_that_it_passes(tmp_path: Path) -> None:
         ('{"name": "a", "prompt": "p", "ending": "done"}', "the ending is one of completed"),
         ('{"name": "a", "prompt": "p", "tools": "look"}', "tools is a list of texts"),
         ('{"name": "a", "prompt": "p", "replies": ["allow"]}', "replies is an object"),
+        ('{"name": "a", "prompt": "p", "message_history": [{"role": "nobody"}]}', "message_history is not a list of"),
     ],
 )
 def test_a_line_that_is_no_case_is_named(tmp_path: Path, line: str, message: str) -> None:

@@ -54,6 +54,10 @@ class OwnerMaintenance(Protocol):
         """Delete runs."""
         ...
 
+    async def reindex(self) -> list[str]:
+        """Have runs found by what they are listed by."""
+        ...
+
     async def compact(self) -> str:
         """Return the space of what was deleted."""
         ...
@@ -250,6 +254,10 @@ async def _purge(store: OwnerStore, message: Message, leases: Leases) -> list[st
     return await store.maintenance.purge([Tombstone(**each) for each in message["tombstones"]])
 
 
+async def _reindex(store: OwnerStore, message: Message, leases: Leases) -> list[str]:
+    return await store.maintenance.reindex()
+
+
 async def _compact(store: OwnerStore, message: Message, leases: Leases) -> str:
     return await store.maintenance.compact()
 
@@ -263,6 +271,7 @@ _COMMANDS: dict[str, Callable[[OwnerStore, Message, Leases], Awaitable[Any]]] = 
     "remove_signal": _remove,
     "set_hold": _set_hold,
     "purge": _purge,
+    "reindex": _reindex,
     "compact": _compact,
 }
 """What other processes may ask for."""

@@ -18,7 +18,7 @@ from agentfsm.errors import UnknownRunError
 from agentfsm.journal.maintenance import Damage, Fact, Hold, Tombstone, read_tombstone
 from agentfsm.journal.sqlite.owned_store import OwnedStore, RunRow
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
-from agentfsm.journal.sqlite.sqlite_run_info import delete_run_info
+from agentfsm.journal.sqlite.sqlite_run_info import delete_run_info, rebuild_index
 from agentfsm.journal.sqlite.sqlite_turn import SqliteTurn
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 
@@ -140,6 +140,13 @@ class SqliteMaintenance:
     async def was_purged(self, run_id: str) -> bool:
         """Whether a run that had records was purged; see ``StoreMaintenance.was_purged``."""
         return await self._reader.read(lambda db: _was_purged(db, run_id), False)
+
+    async def reindex(self) -> list[str]:
+        """Have runs found by what they are listed by; see ``StoreMaintenance.reindex``."""
+        async with self._turn.write() as owner:
+            if owner is not None:
+                return list(await owner.call("reindex"))
+            return list(await self._writer.submit(rebuild_index))
 
     async def compact(self) -> str:
         """Return the space of what was deleted to the file system; see ``StoreMaintenance.compact``."""

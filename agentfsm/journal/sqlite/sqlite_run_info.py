@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
@@ -13,6 +13,7 @@ __all__ = [
     "count_run_infos",
     "delete_run_info",
     "find_index_damage",
+    "rebuild_index",
     "select_run_infos",
     "update_texts",
     "write_run_info",
@@ -23,6 +24,9 @@ _FIELDS = (
     "waiting_kind", "waiting_tool", "waiting_roles", "expires", "parent", "metadata",
 )  # fmt: skip
 _UPDATE = f"UPDATE run_info SET {', '.join(f'{name} = ?' for name in _FIELDS)} WHERE id = ?"  # noqa: S608  # our own names
+_WITH_METADATA = 6
+"""The version of the schema since which runs are listed and found by their metadata."""
+
 _COLUMNS = ", ".join(f"info.{name}" for name in _FIELDS)
 
 
@@ -65,14 +69,12 @@ def _write_index(
     text, entries = json.dumps(tags) if tags else "", None if metadata is None else json.dumps(metadata)
     old_text, old_entries = db.execute("SELECT tags, metadata FROM run_info WHERE id = ?", (number,)).fetchone()
     if old_text != text:
-        old = dict.fromkeys(json.loads(old_text or "[]"))
-        db.executemany("DELETE FROM run_tag WHERE tag = ? AND id = ?", [(tag, number) for tag in old])
-        db.executemany("INSERT INTO run_tag (tag, id) VALUES (?, ?)", [(tag, number) for tag in dict.fromkeys(tags)])
+        db.executemany("DELETE FROM run_tag WHERE tag = ? AND id = ?", [(tag, number) for tag in _loaded(old_text)])
+        _insert_index(db, number, tags, {})
     if old_entries != entries:
-        before: dict[str, str] = json.loads(old_entries or "{}")
-        gone, new = ([(*each, number) for each in (entries or {}).items()] for entries in (before, metadata))
+        gone = [(*entry, number) for entry in _loaded(old_entries).items()]
         db.executemany("DELETE FROM run_metadata WHERE name = ? AND value = ? AND id = ?", gone)
-        db.executemany("INSERT INTO run_metadata (name, value, id) VALUES (?, ?, ?)", new)
+        _insert_index(db, number, (), metadata or {})
     return text, entries
 
 
@@ -91,23 +93,46 @@ def update_texts(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
     )
 
 
-def find_index_damage(db: sqlite3.Connection, version: int) -> list[int]:
+def find_index_damage(db: sqlite3.Connection, version: int = _WITH_METADATA) -> list[int]:
     """The numbers of the runs that are found by other tags or metadata than they are listed by, in order.
 
     Args:
         db: The file.
-        version: The version of its schema.
+        version: The version of its schema; by default, one in which both are kept.
     """
     found: set[tuple[Any, ...]] = set()
     if version >= 3:
         listed = db.execute("SELECT id, tags FROM run_info WHERE tags <> ''")
         found |= {(number, tag) for number, text in listed for tag in _loaded(text)}
         found ^= set(db.execute("SELECT id, tag FROM run_tag"))
-    if version >= 6:
+    if version >= _WITH_METADATA:
         listed = db.execute("SELECT id, metadata FROM run_info WHERE metadata IS NOT NULL")
         entries = {(number, *entry) for number, text in listed for entry in _loaded(text).items()}
         found |= entries ^ set(db.execute("SELECT id, name, value FROM run_metadata"))
     return sorted({number for number, *_ in found})
+
+
+def rebuild_index(db: sqlite3.Connection) -> list[str]:
+    """Write the index of tags and metadata anew for each run that is found by others than it is listed by.
+
+    Returns:
+        The ids of these runs.
+    """
+    found: list[str] = []
+    for number in find_index_damage(db):
+        db.execute("DELETE FROM run_tag WHERE id = ?", (number,))
+        db.execute("DELETE FROM run_metadata WHERE id = ?", (number,))
+        for tags, metadata in db.execute("SELECT tags, metadata FROM run_info WHERE id = ?", (number,)).fetchall():
+            _insert_index(db, number, _loaded(tags), _loaded(metadata))
+        found += [run_id for (run_id,) in db.execute("SELECT run_id FROM run WHERE id = ?", (number,))]
+    return found
+
+
+def _insert_index(db: sqlite3.Connection, number: int, tags: Iterable[str], metadata: Mapping[str, str]) -> None:
+    """Have a run found by tags and metadata; somebody may have changed the listing, and not the index."""
+    db.executemany("INSERT OR IGNORE INTO run_tag (tag, id) VALUES (?, ?)", [(tag, number) for tag in tags])
+    entries = [(*entry, number) for entry in metadata.items()]
+    db.executemany("INSERT OR IGNORE INTO run_metadata (name, value, id) VALUES (?, ?, ?)", entries)
 
 
 def _loaded(text: Any) -> dict[str, str]:
@@ -167,7 +192,7 @@ _WITHOUT_METADATA = "(SELECT *, NULL AS metadata FROM run_info)"
 def _oldest_version(query: RunQuery) -> int:
     """The first version of the schema in which a query can find anything."""
     if query.metadata:
-        return 6
+        return _WITH_METADATA
     return 1 if query.tag is None and query.any_tag is None else 3
 
 
@@ -181,7 +206,7 @@ def _indexed(query: RunQuery) -> list[tuple[str, str, tuple[str, ...]]]:
 
 def _source(query: RunQuery, version: int) -> tuple[str, str]:
     """The tables to search, and the column by which their rows are numbered: the first index finds them, in order."""
-    infos = f"{_UNLISTED if version < 3 else _WITHOUT_METADATA if version < 6 else 'run_info'} AS info"
+    infos = f"{_UNLISTED if version < 3 else _WITHOUT_METADATA if version < _WITH_METADATA else 'run_info'} AS info"
     for table, *_ in _indexed(query):
         return f"{table} AS found CROSS JOIN {infos} ON info.id = found.id", "found.id"
     return infos, "info.id"
@@ -243,15 +268,23 @@ def _info(row: tuple[Any, ...]) -> RunInfo:
         prompt,
         actor,
         session,
-        tuple(json.loads(tags)) if tags else (),
+        _texts(tags),
         model,
         cost,
         tokens,
-        WaitingFor(kind, tool, tuple(json.loads(roles)) if roles else ()) if kind else None,
+        WaitingFor(kind, tool, _texts(roles)) if kind else None,
         _seconds(expires),
         parent,
-        None if metadata is None else json.loads(metadata),
+        None if metadata is None else _loaded(metadata),
     )
+
+
+def _texts(text: str) -> tuple[str, ...]:
+    """Listed tags or roles; nothing if the column was changed to what nobody can read, which verification reports."""
+    try:
+        return tuple(map(str, json.loads(text))) if text else ()
+    except (TypeError, ValueError):
+        return ()
 
 
 def _milliseconds(seconds: float | None) -> int | None:
