@@ -53,10 +53,8 @@ bench-scale: .venv/.dev  ## Measure many workers on one server, killed at random
 	$(BIN)/python -m tests.benchmarks.scale_benchmark $(SCALE)
 
 bench: .venv/.dev  ## Measure speed; fails if a bound is missed
-	$(BIN)/python tests/benchmarks/streaming_benchmark.py
-	$(BIN)/python -m tests.benchmarks.journal_benchmark
-	$(BIN)/python -m tests.benchmarks.viewer_benchmark
-	$(BIN)/python -m tests.benchmarks.loop_benchmark --check
+	@code=0; for benchmark in streaming_benchmark journal_benchmark viewer_benchmark "loop_benchmark --check"; do \
+	$(BIN)/python -m tests.benchmarks.$$benchmark || code=1; done; exit $$code
 
 soak: .venv/.dev  ## Run the long fault-injection tests
 	$(BIN)/python -m pytest -n $(JOBS) -m soak

@@ -40,3 +40,16 @@ def test_the_parts_of_the_benchmark_of_the_journal_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loop", [loop_benchmark.bare_loop, loop_benchmark.careful_loop, loop_benchmark.declared_loop])
 def test_the_loops_that_are_compared_run(loop: Callable[[int], Awaitable[None]]) -> None:
     asyncio.run(loop(2))
+
+
+@pytest.mark.parametrize(("value", "code"), [(2.4, 0), (2.5, 0), (2.6, 1)])
+def test_the_benchmark_of_the_journal_fails_if_a_bound_is_missed(
+    value: float, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(folder: Path, report: Callable[[str, float, str], None]) -> None:
+        report("without a bound", 9.0, "-")
+        report("first", value, "<= 2.5")
+        report("second", 1.0, "<= 2.5")
+
+    monkeypatch.setattr(journal_benchmark, "measure", measure)
+    assert journal_benchmark.main() == code

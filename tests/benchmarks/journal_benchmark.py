@@ -393,15 +393,20 @@ def verdict(value: float, wanted: str) -> str:
     return "" if bound is None else "met" if _HOLDS[bound[1]](value, float(bound[2])) else "MISSED"
 
 
-def main() -> None:
-    """Measure everything once and print it as a table."""
+def main() -> int:
+    """Measure everything once and print it as a table; returns the exit code, 1 if a bound was missed."""
+    missed = False
 
     def tell(what: str, value: float, wanted: str) -> None:
-        print(f"{what:<66} {value:>10.2f}   {wanted:<8}{verdict(value, wanted)}".rstrip(), flush=True)
+        nonlocal missed
+        met = verdict(value, wanted)
+        missed = missed or met == "MISSED"
+        print(f"{what:<66} {value:>10.2f}   {wanted:<8}{met}".rstrip(), flush=True)
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         measure(folder, tell)
+    return int(missed)
 
 
 def measure(folder: Path, report: Callable[[str, float, str], None]) -> None:
@@ -458,4 +463,4 @@ def measure(folder: Path, report: Callable[[str, float, str], None]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

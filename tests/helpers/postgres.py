@@ -170,3 +170,36 @@ class CuttingProxy:
                     if verdict == "after":
                         server.recv(65536)  # it has been committed
                         return
+
+
+FAKE_CLOCK = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+"""The library of the package ``faketime``, which lets a program see another time; None if it is not installed."""
+
+
+class ServerClock:
+    """The clock of a server that was started with ``environment``.
+
+    Args:
+        folder: For the file by which it is set.
+
+    Attributes:
+        environment: What the server needs in its environment.
+        url: A database of the server.
+    """
+
+    url: str
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "clock"
+        self.jump(0)
+        self._file.chmod(0o644)
+        self.environment = {
+            "LD_PRELOAD": str(FAKE_CLOCK),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def jump(self, seconds: int) -> None:
+        """Set it so many seconds before or after the real time."""
+        self._file.write_text(f"{seconds:+d}")

@@ -16,6 +16,8 @@ from tests.helpers.postgres import empty_database
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
+from agentfsm.journal.postgres.postgres_session import PostgresSettings  # noqa: E402
+from agentfsm.journal.postgres.postgres_signals import SignalListener  # noqa: E402
 
 SECRET = b"the secret of the tests"
 
@@ -147,3 +149,29 @@ def test_nothing_is_left_of_what_listened(url: str) -> None:
         return len(asyncio.all_tasks())
 
     assert asyncio.run(scenario()) == 1
+
+
+def test_a_listener_that_swallows_a_cancellation_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As psycopg does before Python 3.12, if the server's answer comes in the same moment."""
+    monkeypatch.setattr("agentfsm.journal.postgres.postgres_signals.POLL_S", 0)
+    monkeypatch.setattr("agentfsm.journal.postgres.postgres_session.CANCEL_AGAIN_S", 0.01)
+    swallowed = 0
+
+    async def read_pending() -> list[str]:
+        nonlocal swallowed
+        if not swallowed:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                swallowed += 1
+        return []
+
+    async def scenario() -> None:
+        settings = PostgresSettings("postgresql://host/db", "lease", 1.0, 1.0)
+        listener = SignalListener(settings, read_pending, lambda run_id: None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(listener.aclose(), 10)
+
+    asyncio.run(scenario())
+    assert swallowed == 1

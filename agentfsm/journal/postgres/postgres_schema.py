@@ -22,10 +22,11 @@ __all__ = [
     "schema_sql",
 ]
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """1: the first one; 2: with columns that list runs; 3: with signals; 4: with holds and tombstones; 5: with the records
-of a commit in one row, and with runs found by their metadata; 6: with sealed holds. The first write creates it or
-brings it up to date, and so does ``agentfsm store migrate``."""
+of a commit in one row, and with runs found by their metadata; 6: with sealed holds; 7: with leases that do not last
+longer if the server's clock is set back. The first write creates it or brings it up to date, and so does ``agentfsm
+store migrate``."""
 
 _CREATE_LOCK = 0x6166736D
 """The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
@@ -151,6 +152,15 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     """,
     """
     ALTER TABLE agentfsm.hold ADD ended boolean NOT NULL DEFAULT false, ADD mac bytea NOT NULL DEFAULT '';
+    """,
+    """
+    ALTER TABLE agentfsm.owner ADD renewed_at timestamptz NOT NULL DEFAULT clock_timestamp();
+    CREATE OR REPLACE VIEW agentfsm.alive AS  -- a lease of the future is one from before the clock was set back
+        SELECT ((classid::bigint << 32) | objid::bigint) AS key FROM pg_locks
+            WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        UNION ALL SELECT key FROM agentfsm.owner
+            WHERE alive_until > clock_timestamp() AND renewed_at - (alive_until - renewed_at) < clock_timestamp();
     """,
 )
 """What leads from each version to the next; the first one from an empty schema."""

@@ -21,7 +21,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from agentfsm.errors import StoreError
 from agentfsm.journal.postgres.postgres_schema import as_store_error, create_schema, read_version, require_current
 
-__all__ = ["Connection", "Liveness", "PostgresSession", "PostgresSettings"]
+__all__ = ["Connection", "Liveness", "PostgresSession", "PostgresSettings", "end_task"]
 
 Connection = AsyncConnection[tuple[Any, ...]]
 
@@ -35,6 +35,9 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 2.0
 
 RENEWALS_PER_LEASE = 3
 """How often a lease is renewed before it would expire."""
+
+CANCEL_AGAIN_S = 1.0
+"""Seconds after which a task that still goes on is cancelled again."""
 
 _KEEPALIVES = {
     "keepalives_idle": "10",
@@ -169,8 +172,9 @@ class PostgresSession:
 
     async def _renew(self, db: Connection) -> None:
         await db.execute(
-            "INSERT INTO agentfsm.owner VALUES (%s, clock_timestamp() + make_interval(secs => %s))"
-            " ON CONFLICT (key) DO UPDATE SET alive_until = excluded.alive_until",
+            "INSERT INTO agentfsm.owner (key, renewed_at, alive_until)"
+            " SELECT %s, now, now + make_interval(secs => %s) FROM clock_timestamp() AS now"
+            " ON CONFLICT (key) DO UPDATE SET renewed_at = excluded.renewed_at, alive_until = excluded.alive_until",
             (self.key, self.settings.lease_s),
         )
 
@@ -275,8 +279,8 @@ class PostgresSession:
 
     async def _disconnect(self) -> None:
         if self._renewal is not None:
-            self._renewal.cancel()
-            self._renewal = None
+            renewal, self._renewal = self._renewal, None
+            await end_task(renewal)
         if self._pool is not None:
             pool, self._pool = self._pool, None
             await pool.close()
@@ -288,3 +292,13 @@ class PostgresSession:
 def _refused(error: Exception) -> bool:
     """Whether the server answered, and will not answer anything else to the same operation."""
     return isinstance(error, (psycopg.errors.DiskFull, psycopg.errors.ConfigurationLimitExceeded))
+
+
+async def end_task(task: asyncio.Task[None]) -> None:
+    """Cancel a task until it has ended.
+
+    Before Python 3.12, ``asyncio.wait_for`` in psycopg swallows a cancellation that comes together with an answer.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=CANCEL_AGAIN_S)

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from agentfsm.errors import StoreError, UnknownRunError
-from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession, PostgresSettings
+from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession, PostgresSettings, end_task
 from agentfsm.journal.signal_hub import SignalHub
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Lease
@@ -131,8 +131,7 @@ class SignalListener:
 
     async def aclose(self) -> None:
         """Stop listening."""
-        self.task.cancel()
-        await asyncio.wait([self.task])
+        await end_task(self.task)
 
 
 class PostgresSignals:

@@ -1,0 +1,126 @@
+"""Who owns a run on a PostgreSQL server when workers freeze and wake up, and when the server's clock jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm import StaleLease
+from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.store import Lease
+from agentfsm.testing.store_conformance import sealed_records
+from tests.helpers.child_process import run_helper
+from tests.helpers.postgres import FAKE_CLOCK, ServerClock, empty_database, new_database, start_server
+
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
+
+from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
+
+HOUR_S = 3600
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP")
+@pytest.mark.parametrize("liveness", ["lease", "session"])
+def test_workers_that_were_frozen_write_nothing_when_they_wake_up(liveness: str, database: str, counted: Any) -> None:
+    empty_database(database)
+    told = run_helper("frozen_workers", database, liveness, "20")
+    if liveness == "session":
+        assert told["owned"] == 20  # a process that is frozen keeps its connection, until its machine is gone
+    assert told["taken"] == {"in_doubt": 10, "Taken over.": 20}
+    assert told["effects"] == {f"run{number}": 1 if number % 2 else 2 for number in range(20)}
+    assert told["woke"] == {"StaleLease": 20}
+    assert told["same"]
+    assert told["codes"] == {"0": 20}
+    counted(f"on PostgreSQL ({liveness}): 20 frozen workers woke up after they were taken over, and wrote nothing")
+
+
+@pytest.fixture
+def clock(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerClock]:
+    """The clock of a server of its own; ``clock.url`` is a database on it."""
+    if FAKE_CLOCK is None:
+        pytest.skip("faketime is not installed, which sets the clock of a single program")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        clock = ServerClock(Path(folder))
+        with monkeypatch.context() as during_start:
+            for name, value in clock.environment.items():
+                during_start.setenv(name, value)
+            own = start_server(Path(folder) / "data")
+        clock.url = new_database(own.get_uri())
+        yield clock
+        own.cleanup()
+
+
+def hours_ahead(url: str) -> int:
+    """How far the server's clock is ahead of ours."""
+    with psycopg.connect(url) as db:
+        row = db.execute("SELECT extract(epoch FROM clock_timestamp())").fetchone()
+    return round((float(row[0]) - time.time()) / HOUR_S)
+
+
+async def taken_over(store: PostgresStore, run_id: str) -> Lease:
+    """The lease of a run whose process died; its own ends after at most a second."""
+    for _ in range(200):
+        with contextlib.suppress(StaleLease):
+            return await store.acquire(run_id, "the other one")
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{run_id} is not free")
+
+
+async def died(url: str, run_id: str, record: SealedRecord) -> Lease:
+    """What a process leaves that was killed while it had a run; nobody may drop the lease, which would be released."""
+    store = PostgresStore(url, liveness="lease", lease_s=0.5)
+    lease = await store.acquire(run_id, "the dead one", new=True)
+    await store.append(lease, [record], "running")
+    await store._queue().session._disconnect()  # without a word to the server
+    return lease
+
+
+@pytest.mark.slow
+def test_a_servers_clock_that_jumps_frees_the_runs_of_the_dead_and_lets_nobody_write_who_lost_a_run(
+    clock: ServerClock, counted: Any
+) -> None:
+    first, second = sealed_records(2)
+    jumps = [1, 0, 0, -1, 24, 24, -24, 0]
+    left: list[Lease] = []
+    kept = 0
+
+    async def scenario() -> None:
+        nonlocal kept
+        owner, other = (PostgresStore(clock.url, liveness="lease", lease_s=0.5) for _ in range(2))
+        async with owner, other:
+            for number, hours in enumerate(jumps):
+                dead, alive = f"dead{number}", f"alive{number}"
+                lease = await owner.acquire(alive, "the living one", new=True)
+                await owner.append(lease, [first], "running")
+                left.append(await died(clock.url, dead, first))
+                clock.jump(hours * HOUR_S)
+                assert hours_ahead(clock.url) == hours
+                try:  # at once, before the owner has renewed its lease
+                    taken = await other.acquire(alive, "the other one")
+                except StaleLease:
+                    await owner.append(lease, [second], "finished")
+                    kept += 1
+                else:
+                    with pytest.raises(StaleLease, match="the other one"):
+                        await owner.append(lease, [second], "finished")
+                    await other.append(taken, [second], "finished")
+                await other.append(await taken_over(other, dead), [second], "finished")
+                for run_id in (dead, alive):
+                    assert await other.records(run_id) == [first, second]
+
+    asyncio.run(scenario())
+    assert kept < len(jumps)
+    counted(
+        f"on PostgreSQL: the server's clock jumped 6 times by 1 to 48 hours; all {len(jumps)} runs of the dead were "
+        f"taken over, {kept} of the living kept theirs, and nobody wrote who had lost one"
+    )
