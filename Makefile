@@ -49,8 +49,8 @@ mypy: .venv/.dev
 pyright: .venv/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench-scale: .venv/.dev  ## Measure many workers on one server, killed at random; SCALE="--workers 2 --runs 100 --kills 2" for less
-	$(BIN)/python -m tests.benchmarks.scale_benchmark $(SCALE)
+bench-scale: .venv/.dev  ## Measure many workers on one server, killed at random; SCALE="--runs 100 --kills 2" for less, without pictures
+	$(BIN)/python -m tests.benchmarks.scale_benchmark $(or $(SCALE),--plots docs)
 
 bench: .venv/.dev  ## Measure speed; fails if a bound is missed
 	@code=0; for benchmark in streaming_benchmark journal_benchmark viewer_benchmark "loop_benchmark --check"; do \

@@ -1,12 +1,15 @@
 """The benchmarks run: each part of them once, with sizes that say nothing about speed."""
 
+import argparse
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import journal_benchmark, loop_benchmark, streaming_benchmark
+from tests.benchmarks import journal_benchmark, loop_benchmark, scale_benchmark, streaming_benchmark
+from tests.benchmarks.scale_throughput import Throughput
 
 
 @pytest.mark.parametrize("wire", streaming_benchmark.WIRES)
@@ -53,3 +56,31 @@ def test_the_benchmark_of_the_journal_fails_if_a_bound_is_missed(
 
     monkeypatch.setattr(journal_benchmark, "measure", measure)
     assert journal_benchmark.main() == code
+
+
+@pytest.mark.parametrize(
+    ("stored", "bare", "missed"),
+    [
+        ({1: [100, 90], 2: [130, 130], 8: [120, 117]}, [240, 200], []),
+        ({1: [100], 2: [129], 8: [129]}, [200], ["2 workers against 1: 1.29, and not 1.3"]),
+        ({1: [100], 2: [150], 8: [130]}, [270], [
+            "8 workers against 8 bare loops: 0.48, and not 0.5", "8 workers against 2: 0.87, and not 0.9"]),
+    ],
+)  # fmt: skip
+def test_the_benchmark_of_many_workers_names_the_bounds_that_are_missed(
+    stored: dict[int, list[float]], bare: list[float], missed: list[str]
+) -> None:
+    assert scale_benchmark.report_throughput(Throughput(stored, bare)) == missed
+
+
+def test_the_benchmark_of_many_workers_draws_its_figures(tmp_path: Path) -> None:
+    found = Throughput({1: [100.0], 2: [150.0], 8: [140.0]}, [200.0])
+    measured = scale_benchmark.Measured(takeovers=[0.5, 1.25], waits=[0.1, 0.2, 0.3])
+    options = argparse.Namespace(workers=8, runs=2000, steps=20, kills=2)
+    scale_benchmark.plot(tmp_path, options, found, measured)
+    drawn = {file.stem: file.read_text() for file in tmp_path.glob("*.svg")}
+    assert drawn.keys() == {"scale-throughput", "scale-workers", "scale-takeovers", "scale-answers"}
+    widths = [float(width) for width in re.findall(r'y="\d+" width="([\d.]+)"', drawn["scale-takeovers"])]
+    assert widths[1] / widths[0] == pytest.approx(2.5, rel=0.01)
+    assert "8 workers, 2,000 runs of 20 steps, 2 kills" in drawn["scale-takeovers"]
+    assert ">p50<" in drawn["scale-answers"]

@@ -40,7 +40,8 @@ class Workers:
     """
 
     def __init__(self, url: str, liveness: Liveness, folder: Path) -> None:
-        self._url, self._liveness, self._folder = url, liveness, folder
+        self._url, self._folder = url, folder
+        self._liveness: Liveness = liveness
 
     def store(self) -> PostgresStore:
         """A store of the running event loop."""

@@ -187,6 +187,15 @@ def test_one_store_serves_one_event_loop_after_another(url: str) -> None:
     assert sessions == (1,)  # the one that asks: both loops have closed theirs
 
 
+def test_reads_that_begin_at_once_share_a_pool_of_connections(url: str) -> None:
+    async def scenario() -> int:
+        async with opened(url) as store:
+            await asyncio.gather(*(store.heads() for _ in range(20)))
+            return sum(task.get_name().endswith("-scheduler") for task in asyncio.all_tasks())
+
+    assert asyncio.run(scenario()) == 1  # of psycopg_pool: one for each pool
+
+
 # -- lost connections ---------------------------------------------------------------------------------
 
 

@@ -113,6 +113,7 @@ class PostgresSession:
         self._has_schema = False
         self._backend: int | None = None
         self._writing = asyncio.Lock()
+        self._opening = asyncio.Lock()
         self._pool: AsyncConnectionPool[Connection] | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._end: AsyncGenerator[None] | None = None
@@ -200,24 +201,9 @@ class PostgresSession:
         return await self._repeated(lambda _: self._query(work, empty))
 
     async def _query(self, work: Callable[[Connection], Awaitable[Result]], empty: Result) -> Result:
-        if self._pool is None:
-            if self._end is None:
-                self._end = self._until_the_loop_ends()
-                await anext(self._end)
-            if not self._was_connected:  # a pool would try for a long time, and not say why
-                await (await AsyncConnection.connect(self.settings.conninfo)).close()
-                self._was_connected = True
-            pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
-                self.settings.conninfo,
-                connection_class=AsyncConnection,
-                min_size=0,
-                max_size=READ_CONNECTIONS,
-                kwargs={"autocommit": True, "prepare_threshold": None},
-                timeout=self.settings.wait_s,
-                open=False,
-            )
-            await pool.open()
-            self._pool = pool
+        async with self._opening:
+            if self._pool is None:
+                self._pool = await self._open_pool()
         async with self._pool.connection() as db:
             if not self._has_schema:
                 if not await read_version(db):
@@ -225,6 +211,25 @@ class PostgresSession:
                 await require_current(db)
                 self._has_schema = True
             return await work(db)
+
+    async def _open_pool(self) -> AsyncConnectionPool[Connection]:
+        if self._end is None:
+            self._end = self._until_the_loop_ends()
+            await anext(self._end)
+        if not self._was_connected:  # a pool would try for a long time, and not say why
+            await (await AsyncConnection.connect(self.settings.conninfo)).close()
+            self._was_connected = True
+        pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
+            self.settings.conninfo,
+            connection_class=AsyncConnection,
+            min_size=0,
+            max_size=READ_CONNECTIONS,
+            kwargs={"autocommit": True, "prepare_threshold": None},
+            timeout=self.settings.wait_s,
+            open=False,
+        )
+        await pool.open()
+        return pool
 
     # -- lost connections -----------------------------------------------------------------------------
 
