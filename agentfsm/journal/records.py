@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -28,13 +28,13 @@ __all__ = [
     "RenameMap",
     "SealedRecord",
     "export_lines",
+    "hidden_restorer",
     "is_kind",
     "open_record",
     "read_line",
     "read_lines",
     "read_record",
     "read_records",
-    "restore_hidden",
     "was_redacted",
 ]
 
@@ -125,13 +125,12 @@ def open_record(record: SealedRecord, opener: SecretOpener | None = None) -> dic
         MissingExtraError: The package that opens secrets is not installed.
     """
     try:
-        body: dict[str, Any] = decode(record.body)
-        if record.hidden:
-            hidden: list[Any] = json.loads(record.hidden)
-            if opener is not None and "[sealed " in record.hidden:
-                hidden = [each and [each[0], opener.open(each[1])] for each in hidden]
-            body = restore_hidden(body, hidden, tagged='"$' in record.hidden)
-        return body
+        if not record.hidden:
+            return cast("dict[str, Any]", decode(record.body))
+        hidden: list[Any] = json.loads(record.hidden)
+        if opener is not None and "[sealed " in record.hidden:
+            hidden = [each and [each[0], opener.open(each[1])] for each in hidden]
+        return cast("dict[str, Any]", decode(record.body, hidden_restorer(hidden, tagged='"$' in record.hidden)))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise JournalError(f"record {record.seq} cannot be read: {error}") from error
 
@@ -141,25 +140,23 @@ def was_redacted(record: SealedRecord) -> bool:
     return "null" in record.hidden and None in json.loads(record.hidden)
 
 
-def restore_hidden(value: Any, hidden: Sequence[Any], *, tagged: bool = True) -> Any:
-    """A value with its commitments replaced by the hidden values; ``REDACTED`` for a redacted one.
+def hidden_restorer(hidden: Sequence[Any], *, tagged: bool = True) -> Callable[[dict[str, Any]], Any]:
+    """For ``decode``: replaces commitments by the hidden values, those that were redacted by ``REDACTED``.
 
     Args:
-        value: The body of a record, or a part of it.
         hidden: The hidden values of the record, decoded from JSON.
         tagged: Whether ``hidden`` may contain tagged objects of canonical JSON.
     """
-    if isinstance(value, list):
-        return [restore_hidden(item, hidden, tagged=tagged) for item in cast("list[object]", value)]
-    if not isinstance(value, dict):
-        return value
-    data = cast("dict[str, Any]", value)
-    if len(data) == 1 and "#" in data:
+
+    def restore(data: dict[str, Any]) -> Any:
+        if len(data) != 1 or "#" not in data:
+            return data
         entry = hidden[data["#"][0]]
         if entry is None:
             return REDACTED
         return decode(json.dumps(entry[1])) if tagged else entry[1]
-    return {name: restore_hidden(item, hidden, tagged=tagged) for name, item in data.items()}
+
+    return restore
 
 
 def read_records(sealed: Iterable[SealedRecord], run_id: str) -> list[Record]:

@@ -23,6 +23,7 @@ OLD_SECRETS_VARIABLE = "AGENTFSM_OLD_SECRETS"
 _SALT = b"agentfsm"
 _KEY_ID_BYTES = 4
 _BLOCK_BYTES = 64  # of SHA-256
+_INNER_PAD, _OUTER_PAD = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))  # of HMAC, RFC 2104
 _MAC_BYTES = 16
 
 
@@ -60,8 +61,8 @@ class Mac:
 
     def __init__(self, key: bytes) -> None:
         block = key.ljust(_BLOCK_BYTES, b"\0")
-        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
-        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
+        self._inner = hashlib.sha256(block.translate(_INNER_PAD))
+        self._outer = hashlib.sha256(block.translate(_OUTER_PAD))
 
     def digest(self, message: bytes) -> bytes:
         """The MAC of a message, 32 bytes."""

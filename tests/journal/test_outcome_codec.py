@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agentfsm.journal.outcome_codec import CommitmentWriter, OutcomeReader, OutcomeWriter
-from agentfsm.journal.records import restore_hidden
+from agentfsm.journal.records import hidden_restorer
 from agentfsm.loop import outcomes as o
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.failures import Failure
@@ -94,7 +94,7 @@ def trip(writer: OutcomeWriter, reader: OutcomeReader, outcome: Any) -> Any:
     hider = CommitmentWriter()
     body = writer.write(outcome, hider)
     kept = hider.dump()
-    return reader.read(restore_hidden(decode(body), json.loads(kept)) if kept else decode(body))
+    return reader.read(decode(body, hidden_restorer(json.loads(kept))) if kept else decode(body))
 
 
 @pytest.mark.slow
