@@ -103,6 +103,7 @@ class CuttingProxy:
     Attributes:
         url: The URL of the database through the proxy.
         cuts: How many connections were cut.
+        is_away: Whether every message cuts its connection, as if there were no server.
     """
 
     def __init__(self, url: str) -> None:
@@ -112,6 +113,7 @@ class CuttingProxy:
         port = self._server.getsockname()[1]
         self.url = f"postgresql://postgres@127.0.0.1:{port}{parts.path}?sslmode=disable&gssencmode=disable"
         self.cuts = 0
+        self.is_away = False
         self._cut: Callable[[bytes], str] = lambda data: "forward"
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -163,7 +165,7 @@ class CuttingProxy:
                     data = client.recv(65536)
                     if not data:
                         return
-                    verdict = self._cut(data)
+                    verdict = "before" if self.is_away else self._cut(data)
                     if verdict == "before":
                         return
                     server.sendall(data)

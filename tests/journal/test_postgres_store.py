@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -23,6 +25,7 @@ from agentfsm import (
     StaleLease,
     StoreError,
     StoreFormatError,
+    StoreFullError,
     UserInputRequested,
     tool,
 )
@@ -258,6 +261,92 @@ def test_a_server_that_stays_away_is_an_error_that_says_so(url: str) -> None:
             assert "database" in str(raised.value)
 
     asyncio.run(scenario())
+
+
+# -- a server that is away, or has no space -----------------------------------------------------------
+
+
+def hurry(times: float) -> None:
+    """Let the time of the running event loop pass so many times as fast."""
+    loop: Any = asyncio.get_running_loop()
+    selector, time, select, begun = loop._selector, loop.time, loop._selector.select, loop.time()
+    loop.time = lambda: begun + times * (time() - begun)
+    selector.select = lambda timeout=None: select(timeout and timeout / times)
+
+
+@pytest.mark.parametrize("away_s", [50, 75])
+def test_a_server_that_is_away_for_a_minute_is_waited_for_and_nothing_is_lost(away_s: int, url: str) -> None:
+    proxy = CuttingProxy(url)
+    records = sealed_records(3)
+
+    async def scenario() -> None:
+        async with opened(proxy.url) as store:
+            lease = await store.acquire("a", "me", new=True)
+            await store.append(lease, records[:1], "running")
+            hurry(50)
+            proxy.is_away = True
+            append = asyncio.ensure_future(store.append(lease, records[1:2], "running"))
+            await asyncio.sleep(away_s)
+            proxy.is_away = False
+            if away_s < 60:
+                await append
+            else:
+                with pytest.raises(StoreError, match=r"has not been reached for 60 s.*what was acknowledged is stored"):
+                    await append
+        async with opened(url) as store:  # another process goes on
+            kept = await store.records("a")
+            assert kept == records[: 2 if away_s < 60 else 1]
+            lease = await store.acquire("a", "you")
+            await store.append(lease, records[len(kept) :], "finished")
+            assert await store.records("a") == records
+
+    asyncio.run(scenario())
+    proxy.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="small file systems are mounted on Linux only")
+def test_a_server_without_space_is_a_clear_error_and_what_was_acknowledged_stays(
+    database: str, tmp_path: Path, counted: Any
+) -> None:
+    (folder,) = parse_qs(urlsplit(database).query)["host"]
+    disk = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk]).returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    try:
+        owner = Path(folder).stat()
+        os.chown(disk, owner.st_uid, owner.st_gid)
+        name = f"small{os.getpid()}"
+        execute(database, f"CREATE TABLESPACE {name} LOCATION '{disk}'")
+        execute(database, f"CREATE DATABASE {name} TABLESPACE {name}")
+        own = database.replace(urlsplit(database).path, f"/{name}")
+
+        async def fill() -> int:
+            stored = 0
+            async with opened(own) as store:
+                lease = await store.acquire("a", "me", new=True)
+                records = sealed_records(2000, hidden=f'[["00","{os.urandom(5000).hex()}"]]')
+                try:
+                    while True:
+                        await store.append(lease, records[stored : stored + 1], "running")
+                        stored += 1
+                except StoreFullError as error:
+                    said = str(error)
+                assert f"database '{name}' has no space left" in said
+                assert await store.records("a") == records[:stored]
+                execute(own, "DROP TABLE ballast")
+                await store.append(lease, records[stored : stored + 1], "finished")
+                assert await store.records("a") == records[: stored + 1]
+            return stored
+
+        execute(own, "CREATE TABLE ballast AS SELECT repeat(md5(n::text), 10) FROM generate_series(1, 5000) AS n")
+        stored = asyncio.run(fill())
+        counted(f"on PostgreSQL: no space after {stored} records, all of which are there")
+        execute(database, f"DROP DATABASE {name} WITH (FORCE)")
+        execute(database, f"DROP TABLESPACE {name}")
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+        disk.rmdir()
 
 
 # -- what it refuses ----------------------------------------------------------------------------------

@@ -296,5 +296,10 @@ def as_store_error(error: psycopg.Error, server: str) -> StoreError:
             )
         case psycopg.errors.ReadOnlySqlTransaction():
             return StoreError(f"{server} is read-only, as a standby is: connect to the primary server ({said})")
+        case _ if "unsupported startup parameter" in said:
+            return StoreError(
+                f"{server} is a pooler ({said}): put ?liveness=lease at the end of the URL, and the server's own URL "
+                "in listen_url"
+            )
         case _:
             return StoreError(f"{server}: {said}")

@@ -244,9 +244,10 @@ class PostgresSession:
                 if not self._was_connected or _refused(error):
                     raise as_store_error(error, self.settings.server) from error
                 if loop.time() + delay > give_up:
+                    said = " ".join(str(error).split())
                     raise StoreError(
-                        f"{self.settings.server} has not been reached for {self.settings.wait_s:g} s: {error}; what "
-                        "was acknowledged is stored, and its runs can be resumed"
+                        f"{self.settings.server} has not been reached for {self.settings.wait_s:g} s: {said}; what was "
+                        "acknowledged is stored, and its runs can be resumed"
                     ) from error
             except psycopg.Error as error:
                 raise as_store_error(error, self.settings.server) from error
