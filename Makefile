@@ -53,7 +53,7 @@ bench-scale: .venv/.dev  ## Measure many workers on one server, killed at random
 	$(BIN)/python -m tests.benchmarks.scale_benchmark $(or $(SCALE),--plots docs)
 
 bench: .venv/.dev  ## Measure speed; fails if a bound is missed
-	@code=0; for benchmark in streaming_benchmark journal_benchmark viewer_benchmark "loop_benchmark --check"; do \
+	@code=0; for benchmark in streaming_benchmark journal_benchmark listing_benchmark viewer_benchmark "loop_benchmark --check"; do \
 	$(BIN)/python -m tests.benchmarks.$$benchmark || code=1; done; exit $$code
 
 soak: .venv/.dev  ## Run the long fault-injection tests

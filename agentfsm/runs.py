@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from pydantic import SecretStr
 
 from agentfsm.diagrams import diagram
 from agentfsm.errors import ConfigurationError, JournalError, RunError, UnknownRunError
@@ -96,6 +98,8 @@ class Runs:
         waker: The engine of the workers, from ``agentfsm.workers.open_waker``. Without it, ``submit`` is refused.
         tenant: The name of a tenant, whose runs are those with the tag ``tenant:NAME``. Runs of others are unknown to
             whatever is called here, and those that are submitted get the tag.
+        secrets: What the host has as ``secrets``: what is written for a run is listed without these values, and an
+            answer with one of them is stored encrypted or not at all.
 
     Raises:
         ConfigurationError: A secret is too short, or it is no name of a tenant.
@@ -110,12 +114,13 @@ class Runs:
         authenticate: Callable[[Any], Actor | Awaitable[Actor | None] | None] | None = None,
         waker: Waker | None = None,
         tenant: str | None = None,
+        secrets: Sequence[SecretStr] = (),
     ) -> None:
         self._store = store if tenant is None else TenantStore(store, [tenant])
         self._tenant = tenant
         self._waker = waker
         self._keyring = None if secret is None else Keyring(secret, old_secrets)
-        self._authenticate = authenticate
+        self._host = Host(authenticate=authenticate, secrets=secrets)
 
     async def submit(
         self,
@@ -182,6 +187,7 @@ class Runs:
             idempotency_key=idempotency_key,
             priority=priority,
             delay_s=delay_s,
+            secrets_of_host=_secrets_of(self._host),
         )
 
     async def list(self, query: RunQuery | None = None) -> RunPage:
@@ -360,9 +366,10 @@ class Runs:
         keyring, answer, actor = (
             _required(self._keyring),
             to_human_reply(reply),
-            await Host(authenticate=self._authenticate).identify(by),
+            await self._host.identify(by),
         )
-        return await send_answer(self._store, await self.find_id(run_id), answer, keyring, actor=actor, to=to)
+        full_id, known = await self.find_id(run_id), _secrets_of(self._host)
+        return await send_answer(self._store, full_id, answer, keyring, actor=actor, to=to, secrets=known)
 
     async def approve(self, run_id: str, *, by: Any = None, to: str | None = None) -> SentSignal:
         """Allow the call that a run waits to make: ``answer`` with ``Allow()``, whose arguments and errors it has."""
@@ -395,8 +402,9 @@ class Runs:
             JournalError: The run was sealed under another secret, or was tampered with.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
-        keyring, actor = _required(self._keyring), await Host(authenticate=self._authenticate).identify(by)
-        return await send_cancel(self._store, await self.find_id(run_id), reason, keyring, actor=actor)
+        keyring, actor = _required(self._keyring), await self._host.identify(by)
+        full_id, known = await self.find_id(run_id), _secrets_of(self._host)
+        return await send_cancel(self._store, full_id, reason, keyring, actor=actor, secrets=known)
 
     async def fork(self, run_id: str, at: int, new_id: str | None = None) -> str:
         """Start a new run from a run as it was after one of its records; ``agent.resume(new_id)`` continues it.
@@ -521,6 +529,10 @@ class Runs:
         if not dry_run:
             await _drop_queued(self._store, self._waker, report.purged)
         return report
+
+
+def _secrets_of(host: Host) -> Iterator[str]:
+    return (each.get_secret_value() for each in host.secrets)
 
 
 def _required(keyring: Keyring | None) -> Keyring:

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import journal_benchmark, loop_benchmark, scale_benchmark, streaming_benchmark
+from tests.benchmarks import (
+    journal_benchmark,
+    listing_benchmark,
+    loop_benchmark,
+    scale_benchmark,
+    streaming_benchmark,
+)
 from tests.benchmarks.scale_throughput import Throughput
+from tests.helpers.postgres import shared_server
 
 
 @pytest.mark.parametrize("wire", streaming_benchmark.WIRES)
@@ -38,6 +45,13 @@ def test_the_parts_of_the_benchmark_of_the_journal_run(tmp_path: Path) -> None:
     assert journal_benchmark.group_commit(tmp_path, runs=4, steps=1) > 0
     with journal_benchmark.slow_disk():
         assert journal_benchmark.group_commit(tmp_path, runs=2, steps=1) > 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_listings_runs(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    with shared_server() as server:
+        assert isinstance(asyncio.run(listing_benchmark.measure(tmp_path, server, runs=120)), bool)
 
 
 @pytest.mark.parametrize("loop", [loop_benchmark.bare_loop, loop_benchmark.careful_loop, loop_benchmark.declared_loop])

@@ -8,8 +8,9 @@ the run apply beside the agent's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import unwrap
 from typing import Any, cast
 from weakref import ref
@@ -18,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentfsm.errors import ConfigurationError, SuspensionApprovalError
 from agentfsm.loop.quorum import Approval
-from agentfsm.loop.read_only import thaw
+from agentfsm.loop.read_only import code_name, thaw
 from agentfsm.loop.state import RunState
 from agentfsm.loop.withholding import lacks_values
 from agentfsm.machine.graph import State
@@ -26,7 +27,7 @@ from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.permissions import PermissionHook, PermissionPolicy, PermissionRule, policies_of
 from agentfsm.runtime.tools import ApprovalRequirement, Tool
-from agentfsm.runtime.toolsets import is_open
+from agentfsm.runtime.toolsets import Toolset, chooser_of, is_open
 
 __all__ = ["as_strict_as_pinned", "is_as_strict", "pin_approvals"]
 
@@ -40,10 +41,12 @@ def pin_approvals(config: AgentConfig) -> dict[str, Any]:
     Args:
         config: The agent's configuration.
     """
-    return _pin(config.tools, config.hooks)
+    return _pin(config.tools, config.hooks)  # its toolsets have chosen tools when a run begins
 
 
-def _pin(tools: Mapping[str, Tool], hooks: Mapping[str, tuple[Hook, ...]]) -> dict[str, Any]:
+def _pin(
+    tools: Mapping[str, Tool], hooks: Mapping[str, tuple[Hook, ...]], toolsets: Iterable[Toolset[Any]] = ()
+) -> dict[str, Any]:
     pinned: dict[str, Any] = {
         "tools": {
             name: _pin_rule(tool.requires_approval)
@@ -55,8 +58,10 @@ def _pin(tools: Mapping[str, Tool], hooks: Mapping[str, tuple[Hook, ...]]) -> di
         "agents": {
             name: below
             for name, tool in tools.items()
-            if tool.delegate is not None and (below := _pin(tool.delegate.tools, tool.delegate.hooks))
+            if (delegate := tool.delegate) is not None
+            and (below := _pin(delegate.tools, delegate.hooks, delegate.toolsets))
         },
+        "toolsets": [_pin_toolset(each) for each in toolsets if is_open(each)],
     }
     return {name: value for name, value in pinned.items() if value}
 
@@ -69,6 +74,23 @@ def _pin_rule(rule: ApprovalRequirement) -> Any:
     returns = getattr(unwrap(rule), "__annotations__", {}).get("return")
     pinned = {"function": _name_of(rule), "code": _code_of(rule)}
     return {**pinned, "returns": "bool"} if returns in (bool, "bool") else pinned
+
+
+def _pin_toolset(toolset: Toolset[Any]) -> dict[str, Any]:
+    """What says which tools a sub-agent's toolset will choose when its run begins: its code, and the tools it holds."""
+    chooser = chooser_of(toolset)
+    return {"name": code_name(chooser), "code": _code_of(chooser), **_pin(_tools_held_by(toolset), {})}
+
+
+def _tools_held_by(toolset: Toolset[Any]) -> dict[str, Tool]:
+    """The tools that an object has in its attributes, also in lists and dicts there."""
+    held: dict[str, Tool] = {}
+    for value in vars(toolset).values() if hasattr(toolset, "__dict__") else ():
+        several: Any = value.values() if isinstance(value, Mapping) else value
+        for each in several if isinstance(several, Collection) else (several,):
+            if isinstance(each, Tool):
+                held[each.name] = each
+    return held
 
 
 def _pin_policy(policy: PermissionPolicy) -> dict[str, Any]:
@@ -228,8 +250,19 @@ def _weaker(
         own = [_pin_policy(policy) for policy in policies_of(delegate.hooks)]
         if any(each not in own for each in below.get("permissions", ())):
             yield _Weaker(above + name, f"the sub-agent {above + name!r} has other permission rules here")
-        has_open = any(map(is_open, delegate.toolsets))
-        yield from _weaker(below, delegate.tools, delegate.hooks, f"{above}{name}/", may_have_more=has_open)
+        toolsets = tuple(filter(is_open, delegate.toolsets))
+        yield from _weaker(below, delegate.tools, delegate.hooks, f"{above}{name}/", may_have_more=bool(toolsets))
+        for each in toolsets if "toolsets" in below else ():
+            if not any(map(partial(_chooses_as_pinned, each), below["toolsets"])):
+                path = f"{above}{name}/{code_name(chooser_of(each))}"
+                yield _Weaker(path, f"the toolset {path!r} is new here, or has other code or tools")
+
+
+def _chooses_as_pinned(toolset: Toolset[Any], pinned: Pinned) -> bool:
+    """Whether a toolset has the code of a pinned one, and holds tools that ask as much."""
+    now = _pin_toolset(toolset)
+    same = (now["name"], now["code"]) == (pinned.get("name"), pinned.get("code"))
+    return same and not any(_weaker(pinned, _tools_held_by(toolset), {}))
 
 
 def _is_as_strict_rule(pinned: Any, rule: ApprovalRequirement) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from agentfsm.errors import (
@@ -55,6 +55,7 @@ async def send_answer(
     *,
     actor: Actor | None = None,
     to: str | None = None,
+    secrets: Iterable[str] = (),
 ) -> SentSignal:
     """Send a reply to what a stored run waits for.
 
@@ -66,6 +67,7 @@ async def send_answer(
         actor: Who replies, or None.
         to: The digest of the request that was shown to them, or at least its first 12 digits; None for whatever the
             run asks now.
+        secrets: What the host declares to be secret, beside what the environment says.
 
     Raises:
         UnknownRunError: There is no such run.
@@ -73,7 +75,7 @@ async def send_answer(
         HumanReplyError: The reply does not fit what the run waits for, whoever replies may not, the request was
             answered already, or the run asks nothing or something else; each has a class of its own.
         SuspensionExpiredError: The request has expired.
-        MissingExtraError: The reply has secret arguments or a secret of the environment, which cannot be encrypted.
+        MissingExtraError: The reply has secret arguments, or a secret of the host, and cannot be encrypted.
         JournalError: The run was not sealed under a secret of the host, or was tampered with.
         StoreError: The store cannot be read or written.
     """
@@ -87,7 +89,7 @@ async def send_answer(
         raise SuspensionExpiredError(f"the request of run {run_id!r} expired without a reply; cancel the run")
     check_human_reply(request.kind, reply)
     secret_arguments = reply.kind == "edit" and lacks_values(request.arguments)
-    _check_encryption(secret_arguments, encode([reply.text, reply.arguments]), keyring)
+    _check_encryption(secret_arguments, encode([reply.text, reply.arguments]), keyring, secrets)
     waiting = [each for each in await read_signals(store.signals, keyring, run_id) if each.kind == "answer"]
     voter = _check_votes(request, reply, actor, waiting, now)
     signal = Signal(
@@ -105,7 +107,13 @@ async def send_answer(
 
 
 async def send_cancel(
-    store: Store, run_id: str, reason: str, keyring: Keyring, *, actor: Actor | None = None
+    store: Store,
+    run_id: str,
+    reason: str,
+    keyring: Keyring,
+    *,
+    actor: Actor | None = None,
+    secrets: Iterable[str] = (),
 ) -> SentSignal:
     """Send a stored run the request to cancel itself. Sending it twice is sending it once.
 
@@ -115,16 +123,17 @@ async def send_cancel(
         reason: Why; becomes ``RunCancelled.reason``, with the actor.
         keyring: The keys of the host: one of them sealed the run, and the current one seals the request.
         actor: Who cancels it, or None.
+        secrets: What the host declares to be secret, beside what the environment says.
 
     Raises:
         UnknownRunError: There is no such run.
         RunError: It has ended, or is a sub-agent's.
         HumanReplyError: The run waits for people with a role, and the actor is none of them.
-        MissingExtraError: The reason has a secret of the environment, which cannot be encrypted.
+        MissingExtraError: The reason has a secret of the host, and cannot be encrypted.
         JournalError: The run was not sealed under a secret of the host, or was tampered with.
         StoreError: The store cannot be read or written.
     """
-    _check_encryption(False, encode(reason), keyring)
+    _check_encryption(False, encode(reason), keyring, secrets)
     head = await _head(store, run_id, keyring, submitted=True)
     request = await pending_request(store, head)
     if request is not None and request.quorum is not None and actor is not None:
@@ -166,10 +175,10 @@ def _check_current(request: StoredRequest, to: str | None) -> None:
     )
 
 
-def _check_encryption(secret_arguments: bool, text: str, keyring: Keyring) -> None:
-    """Refuse to write secret arguments, or a text with a secret of the environment, as they are."""
+def _check_encryption(secret_arguments: bool, text: str, keyring: Keyring, secrets: Iterable[str]) -> None:
+    """Refuse to write secret arguments, or a text with a secret of the host or the environment, as they are."""
     if seal_value(keyring.current, "") is None:
-        known = environment_secrets(os.environ)
+        known = [*environment_secrets(os.environ), *secrets]
         if secret_arguments or mask_secrets(text, known) != text:
             raise MissingExtraError("what waits in a store and has secrets in it", "sealing")
 

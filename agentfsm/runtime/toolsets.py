@@ -19,6 +19,7 @@ __all__ = [
     "FilteredToolset",
     "Toolset",
     "choose_tools",
+    "chooser_of",
     "declared_tools",
     "is_open",
     "split_tools",
@@ -161,6 +162,11 @@ def is_open(toolset: Toolset[Any]) -> bool:
 def declared_tools(toolsets: Iterable[Toolset[Any]]) -> list[Tool]:
     """The tools of toolsets that are known before any run starts."""
     return [tool for each in toolsets if isinstance(each, FilteredToolset) for tool in each.tools]
+
+
+def chooser_of(toolset: Toolset[Any]) -> Callable[..., Any]:
+    """The code that chooses: the function that stands for the toolset, or its class."""
+    return toolset.function if isinstance(toolset, _FunctionToolset) else type(toolset)
 
 
 def toolset_name(toolset: Toolset[Any]) -> str:

@@ -96,10 +96,11 @@ def app(
         host = agents[0].config.host
         secret, old_secrets = host.secret, host.old_secrets
     keyring = Keyring(secrets.token_bytes(32)) if secret is None else Keyring(secret, old_secrets)
+    known = [each for agent in agents for each in agent.config.host.secrets]
     context = ViewerContext(
         store=store,
-        runs=Runs(store, secret=secret, old_secrets=old_secrets, authenticate=_vouched_for),
-        claiming=Runs(store, secret=secret, old_secrets=old_secrets),
+        runs=Runs(store, secret=secret, old_secrets=old_secrets, authenticate=_vouched_for, secrets=known),
+        claiming=Runs(store, secret=secret, old_secrets=old_secrets, secrets=known),
         replay_guard=replay_guard,
         access=Access(authenticate, names | LOOPBACK_NAMES, keyring),
         followed=FollowedRuns(store),

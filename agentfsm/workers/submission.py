@@ -11,7 +11,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +178,7 @@ async def submit(
     idempotency_key: str | None = None,
     priority: int = 0,
     delay_s: float = 0.0,
+    secrets_of_host: Iterable[str] = (),
 ) -> str:
     """Submit a run for the workers of an agent. When this returns, the request is stored.
 
@@ -189,6 +190,8 @@ async def submit(
         idempotency_key: The same key again is the same run, which is started once.
         priority: Lower numbers are started first.
         delay_s: Seconds to wait before it is started.
+        secrets_of_host: What the host declares to be secret, beside what the environment says: the run is listed
+            without it.
 
     Returns:
         The id of the run.
@@ -206,20 +209,22 @@ async def submit(
         return run_id  # it has begun
     sealed = seal_submission(submission, run_id, keyring)
     if head is None:
-        await _list_as_queued(store, keyring, submission, run_id)
+        known = [*environment_secrets(os.environ), *secrets_of_host]
+        await _list_as_queued(store, keyring, submission, run_id, known)
     activation = Activation(run_id, 0, submission.agent, sealed, priority, tenant_of(submission.tags))
     await waker.wake(activation, delay_s=delay_s)
     return run_id
 
 
-async def _list_as_queued(store: Store, keyring: Keyring, submission: Submission, run_id: str) -> None:
+async def _list_as_queued(
+    store: Store, keyring: Keyring, submission: Submission, run_id: str, known: Sequence[str]
+) -> None:
     """Enter a run without records in the store, by which it is listed until a worker starts it."""
     try:
         lease = await store.acquire(run_id, SUBMITTER, new=True, keyring=keyring)
     except (RunExistsError, StaleLease, StoreLockedError):
         return  # the same request, from another process; or the worker of a SQLite file, which lists it when it begins
     actor, now = submission.actor, time.time()
-    known = environment_secrets(os.environ)
     entries = {
         mask_secrets(name, known): mask_secrets(value, known) if isinstance(value, str) else value
         for name, value in submission.metadata.items()

@@ -37,9 +37,6 @@ from agentfsm.journal.commit_encoding import decode_rows, encode_commit
 from agentfsm.journal.hash_chain import GENESIS_HASH, MacVerifier, RecordSealer
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
-from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
-from agentfsm.journal.sqlite import sqlite_schema
-from agentfsm.journal.sqlite.sqlite_run_info import write_run_info
 from agentfsm.journal.store import head_row, seal_row
 from agentfsm.journal.verification import verify
 from agentfsm.loop.keys import Keyring
@@ -266,54 +263,6 @@ def best(work: Callable[[], Any], rounds: int = 5) -> tuple[Any, float]:
 WAITING = 20
 """Runs that wait for an approval."""
 
-LISTED_RUNS = 100_000
-
-
-def fill_listing(path: Path) -> None:
-    """Create a store with many runs, as they are listed; their journals are left out."""
-    db = sqlite_schema.open_writer(path, "normal")
-    db.execute("BEGIN")
-    for n in range(1, LISTED_RUNS + 1):
-        db.execute("INSERT INTO run (run_id, hash) VALUES (?, ?)", (f"run{n:07}", bytes(32)))
-        db.execute("INSERT INTO run_info (id) VALUES (?)", (n,))
-        waiting = WaitingFor("approval", "pay", ("boss",)) if n % 500 == 0 else None
-        info = RunInfo(
-            f"run{n:07}", "finished" if waiting is None else "suspended", None, n, n,
-            "completed" if n % 3 else "partial", f"Do task {n * 7919 % 10007}. {'word ' * 35}", f"user{n % 1000}",
-            f"chat{n // 10}", (f"tag{n % 100}", "all"), "model", 0.1, 100, waiting,
-            metadata={"order": str(n // 2), "shop": "a"},
-        )  # fmt: skip
-        write_run_info(db, n, info)
-    db.execute("COMMIT")
-    db.close()
-
-
-def listing(folder: Path) -> list[tuple[str, int, float]]:
-    """What is asked of a store with many runs, the milliseconds that it may take, and the seconds that it takes."""
-    fill_listing(folder / "listed.db")
-    queries: list[tuple[str, int, RunQuery, bool]] = [
-        ("newest 50", 10, RunQuery(), False),
-        ("50 by a tag of 1 %", 20, RunQuery(tag="tag7"), False),
-        ("50 by a tag of all", 20, RunQuery(tag="all"), False),
-        ("50 by metadata of 2 runs", 20, RunQuery(metadata={"order": 7}), False),
-        ("50 by metadata of all", 20, RunQuery(metadata={"shop": "a"}), False),
-        ("50 that wait for a role", 20, RunQuery(waiting_role="boss"), False),
-        ("count by status", 200, RunQuery(status="suspended"), True),
-        ("count by text", 200, RunQuery(text="task 42"), True),
-        ("search for a text that none has", 200, RunQuery(text="no such text"), False),
-    ]
-
-    async def ask(store: SqliteStore, query: RunQuery, count: bool) -> float:
-        took = list[float]()
-        for _ in range(5):
-            begun = time.perf_counter()
-            await (store.count_runs(query) if count else store.find_runs(query))
-            took.append(time.perf_counter() - begun)
-        return min(took)
-
-    with SqliteStore(folder / "listed.db") as store:
-        return [(what, limit, asyncio.run(ask(store, query, count))) for what, limit, query, count in queries]
-
 
 def mac_costs(folder: Path) -> tuple[float, float, float]:
     """The time of MACs, in us: to write a record's, a row's at each append, and to check a record's."""
@@ -447,8 +396,6 @@ def measure(folder: Path, report: Callable[[str, float, str], None]) -> None:
     with slow_disk():
         report(f"the same, {slow}", group_commit(folder, 128, 10), ">= 20")
     asyncio.run(run_stored(store, 1250, "big"))
-    for what, limit_ms, took_s in listing(folder):
-        report(f"{what} of 100,000 runs, ms", took_s * 1000, f"<= {limit_ms}")
     rows, read = best(lambda: asyncio.run(store.records("big")))
     head = asyncio.run(store.head("big"))
     _, checked = best(lambda: verify("big", rows, head))

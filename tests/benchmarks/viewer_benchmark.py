@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from agentfsm import Agent, AgentGuardrails, Host, SqliteStore
 from agentfsm.testing import ScriptedModel, call
-from tests.benchmarks.journal_benchmark import fill_listing
+from tests.benchmarks.listing_benchmark import fill_file
 from tests.helpers.browser import running_browser, site_page
 from tests.helpers.long_runs import look
 
@@ -200,7 +200,7 @@ def _opened(page: Any, path: str, name: str) -> float:
 
 def measure(folder: Path) -> dict[str, tuple[float, float]]:
     """Each figure with its bound, in milliseconds but for the one in %."""
-    fill_listing(folder / "many.db")
+    fill_file(folder / "many.db")
     make_long_run(folder / "long.db", 10_000)
     found: dict[str, tuple[float, float]] = {}
     with running_browser() as browser:

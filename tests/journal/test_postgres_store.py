@@ -33,14 +33,19 @@ from agentfsm.journal.store import consistent_read
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel, call
-from agentfsm.testing.store_conformance import CHECKS, sealed_records
+from agentfsm.testing.store_conformance import (
+    CHECKS,
+    finds_runs_by_what_they_are_listed_by,
+    keeps_pages_apart_while_runs_are_created,
+    sealed_records,
+)
 from tests.helpers.child_process import child_environment
 from tests.helpers.postgres import CuttingProxy, empty_database, kill_server, new_database, start_server
 from tests.helpers.postgres_worker import SECRET, worker
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
+from agentfsm.journal.postgres import PostgresStore, postgres_run_info  # noqa: E402  # needs psycopg
 from agentfsm.journal.postgres.postgres_schema import MIGRATIONS, SCHEMA_VERSION  # noqa: E402
 from agentfsm.journal.run_info import RunQuery  # noqa: E402
 
@@ -77,6 +82,16 @@ async def opened(url: str, **options: Any) -> AsyncIterator[PostgresStore]:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_it_does_what_every_store_does(check: Any, liveness: Any, url: str) -> None:
     asyncio.run(check(lambda: PostgresStore(url, liveness=liveness)))
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_runs_are_found_by_tags_and_metadata_among_the_newest_and_then_by_their_index(
+    window: int, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_run_info, "WINDOW", window)
+    for check in (finds_runs_by_what_they_are_listed_by, keeps_pages_apart_while_runs_are_created):
+        empty_database(url)
+        asyncio.run(check(lambda: PostgresStore(url)))
 
 
 # -- other processes ----------------------------------------------------------------------------------

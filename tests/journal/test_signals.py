@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from agentfsm import (
     Actor,
@@ -520,6 +521,27 @@ def test_without_that_package_what_has_a_secret_of_the_environment_is_not_stored
         (waiting,) = await shop.store.signals.pending()
         assert "use another key" in waiting.body
         assert key not in waiting.body
+
+    with_shop(scenario)
+
+
+@pytest.mark.parametrize("kind", ["deny", "cancel"])
+def test_without_that_package_what_has_a_secret_of_the_host_is_not_stored(
+    with_shop: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("agentfsm.loop.withholding._cipher", lambda keys: None)
+
+    async def scenario(shop: Shop) -> None:
+        await shop.asks()
+        runs = Runs(shop.store, secret=shop.host.secret, secrets=[SecretStr("the code is 4711")])
+
+        async def say(text: str) -> None:
+            await (runs.cancel("one", text) if kind == "cancel" else runs.deny("one", text))
+
+        with pytest.raises(MissingExtraError, match="sealing"):
+            await say("no: the code is 4711")
+        assert await shop.pending() == 0
+        await say("no")
 
     with_shop(scenario)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from pydantic import SecretStr
 
 from agentfsm import Actor, ConfigurationError, JournalError, MemoryStore, RunError, RunQuery, Runs
 from agentfsm.journal.run_info import WaitingFor
@@ -117,3 +118,20 @@ def test_runs_without_a_waker_or_a_secret_submit_nothing() -> None:
         asyncio.run(Runs(MemoryStore(), secret=b"s" * 32).submit("support", "Ship."))
     with pytest.raises(ConfigurationError, match="secret"):
         asyncio.run(Runs(MemoryStore(), waker=Recorded()).submit("support", "Ship."))  # type: ignore[arg-type]
+
+
+def test_a_run_that_waits_for_a_worker_is_listed_without_the_secrets_of_the_host() -> None:
+    async def scenario() -> None:
+        async with MemoryStore() as store:
+            runs = Runs(
+                store,
+                secret=b"the secret of these tests, long enough",
+                waker=Recorded(),  # type: ignore[arg-type]  # as much of it as is used
+                secrets=[SecretStr("the code is 4711")],
+            )
+            await runs.submit("support", "Open it: the code is 4711.", metadata={"note": "the code is 4711", "n": 7})
+            (info,) = (await runs.list()).runs
+            assert info.prompt == "Open it: **********."
+            assert info.metadata == {"note": "**********", "n": "7"}
+
+    asyncio.run(scenario())

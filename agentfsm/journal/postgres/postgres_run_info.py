@@ -102,16 +102,48 @@ async def update_texts(db: Connection, number: int, info: RunInfo) -> None:
 async def select_run_infos(db: Connection, query: RunQuery) -> list[ListedRun]:
     """The runs that a query finds: one more than its page has, if there are as many."""
     where, values = _conditions(query)
-    if query.after:
-        where, values = _and(where, "run.id < %s"), [*values, int(query.after)]
-    found = await db.execute(_SELECT + where + " ORDER BY run.id DESC LIMIT %s", (*values, query.limit + 1))
-    return [ListedRun(row[0], _info(row), row[4], bool(row[5])) for row in await found.fetchall()]
+    after, rows = int(query.after) if query.after else _ANY_NUMBER, query.limit + 1
+    entries, wanted = _entry_conditions(query, _BEFORE)
+    if entries == _BEFORE:
+        found = await db.execute(_SELECT + _and(where, "run.id < %s") + _NEWEST_FIRST, (*values, after, rows))
+        return list(map(_listed_run, await found.fetchall()))
+    looked_up = None if where else rows  # more only where not each of them is on the page
+    listed: list[tuple[Any, ...]] = []
+    for source, bounds in ((_NEWEST, (after, WINDOW)), (_ALL, ())):
+        numbers: LiteralString = "SELECT id FROM " + source + " AS info" + entries + _SORTED  # noqa: S608  # our own names
+        having = _and(where, "run.id = ANY(ARRAY(" + numbers + "))")
+        given = (*values, *bounds, after, *wanted, looked_up, rows)
+        listed = await (await db.execute(_SELECT + having + _NEWEST_FIRST, given)).fetchall()
+        if len(listed) == rows:
+            break
+    return list(map(_listed_run, listed))
+
+
+WINDOW = 500
+"""Among how many runs, from the newest on, a tag or metadata is looked for before their index is asked.
+
+The server keeps no statistics of them (they would outlive what is redacted), so it cannot know whether a tag is that of
+two runs, which only the index finds quickly, or of all, of which the newest are quickly found without it.
+"""
+
+_NEWEST: LiteralString = "(SELECT * FROM agentfsm.run_info WHERE id < %s ORDER BY id DESC LIMIT %s)"
+_ALL: LiteralString = "agentfsm.run_info"
+_BEFORE: LiteralString = " WHERE info.id < %s"
+_ANY_NUMBER = 2**63 - 1
+_NEWEST_FIRST: LiteralString = " ORDER BY run.id DESC LIMIT %s"
+_SORTED: LiteralString = " ORDER BY id + 0 DESC LIMIT %s"
+"""An expression, so that the index of tags or metadata is asked, and not all runs are read in this order."""
+
+
+def _listed_run(row: tuple[Any, ...]) -> ListedRun:
+    return ListedRun(row[0], _info(row), row[4], bool(row[5]))
 
 
 async def count_run_infos(db: Connection, query: RunQuery) -> int:
     """How many runs a query finds on all its pages."""
     where, values = _conditions(query)
-    row = await (await db.execute("SELECT count(*)" + _FROM + where, values)).fetchone()
+    entries, wanted = _entry_conditions(query, where)
+    row = await (await db.execute("SELECT count(*)" + _FROM + entries, (*values, *wanted))).fetchone()
     return 0 if row is None else int(row[0])
 
 
@@ -130,23 +162,33 @@ def _conditions(query: RunQuery) -> tuple[LiteralString, list[Any]]:
             where, values = _and(where, column + " = %s AND " + column + " <> ''"), [*values, _storable(wanted)]
         elif wanted is not None:
             where = _and(where, "coalesce(" + column + ", '') = ''")
+    if query.since is not None:
+        where, values = _and(where, "info.started >= %s"), [*values, query.since * 1000]
+    if query.until is not None:
+        where, values = _and(where, "info.started < %s"), [*values, query.until * 1000]
+    if query.text is not None:
+        where, values = (
+            _and(where, 'info.prompt COLLATE "C" ILIKE %s'),
+            [*values, f"%{_escaped(_storable(query.text))}%"],
+        )
+    if query.waiting_role is not None:
+        suspended: LiteralString = "run.status = 'suspended' AND info.waiting_kind <> ''"  # which has an index
+        where = _and(where, suspended + " AND info.waiting_roles @> ARRAY[%s]::text[]")
+        values = [*values, _storable(query.waiting_role)]
+    if query.run_id is not None:
+        where, values = _and(where, "starts_with(run.run_id, %s)"), [*values, query.run_id]
+    return where, values
+
+
+def _entry_conditions(query: RunQuery, where: LiteralString = "") -> tuple[LiteralString, list[Any]]:
+    """The conditions on tags and metadata, after others, and their own values."""
+    values: list[Any] = []
     if query.tag is not None:
         where, values = _and(where, "info.tags @> ARRAY[%s]::text[]"), [*values, _storable(query.tag)]
     if query.any_tag is not None:
         where, values = _and(where, "info.tags && %s::text[]"), [*values, [_storable(tag) for tag in query.any_tag]]
     if query.metadata:
         where, values = _and(where, "info.metadata @> %s::jsonb"), [*values, _jsonb(query.entries)]
-    if query.since is not None:
-        where, values = _and(where, "info.started >= %s"), [*values, query.since * 1000]
-    if query.until is not None:
-        where, values = _and(where, "info.started < %s"), [*values, query.until * 1000]
-    if query.text is not None:
-        where, values = _and(where, "info.prompt ILIKE %s"), [*values, f"%{_escaped(_storable(query.text))}%"]
-    if query.waiting_role is not None:
-        where = _and(where, "info.waiting_kind <> '' AND info.waiting_roles @> ARRAY[%s]::text[]")
-        values = [*values, _storable(query.waiting_role)]
-    if query.run_id is not None:
-        where, values = _and(where, "starts_with(run.run_id, %s)"), [*values, query.run_id]
     return where, values
 
 

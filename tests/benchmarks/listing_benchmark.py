@@ -1,0 +1,137 @@
+"""How long it takes to list and search 100,000 stored runs, against 100, in a file and on a PostgreSQL server.
+
+    python -m tests.benchmarks.listing_benchmark
+
+What is listed by newest first, by a tag and by metadata is to cost at most twice as much as of 100 runs, or less than
+5 ms; counts and text searches have bounds of their own. The exit code is 1 if a bound is missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from agentfsm import RunQuery, SqliteStore, open_store
+from agentfsm.journal.run_info import RunInfo, WaitingFor
+from agentfsm.journal.sqlite import sqlite_schema
+from agentfsm.journal.sqlite.sqlite_run_info import write_run_info
+from agentfsm.journal.store import Store
+from tests.helpers.postgres import new_database, shared_server
+
+LISTED_RUNS = 100_000
+FEW_RUNS = 100
+MAX_RATIO = 2.0
+MAX_MS = 5.0
+
+QUERIES: dict[str, RunQuery] = {
+    "newest 50": RunQuery(),
+    "50 by a tag of 1 %": RunQuery(tag="tag7"),
+    "50 by a tag of all": RunQuery(tag="all"),
+    "50 by a tag of none": RunQuery(tag="none"),
+    "50 by metadata of 2 runs": RunQuery(metadata={"order": 7}),
+    "50 by metadata of all": RunQuery(metadata={"shop": "a"}),
+    "50 by metadata of none": RunQuery(metadata={"shop": "b"}),
+    "50 by actor of 100 runs": RunQuery(actor="user7"),
+    "50 by session of 10 runs": RunQuery(session="chat5"),
+}
+COUNTS: dict[str, tuple[float, RunQuery]] = {
+    "count those that wait": (20, RunQuery(waiting_role="boss")),
+    "count by status": (200, RunQuery(status="suspended")),
+    "count by text": (200, RunQuery(text="task 42")),
+}
+
+
+def infos(runs: int) -> Iterator[RunInfo]:
+    """Runs as they are listed."""
+    for n in range(1, runs + 1):
+        waiting = WaitingFor("approval", "pay", ("boss",)) if n % 500 == 0 else None
+        yield RunInfo(
+            f"run{n:07}", "finished" if waiting is None else "suspended", None, n, n,
+            "completed" if n % 3 else "partial", f"Do task {n * 7919 % 10007}. {'word ' * 35}", f"user{n % 1000}",
+            f"chat{n // 10}", (f"tag{n % 100}", "all"), "model", 0.1, 100, waiting,
+            metadata={"order": str(n // 2), "shop": "a"},
+        )  # fmt: skip
+
+
+def fill_file(path: Path, runs: int = LISTED_RUNS) -> None:
+    """Create a file with runs as they are listed; their journals are left out."""
+    with closing(sqlite_schema.open_writer(path, "normal")) as db:
+        db.execute("BEGIN")
+        for n, info in enumerate(infos(runs), 1):
+            db.execute("INSERT INTO run (run_id, hash) VALUES (?, ?)", (info.run_id, bytes(32)))
+            db.execute("INSERT INTO run_info (id) VALUES (?)", (n,))
+            write_run_info(db, n, info)
+        db.execute("COMMIT")
+
+
+async def fill_server(url: str, runs: int = LISTED_RUNS) -> None:
+    """The same in a database."""
+    import psycopg
+
+    from agentfsm.journal.postgres.postgres_run_info import write_run_info as write_on_server
+
+    async with open_store(url) as store:
+        await store.maintenance.prepare()
+    async with await psycopg.AsyncConnection.connect(url) as db:
+        for n, info in enumerate(infos(runs), 1):
+            await db.execute(
+                "INSERT INTO agentfsm.run (id, run_id, hash, status) OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s)",
+                (n, info.run_id, bytes(32), info.status),
+            )
+            await write_on_server(db, n, info)
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as db:
+        await db.execute("VACUUM ANALYZE")  # as the server itself does after a while
+
+
+async def ask(store: Store, query: RunQuery, *, count: bool = False) -> float:
+    """The milliseconds that a question takes, at best of twenty."""
+    took: list[float] = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        await (store.count_runs(query) if count else store.find_runs(query))
+        took.append(time.perf_counter() - begun)
+    return min(took) * 1000
+
+
+async def compare(few: Store, many: Store, kind: str) -> bool:
+    """Print what each question takes; whether all bounds are met."""
+    good = True
+    for what, query in QUERIES.items():
+        small, large = await ask(few, query), await ask(many, query)
+        met = large <= max(MAX_RATIO * small, MAX_MS)
+        good &= met
+        print(f"{kind:<10} {what:<26} {small:8.2f} ms {large:8.2f} ms   {'good' if met else 'MISSED'}", flush=True)
+    for what, (limit, query) in COUNTS.items():
+        large = await ask(many, query, count=True)
+        good &= large <= limit
+        print(f"{kind:<10} {what:<26} {'':8}    {large:8.2f} ms   {'good' if large <= limit else 'MISSED'}", flush=True)
+    return good
+
+
+async def measure(folder: Path, server: str, runs: int = LISTED_RUNS) -> bool:
+    """Measure a file and a database with so many runs; whether all bounds are met."""
+    fill_file(folder / "few.db", FEW_RUNS)
+    fill_file(folder / "many.db", runs)
+    async with SqliteStore(folder / "few.db") as few, SqliteStore(folder / "many.db") as many:
+        in_file = await compare(few, many, "SQLite")
+    urls = new_database(server), new_database(server)
+    await fill_server(urls[0], FEW_RUNS)
+    await fill_server(urls[1], runs)
+    async with open_store(urls[0]) as few, open_store(urls[1]) as many:
+        return await compare(few, many, "PostgreSQL") and in_file
+
+
+def main() -> int:
+    """Measure, and return 1 if a bound is missed."""
+    print(f"{'':10} {'':26} {FEW_RUNS:>8} runs {LISTED_RUNS:>6} runs")
+    with tempfile.TemporaryDirectory() as name, shared_server() as server:
+        return 0 if asyncio.run(measure(Path(name), server)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
