@@ -360,7 +360,7 @@ class Runs:
                 case has its own class.
             agentfsm.errors.SuspensionExpiredError: The request has expired.
             agentfsm.errors.MissingExtraError: It is an edit of secret arguments, and the extra ``sealing`` is missing.
-            JournalError: The run was sealed under another secret, or was tampered with.
+            JournalError: The run was sealed under another secret, or was tampered with; or what it asks was redacted.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
         keyring, answer, actor = (

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from agentfsm.errors import ConfigurationError, JournalError, RunError, UnknownRunError
 from agentfsm.journal.migration import Migration, migrate
-from agentfsm.journal.records import Redacted, SealedRecord, is_kind, open_record
+from agentfsm.journal.records import Redacted, SealedRecord, is_kind, open_record, was_redacted
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
@@ -52,6 +52,7 @@ class StoredRequest:
         limit: For a limit, how much of it is used up, and what a reply grants by default; else None.
         form: For a form, the JSON schema of the object to fill in; else empty.
         asked_at: When it was asked, in seconds since the epoch; votes and escalation do not change it.
+        is_redacted: Whether a part of it was redacted, so that the run cannot go on.
     """
 
     run_id: str
@@ -66,6 +67,7 @@ class StoredRequest:
     limit: ReachedLimit | None = None
     form: Mapping[str, Any] = field(default_factory=dict[str, Any])
     asked_at: float = 0.0
+    is_redacted: bool = False
 
     def has_expired(self, now: float) -> bool:
         """Whether no reply is accepted any more.
@@ -122,6 +124,7 @@ async def pending_request(store: Store, head: Head) -> StoredRequest | None:
             _LIMIT.validate_python(request.get("limit")),
             {} if isinstance(form, Redacted) else form,
             body["ts"] / 1000 if quorum is None else quorum.asked_at,
+            was_redacted(record),
         )
     except (LookupError, TypeError, AttributeError, ValueError, ConfigurationError) as error:
         raise JournalError(f"record {record.seq} has no valid request") from error

@@ -76,7 +76,8 @@ async def send_answer(
             answered already, or the run asks nothing or something else; each has a class of its own.
         SuspensionExpiredError: The request has expired.
         MissingExtraError: The reply has secret arguments, or a secret of the host, and cannot be encrypted.
-        JournalError: The run was not sealed under a secret of the host, or was tampered with.
+        JournalError: The run was not sealed under a secret of the host, or was tampered with; or what it asks was
+            redacted.
         StoreError: The store cannot be read or written.
     """
     head = await _head(store, run_id, keyring)
@@ -85,6 +86,8 @@ async def send_answer(
         doing = f"{head.owner} is running it" if head.owner else "it was interrupted"
         raise StaleHumanReplyError(f"run {run_id!r} asks nothing now: {doing}")
     _check_current(request, to)
+    if request.is_redacted:
+        raise JournalError(f"what run {run_id!r} asks was redacted, so it cannot go on: cancel it")
     if request.has_expired(now := time.time()):
         raise SuspensionExpiredError(f"the request of run {run_id!r} expired without a reply; cancel the run")
     check_human_reply(request.kind, reply)

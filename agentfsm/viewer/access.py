@@ -215,7 +215,8 @@ class Access:
         if actor is not None:
             return Visitor(replace(actor, verified=True))
         cookie = request.cookies.get(self.cookie_name)
-        session = open_pass("session", cookie, self.keyring, self.clock()) if cookie else None
+        here = request.headers.get("host", "")
+        session = open_pass("session", cookie, self.keyring, self.clock(), here) if cookie else None
         if session is not None:
             return Visitor(session.actor, session.run_id)
         if self.authenticate is not None:

@@ -1,7 +1,8 @@
 """Passes: links that work once, for people who get an e-mail, and the sessions that they open.
 
-Both say who somebody is, for which run, and until when, under a MAC with the host's secret. A link has its pass behind
-the ``#`` of its address, which browsers neither send nor log; the page takes it out of the address at once.
+Both say who somebody is, for which run of which viewer, and until when, under a MAC with the host's secret. A link has
+its pass behind the ``#`` of its address, which browsers neither send nor log; the page takes it out of the address at
+once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.quorum import Actor
 
-__all__ = ["Pass", "PassKind", "one_time_link", "open_pass", "seal_pass"]
+__all__ = ["Pass", "PassKind", "host_of", "one_time_link", "open_pass", "seal_pass"]
 
 PassKind = Literal["link", "session"]
 
@@ -34,19 +35,29 @@ class Pass:
         run_id: The only run that it is for; an empty string for all runs.
         expires: Until when it is valid, in seconds since the epoch.
         id: Names it, so that a link works once.
+        host: The name and port of the viewer: another one with the same secret has other runs, or has not noted that
+            the link was used.
     """
 
     actor: Actor
     run_id: str
     expires: float
     id: str
+    host: str
+
+
+def host_of(address: str) -> str:
+    """The name and port in the address of a page, or in a ``Host`` header, in one spelling."""
+    name = address.rpartition("//")[2].partition("/")[0].rpartition("@")[2].lower()
+    return name.removesuffix(":443").removesuffix(":80")
 
 
 def seal_pass(kind: PassKind, granted: Pass, keyring: Keyring) -> str:
     """A pass as text, under the current secret."""
     actor = granted.actor
     body = [
-        kind, actor.id, list(actor.roles), actor.kind, actor.verified, granted.run_id, granted.expires, granted.id,
+        kind, actor.id, list(actor.roles), actor.kind, actor.verified,
+        granted.run_id, granted.expires, granted.id, granted.host,
     ]  # fmt: skip
     text = base64.urlsafe_b64encode(json.dumps(body).encode()).decode().rstrip("=")
     return f"{text}.{keyring.current.seal(KeyPurpose.viewer, _sealed_bytes(text))}"
@@ -57,14 +68,15 @@ def _sealed_bytes(text: str) -> bytes:
     return f"pass {text}".encode()
 
 
-def open_pass(kind: PassKind, text: str, keyring: Keyring, now: float) -> Pass | None:
-    """What a text says if it is a pass that a secret of the host sealed and that has not expired; else None.
+def open_pass(kind: PassKind, text: str, keyring: Keyring, now: float, host: str) -> Pass | None:
+    """What a text says if it is a pass for this viewer under a secret of the host, and has not expired; else None.
 
     Args:
         kind: What it must be.
         text: The text.
         keyring: The keys.
         now: Seconds since the epoch.
+        host: The name and port under which the viewer was asked.
     """
     body, _, seal = text.partition(".")
     if (
@@ -74,10 +86,15 @@ def open_pass(kind: PassKind, text: str, keyring: Keyring, now: float) -> Pass |
     ):
         return None
     found: Any = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-    sealed_kind, name, roles, actor_kind, verified, run_id, expires, pass_id = found
-    if not hmac.compare_digest(str(sealed_kind), kind) or now > expires:
+    if len(found) != _FIELDS:  # of an earlier release
         return None
-    return Pass(Actor(name, tuple(roles), actor_kind, verified), run_id, expires, pass_id)
+    sealed_kind, name, roles, actor_kind, verified, run_id, expires, pass_id, sealed_host = found
+    if not hmac.compare_digest(str(sealed_kind), kind) or now > expires or sealed_host != host_of(host):
+        return None
+    return Pass(Actor(name, tuple(roles), actor_kind, verified), run_id, expires, pass_id, sealed_host)
+
+
+_FIELDS = 9
 
 
 def one_time_link(
@@ -88,7 +105,7 @@ def one_time_link(
     The answers are recorded as the actor's, verified: whoever has the link is the actor, so send it to nobody else.
 
     Args:
-        url: The address of the viewer, such as ``https://agents.example.org/agents/``.
+        url: The address of the viewer, such as ``https://agents.example.org/agents/``; the link works there only.
         run_id: The run.
         actor: Who gets it.
         secret: The secret of the host, which the viewer has, too.
@@ -106,5 +123,5 @@ def one_time_link(
         raise ConfigurationError(f"validity_s is a number of seconds greater than 0, not {validity_s!r}")
     vouched = Actor(actor.id, actor.roles, actor.kind, verified=True)
     expires = (time.time() if now is None else now) + validity_s
-    granted = Pass(vouched, run_id, expires, secrets.token_hex(16))
+    granted = Pass(vouched, run_id, expires, secrets.token_hex(16), host_of(url))
     return f"{url.rstrip('/')}/link#{seal_pass('link', granted, Keyring(secret))}"

@@ -8,12 +8,18 @@ vote counts that its person may not give, and nobody counts twice.
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import json
+import logging
+import secrets
+import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import httpx
 import pytest
 
 from agentfsm import (
@@ -29,11 +35,18 @@ from agentfsm import (
     Host,
     ItDidNotRun,
     ItRan,
+    MemoryStore,
+    Runs,
     SqliteStore,
     UserInputRequested,
     tool,
 )
+from agentfsm.journal.signals import read_signals
+from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
+from agentfsm.viewer import app as viewer_app
+from agentfsm.viewer import one_time_link
+from agentfsm.viewer.passes import Pass, seal_pass
 
 RULE = Approval(
     n=2, roles=("manager",), not_requester=True, validity_s=1000, escalate_to=("director",), escalate_after_s=600
@@ -340,7 +353,303 @@ def test_two_managers_other_than_the_requester_can_approve(tmp_path: Path) -> No
         assert desk.paid == [5]
 
 
+# -- with links to the viewer ---------------------------------------------------------------------------
+
+
+LinkAttack = Callable[["Mail"], Awaitable[list[httpx.Response]]]
+SITE, OTHER_SITE = "https://agents.example.org", "https://other.example.org"
+
+
+class Mail:
+    """Viewers of one store, which another run waits in, and links in the mail to those who may answer.
+
+    Args:
+        desk: Where the runs ``r`` and ``r2`` wait for two managers.
+        store: Its store, open.
+    """
+
+    def __init__(self, desk: Desk, store: SqliteStore) -> None:
+        self.desk, self.store = desk, store
+        self._clients = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Mail:
+        await self._clients.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._clients.__aexit__(None, None, None)
+
+    def link(self, name: str, run_id: str = "r", site: str = SITE, *, age_s: float = 0) -> str:
+        """The secret part of a link that was sent to somebody, good for an hour."""
+        actor, now = Actor(name, ROLES[plain(name)]), time.time() - age_s
+        return one_time_link(f"{site}/agents/", run_id, actor, secret=SECRET, validity_s=3600, now=now).partition("#")[
+            2
+        ]
+
+    async def browser(self, site: str = SITE, used: str = "links", store: Any = None) -> httpx.AsyncClient:
+        """A browser at a viewer in a process of its own, with a folder of used links."""
+        app = viewer_app(
+            self.store if store is None else store,
+            secret=SECRET,
+            authenticate=lambda request: None,
+            hosts=["agents.example.org", "other.example.org"],
+            replay_guard=FileReplayGuard(self.desk.folder / used),
+        )
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=site)
+        return await self._clients.enter_async_context(client)
+
+    async def opens(self, text: str, **where: Any) -> tuple[httpx.AsyncClient, httpx.Response]:
+        """A browser in which a link was opened, and what it was answered."""
+        browser = await self.browser(**where)
+        return browser, await browser.post("/api/link", json={"token": text})
+
+    async def sent(self) -> list[str]:
+        """Whose answers and cancellations wait to be acted on."""
+        signals = await read_signals(self.store.signals, Keyring(SECRET))
+        return [each.actor.id if each.actor is not None else "" for each in signals]
+
+    async def allows(self, browser: httpx.AsyncClient, run_id: str = "r", **changed: Any) -> httpx.Response:
+        """The answer to a page that allows what a run waits for."""
+        token = (await browser.get("/api/session")).json().get("token", "")
+        asked = next(each for each in self.desk.asked if each.run_id == run_id)
+        body = {"run": run_id, "to": asked.digest, "reply": {"kind": "allow"}, **changed}
+        return await browser.post("/api/inbox/answer", json=body, headers={"x-agentfsm-token": token})
+
+
+async def _bob(mail: Mail, **where: Any) -> httpx.AsyncClient:
+    browser, opened = await mail.opens(mail.link("bob"), **where)
+    assert opened.status_code == 200
+    return browser
+
+
+async def _again(mail: Mail) -> list[httpx.Response]:
+    text = mail.link("bob")
+    await mail.opens(text)
+    return [(await mail.opens(text))[1], (await mail.opens(f" {text}"))[1], (await mail.opens(f"{text}="))[1]]
+
+
+async def _at_once(mail: Mail) -> list[httpx.Response]:
+    text = mail.link("bob")
+    opened = await asyncio.gather(*(mail.opens(text) for _ in range(8)))
+    answers = sorted((answer for _, answer in opened), key=lambda answer: answer.status_code)
+    assert answers[0].status_code == 200
+    return answers[1:]
+
+
+async def _in_another_viewer(mail: Mail) -> list[httpx.Response]:
+    text = mail.link("bob")
+    await mail.opens(text)
+    return [(await mail.opens(text, site=OTHER_SITE, used="other"))[1]]
+
+
+async def _of_another_viewer(mail: Mail) -> list[httpx.Response]:
+    return [(await mail.opens(mail.link("bob", site=OTHER_SITE)))[1]]
+
+
+async def _for_another_store(mail: Mail) -> list[httpx.Response]:
+    async with MemoryStore() as store:
+        browser, opened = await mail.opens(mail.link("bob", site=OTHER_SITE), site=OTHER_SITE, used="o", store=store)
+        assert opened.status_code == 200
+        here = await mail.browser()
+        here.cookies.update(dict(browser.cookies.items()))
+        return [await here.get("/api/inbox"), await mail.allows(here)]
+
+
+def _opening(change: Callable[[Mail], str]) -> LinkAttack:
+    async def attack(mail: Mail) -> list[httpx.Response]:
+        return [(await mail.opens(change(mail)))[1]]
+
+    return attack
+
+
+def _forged(place: int, value: Any) -> LinkAttack:
+    """A link to somebody else in which something is changed, under the seal that it had."""
+
+    def change(mail: Mail) -> str:
+        body, _, seal = mail.link("dan").partition(".")
+        fields = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        fields[place] = value
+        return f"{base64.urlsafe_b64encode(json.dumps(fields).encode()).decode().rstrip('=')}.{seal}"
+
+    return _opening(change)
+
+
+def _as_somebody(name: str, run_id: str = "r", then: str = "r") -> LinkAttack:
+    async def attack(mail: Mail) -> list[httpx.Response]:
+        browser, opened = await mail.opens(mail.link(name, run_id))
+        assert opened.status_code == 200
+        return [await mail.allows(browser, then)]
+
+    return attack
+
+
+async def _look_at_others(mail: Mail) -> list[httpx.Response]:
+    browser = await _bob(mail)
+    paths = ("/", "/api/runs", "/api/run?run=r2", "/api/run/records?run=r2", "/api/statistics", "/api/verification")
+    return [await browser.get(path) for path in paths]
+
+
+async def _a_link_as_a_cookie(mail: Mail) -> list[httpx.Response]:
+    browser = await _bob(mail)
+    (name,) = browser.cookies
+    thief = await mail.browser()
+    thief.cookies.set(name, mail.link("bob"))
+    return [await thief.get("/api/inbox"), (await mail.opens(browser.cookies[name]))[1]]
+
+
+async def _an_old_session(mail: Mail) -> list[httpx.Response]:
+    browser = await _bob(mail)
+    (name,) = browser.cookies
+    ended = Pass(Actor("bob", ("manager",), verified=True), "r", time.time() - 1, "0", "agents.example.org")
+    thief = await mail.browser()
+    thief.cookies.set(name, seal_pass("session", ended, Keyring(SECRET)))
+    return [await thief.get("/api/inbox"), await mail.allows(thief)]
+
+
+def _with_headers(**headers: str) -> LinkAttack:
+    """A page of another site, or one without the token, that has the browser of Bob answer."""
+
+    async def attack(mail: Mail) -> list[httpx.Response]:
+        browser = await _bob(mail)
+        token = (await browser.get("/api/session")).json()["token"]
+        dan, _ = await mail.opens(mail.link("dan"))
+        his = (await dan.get("/api/session")).json()["token"]
+        sent = {name.replace("_", "-"): value.format(token=token, his=his) for name, value in headers.items()}
+        body = {"run": "r", "to": mail.desk.asked[0].digest, "reply": {"kind": "allow"}}
+        return [await browser.post("/api/inbox/answer", json=body, headers=sent)]
+
+    return attack
+
+
+async def _vote_twice(mail: Mail) -> list[httpx.Response]:
+    assert (await mail.allows(await _bob(mail))).status_code == 200
+    capitals, _ = await mail.opens(mail.link("BOB"))
+    return [await mail.allows(await _bob(mail)), await mail.allows(capitals)]
+
+
+async def _vote_for_another(mail: Mail) -> list[httpx.Response]:
+    browser = await _bob(mail)
+    assert (await mail.allows(browser, by="cy", actor={"id": "cy", "roles": ["manager"]})).status_code == 200
+    return [await mail.allows(browser, by="cy")]
+
+
+async def _after_a_redaction(mail: Mail) -> list[httpx.Response]:
+    browser = await _bob(mail)
+    request = (await Runs(mail.store).get("r")).request
+    assert request is not None
+    assert await Runs(mail.store, secret=SECRET).redact("r", str(request.seq)) > 0
+    return [await mail.allows(browser)]
+
+
+async def _after_a_denial(mail: Mail) -> list[httpx.Response]:
+    browser = await _bob(mail)
+    await Runs(mail.store, secret=SECRET, authenticate=authenticate).deny("r", "no", by=token("cy"))
+    return [await mail.allows(browser)]
+
+
+async def _use_it_up(mail: Mail) -> list[httpx.Response]:
+    """Whatever scans mail or fetches pages ahead: the link works for Bob afterwards."""
+    text, scanner = mail.link("bob"), await mail.browser()
+    ahead = {"sec-purpose": "prefetch", "purpose": "prefetch"}
+    answers = [
+        await scanner.request(method, path, headers=ahead, params={"token": text})
+        for method in ("HEAD", "GET", "OPTIONS", "PUT", "DELETE")
+        for path in ("/link", "/api/link")
+    ]
+    assert not any("set-cookie" in answer.headers for answer in answers)
+    assert (await mail.opens(text))[1].status_code == 200
+    return [await scanner.post("/api/link", params={"token": text}, content=b""), await scanner.get("/api/inbox")]
+
+
+LINKS: dict[str, LinkAttack] = {
+    "again": _again,
+    "in many processes at once": _at_once,
+    "in another viewer, where it is not used": _in_another_viewer,
+    "to another viewer": _of_another_viewer,
+    "with the session of another viewer": _for_another_store,
+    "of the day before": _opening(lambda mail: mail.link("bob", age_s=86_400)),
+    "guessed": _opening(lambda mail: secrets.token_urlsafe(90) + "." + secrets.token_hex(32)),
+    "without its seal": _opening(lambda mail: mail.link("bob").partition(".")[0]),
+    "with half of its seal": _opening(lambda mail: mail.link("bob")[:-32]),
+    "with another's seal": _opening(
+        lambda mail: mail.link("bob").partition(".")[0] + "." + mail.link("dan").partition(".")[2]
+    ),
+    "under another secret": _opening(
+        lambda mail: one_time_link(SITE, "r", Actor("bob", ("manager",)), secret=b"guessed").partition("#")[2]
+    ),
+    "with another name": _forged(1, "bob"),
+    "with another role": _forged(2, ["manager"]),
+    "with another run": _forged(5, "r2"),
+    "with all runs": _forged(5, ""),
+    "with more time": _forged(6, 9e12),
+    "as a session": _forged(0, "session"),
+    "of a clerk": _as_somebody("dan"),
+    "of the requester": _as_somebody("ann"),
+    "of a director before it is escalated": _as_somebody("eve"),
+    "of a role with white space": _as_somebody("spaced"),
+    "for another run": _as_somebody("bob", "r2"),
+    "for a run whose id begins the same": _as_somebody("bob", "r", "r2"),
+    "for this run, to look at others": _look_at_others,
+    "as a cookie, and a cookie as a link": _a_link_as_a_cookie,
+    "with a session that has ended": _an_old_session,
+    "without the token of the page": _with_headers(),
+    "with the token of somebody else": _with_headers(x_agentfsm_token="{his}"),
+    "from another site": _with_headers(x_agentfsm_token="{token}", origin="https://evil.example"),
+    "from a script of another site": _with_headers(
+        x_agentfsm_token="{token}", sec_fetch_site="cross-site", sec_fetch_mode="cors"
+    ),
+    "twice, in two spellings": _vote_twice,
+    "in the name of another manager": _vote_for_another,
+    "after a redaction": _after_a_redaction,
+    "after another's denial": _after_a_denial,
+    "by what fetches it ahead": _use_it_up,
+}
+
+
+SENT_BY = {
+    "twice, in two spellings": ["bob"],
+    "in the name of another manager": ["bob"],
+    "after another's denial": ["cy"],
+}
+"""Whose answers wait after an attack: those that they gave themselves."""
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_no_attack_with_a_link_succeeds(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    desk = Desk(tmp_path)
+    desk.clock = FakeClock(time.time())  # the viewer's
+    desk.ask()
+    desk.ask("r2")
+
+    async def play() -> tuple[list[httpx.Response], list[str]]:
+        async with SqliteStore(tmp_path / "runs.db") as store, Mail(desk, store) as mail:
+            return await LINKS[name](mail), await mail.sent()
+
+    answers, sent = asyncio.run(play())
+    assert [answer.status_code for answer in answers if answer.status_code < 400] == []
+    assert sent == SENT_BY.get(name, [])
+    assert not any("canary" in answer.text or "Pay." in answer.text for answer in answers)
+    assert desk.paid == []
+    assert SECRET.decode() not in caplog.text
+    assert "eyJ" not in caplog.text  # as a pass begins, in base64
+    assert '"link"' not in caplog.text
+
+
+def test_a_link_lets_two_managers_approve(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.clock = FakeClock(time.time())
+    desk.ask()
+
+    async def play() -> list[int]:
+        async with SqliteStore(tmp_path / "runs.db") as store, Mail(desk, store) as mail:
+            browsers = [(await mail.opens(mail.link(name)))[0] for name in ("bob", "cy")]
+            return [(await mail.allows(browser)).status_code for browser in browsers]
+
+    assert asyncio.run(play()) == [200, 200]
+
+
 def test_the_attacks_are_counted(counted: Callable[[str], None]) -> None:
-    count = 2 * len(REPLIES) + len(RECORDS) + len(BOUND_TO)
+    count = 2 * len(REPLIES) + len(RECORDS) + len(BOUND_TO) + len(LINKS)
     assert len(REPLIES) >= 40
     counted(f"a person without the role: {count} attacks, 0 succeeded")

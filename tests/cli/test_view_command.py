@@ -74,7 +74,7 @@ def test_a_person_who_says_who_they_are_gets_a_link_and_can_answer_as_claimed(tm
         cwd=tmp_path, env=env, capture_output=True, text=True, check=True,
     )  # fmt: skip
     token = done.stdout.strip().removeprefix("http://127.0.0.1:8642/link#")
-    opened = open_pass("link", token, Keyring(b"of the tests"), 0)
+    opened = open_pass("link", token, Keyring(b"of the tests"), 0, "127.0.0.1:8642")
     assert opened is not None
     assert (opened.run_id, opened.actor) == ("waits", Actor("bob", ("manager",), verified=True))
     viewer = subprocess.Popen(

@@ -22,7 +22,8 @@ async def open_link(request: Request) -> Response:
     """Make a link a session, once."""
     context = context_of(request)
     access, token = context.access, (await read_body(request)).get("token")
-    granted = open_pass("link", token, access.keyring, access.clock()) if isinstance(token, str) else None
+    here, now = request.headers.get("host", ""), access.clock()
+    granted = open_pass("link", token, access.keyring, now, here) if isinstance(token, str) else None
     if granted is None:
         raise PageError(403, "this link is not valid, or has expired: ask for a new one")
     guard = context.replay_guard
@@ -30,7 +31,7 @@ async def open_link(request: Request) -> Response:
         raise PageError(503, "links cannot be opened here: app(store, replay_guard=...) remembers which were used")
     if not await asyncio.to_thread(guard.claim, granted.id):
         raise PageError(403, "this link was opened already, and works once: ask for a new one")
-    session = Pass(granted.actor, granted.run_id, access.clock() + SESSION_S, granted.id)
+    session = Pass(granted.actor, granted.run_id, now + SESSION_S, granted.id, granted.host)
     answer = json_response({"next": "inbox" if granted.run_id else ""})
     # /api is mounted below the viewer, whose own path the cookie is for
     root = str(request.scope.get("root_path", "")).removesuffix("/api")
