@@ -109,7 +109,8 @@ async def select_run_infos(db: Connection, query: RunQuery) -> list[ListedRun]:
         return list(map(_listed_run, await found.fetchall()))
     looked_up = None if where else rows  # more only where not each of them is on the page
     listed: list[tuple[Any, ...]] = []
-    for source, bounds in ((_NEWEST, (after, WINDOW)), (_ALL, ())):
+    searched: tuple[tuple[LiteralString, tuple[int, ...]], ...] = ((_NEWEST, (after, WINDOW)), (_ALL, ()))
+    for source, bounds in searched:
         numbers: LiteralString = "SELECT id FROM " + source + " AS info" + entries + _SORTED  # noqa: S608  # our own names
         having = _and(where, "run.id = ANY(ARRAY(" + numbers + "))")
         given = (*values, *bounds, after, *wanted, looked_up, rows)
