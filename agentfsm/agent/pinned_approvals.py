@@ -86,8 +86,8 @@ def _tools_held_by(toolset: Toolset[Any]) -> dict[str, Tool]:
     """The tools that an object has in its attributes, also in lists and dicts there."""
     held: dict[str, Tool] = {}
     for value in vars(toolset).values() if hasattr(toolset, "__dict__") else ():
-        several = list(cast("Mapping[Any, Any]", value).values()) if isinstance(value, Mapping) else value
-        for each in cast("Collection[Any]", several) if isinstance(several, Collection) else (several,):
+        several = value.values() if isinstance(value, Mapping) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        for each in several if isinstance(several, Collection) else (several,):  # pyright: ignore[reportUnknownVariableType]
             if isinstance(each, Tool):
                 held[each.name] = each
     return held
