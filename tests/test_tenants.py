@@ -229,6 +229,10 @@ COMMANDS = [
     ["report"],
     ["export"],
     ["fork", "--at", "1"],
+    ["verify"],
+    ["store hold"],
+    ["diff", "standard"],
+    ["resume", "-m", "some-model", "--base-url", "http://127.0.0.1:9"],
 ]
 
 
@@ -258,11 +262,28 @@ def test_a_command_for_a_tenant_knows_no_run_of_another(
     monkeypatch.setenv("AGENTFSM_SECRET", SECRET.decode())
     told: list[tuple[int, str]] = []
     for run_id in (OTHER, "x" * len(OTHER)):
-        given = [command[0], run_id, *command[1:], "--store", str(file), "--tenant", "acme"]
+        given = [*command[0].split(), run_id, *command[1:], "--store", str(file), "--tenant", "acme"]
         code, said = run_command(capsys, *given)
         assert (code, "there is no run" in said) == (2, True)
         told.append((code, said.replace(run_id, "RUN")))
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("command", [["unhold"], ["purge", "--yes"]], ids=lambda command: command[0])
+def test_a_command_for_a_tenant_does_nothing_to_the_run_of_another(
+    command: list[str], file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTFSM_SECRET", SECRET.decode())
+    store = ("--store", str(file))
+    assert run_command(capsys, "store", "hold", OTHER, *store)[0] == 0
+    told: list[tuple[int, str]] = []
+    for run_id in (OTHER, "x" * len(OTHER)):
+        code, said = run_command(capsys, "store", command[0], run_id, *command[1:], *store, "--tenant", "acme")
+        told.append((code, said.replace(run_id, "RUN")))
+    assert told[0] == told[1]
+    assert OTHER not in run_command(capsys, "store", "holds", *store, "--tenant", "acme")[1]
+    assert OTHER in run_command(capsys, "store", "holds", *store)[1]
+    assert run_command(capsys, "store", "unhold", OTHER, *store)[0] == 0
 
 
 def test_the_runs_of_a_tenant_are_listed_on_the_command_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from agentfsm.cli.local_store import await_result, open_existing_store, store_option
+from agentfsm.cli.local_store import await_result, open_existing_store, store_option, tenant_option
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.reviewed_file import show_change
 from agentfsm.cli.run_report import RunReport
@@ -115,6 +115,7 @@ def _overlay_options(command: CommandFunction) -> CommandFunction:
             click.option("--run", "run_id", metavar="RUN", help="Show the path of a run of the store."),
             click.option("--coverage", metavar="FILE", type=coverage_file, help="Show the rows that tests took."),
             store_option,
+            tenant_option,
         ],
     )(command)
 

@@ -11,7 +11,7 @@ import click
 from agentfsm.analysis import diff as diff_graphs
 from agentfsm.analysis import format_reviewed, graph_from_table
 from agentfsm.cli.diagram_command import load_records
-from agentfsm.cli.local_store import store_option
+from agentfsm.cli.local_store import store_option, tenant_option
 from agentfsm.cli.reviewed_file import write_reviewed
 from agentfsm.cli.user_code import load_graph
 from agentfsm.diagrams import DiffOverlay, write
@@ -50,6 +50,7 @@ Examples:
     help="Draw the difference.",
 )
 @store_option
+@tenant_option
 @click.pass_context
 def diff(
     ctx: click.Context,

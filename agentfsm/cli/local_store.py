@@ -167,8 +167,11 @@ def open_existing_store(location: StoreLocation) -> Store:
     """
     if location.file is not None and not location.file.exists():
         raise click.UsageError(f"there is no store at {location.name}")
-    store, tenant = open_store(location.url), chosen_tenant()
-    return _close_with_command(store if tenant is None else TenantStore(store, [tenant]))
+    return _close_with_command(_of_tenant(open_store(location.url), chosen_tenant()))
+
+
+def _of_tenant(store: Store, tenant: str | None) -> Store:
+    return store if tenant is None else TenantStore(store, [tenant])
 
 
 def open_runs(location: StoreLocation, *, sealed: bool = True) -> tuple[Store, Runs]:
@@ -224,7 +227,7 @@ def open_store_for_writing(location: StoreLocation) -> Store:
     """
     if location.file is not None:
         location.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    store = _close_with_command(open_store(location.url))
+    store = _close_with_command(_of_tenant(open_store(location.url), chosen_tenant()))
     await_result(store.maintenance.prepare())  # fail before the first model call
     return store
 
@@ -356,15 +359,15 @@ def complete_run_id(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
     """The newest runs of the store whose ids start with what was typed, with their status, the oldest first."""
     given: StoreLocation | None = ctx.params.get("location") or ctx.params.get("store")
     try:
-        found = asyncio.run(_runs_with(given or default_store(), incomplete))
+        found = asyncio.run(_runs_with(given or default_store(), incomplete, ctx.meta.get(_TENANT)))
     except (AgentfsmError, OSError):  # completion has no place for an error; the command itself will report it
         return []
     return [CompletionItem(run_id, help=status) for run_id, status in found]
 
 
-async def _runs_with(location: StoreLocation, prefix: str) -> list[tuple[str, str]]:
+async def _runs_with(location: StoreLocation, prefix: str, tenant: str | None) -> list[tuple[str, str]]:
     if location.file is not None and not location.file.exists():
         return []
-    async with open_store(location.url) as store:
+    async with _of_tenant(open_store(location.url), tenant) as store:
         page = await store.find_runs(RunQuery(run_id=prefix, limit=COMPLETED_RUNS))
     return [(info.run_id, info.status) for info in reversed(page.runs)]

@@ -14,7 +14,7 @@ from rich.text import Text
 from agentfsm.agent import Agent
 from agentfsm.agent.resume import require_store
 from agentfsm.cli.console import CliConsole, open_console, shorten
-from agentfsm.cli.local_store import await_result, complete_run_id, default_store
+from agentfsm.cli.local_store import await_result, complete_run_id, default_store, tenant_option
 from agentfsm.cli.options import (
     AgentCliOptions,
     CommandFunction,
@@ -395,6 +395,7 @@ Examples:
 @_migration_options
 @agent_options
 @report_options
+@tenant_option
 @click.pass_context
 def resume(
     ctx: click.Context,

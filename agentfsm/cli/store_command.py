@@ -20,6 +20,7 @@ from agentfsm.cli.local_store import (
     require_keyring,
     store_keyring,
     store_option,
+    tenant_option,
     write_for_a_moment,
 )
 from agentfsm.cli.options import collect_options
@@ -171,6 +172,7 @@ def backup(target: Path, location: StoreLocation) -> None:
 @click.option("--reason", default="", metavar="TEXT", help="Why, such as the number of a case.")
 @click.option("--by", default="", metavar="NAME", help="Who holds them.")
 @store_option
+@tenant_option
 def hold_runs(run_ids: tuple[str, ...], reason: str, by: str, location: StoreLocation) -> None:
     """Hold RUNs: from now on they are neither purged nor redacted, whether they go on or have ended."""
     opened, keyring = open_existing_store(location), require_keyring(location)
@@ -183,6 +185,7 @@ def hold_runs(run_ids: tuple[str, ...], reason: str, by: str, location: StoreLoc
 @click.argument("run_ids", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run_id)
 @click.option("--by", default="", metavar="NAME", help="Who ends the holds.")
 @store_option
+@tenant_option
 def unhold_runs(run_ids: tuple[str, ...], by: str, location: StoreLocation) -> None:
     """End the hold of RUNs."""
     opened, keyring = open_existing_store(location), require_keyring(location)
@@ -193,6 +196,7 @@ def unhold_runs(run_ids: tuple[str, ...], by: str, location: StoreLocation) -> N
 
 @store.command("holds", epilog="\b\nExamples:\n  agentfsm store holds\n")
 @store_option
+@tenant_option
 def list_holds(location: StoreLocation) -> None:
     """List the runs that are on hold."""
     for run_id, hold in await_result(open_existing_store(location).maintenance.holds()).items():
@@ -242,6 +246,7 @@ class _PurgeOptions:
 @click.option("--dry-run", is_flag=True, help="Show what would be purged, and purge nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @store_option
+@tenant_option
 @click.pass_context
 def purge(
     ctx: click.Context,
@@ -345,6 +350,7 @@ class _Person:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_option
+@tenant_option
 @click.pass_context
 def erase(
     ctx: click.Context, person: _Person, by: str, dry_run: bool, yes: bool, as_json: bool, location: StoreLocation

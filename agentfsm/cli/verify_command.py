@@ -22,6 +22,7 @@ from agentfsm.cli.local_store import (
     open_runs,
     store_keyring,
     store_option,
+    tenant_option,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
@@ -120,6 +121,7 @@ Examples:
 @click.option("--agent", metavar="MODULE:AGENT", help="For --proof, the agent that made the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
 @store_option
+@tenant_option
 @click.pass_context
 def verify(
     ctx: click.Context,
