@@ -125,8 +125,9 @@ def test_a_call_is_approved_or_denied_by_whoever_saw_it(store: Any) -> None:
     async def work(runs: Runs) -> None:
         request = (await runs.get("pay")).request
         assert request is not None
-        with pytest.raises(StaleHumanReplyError):
-            await runs.approve("pay", by="Ann", to="0" * 64)
+        for unbound in ("0" * 64, "", " ", request.digest[:11]):
+            with pytest.raises(StaleHumanReplyError):
+                await runs.approve("pay", by="Ann", to=unbound)
         sent = await runs.approve("pay", by="Ann", to=request.digest)
         assert sent.run_id == "pay-1"
         with pytest.raises(StaleHumanReplyError):  # it was answered
