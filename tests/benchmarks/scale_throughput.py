@@ -54,17 +54,17 @@ async def measure_throughput(server: str, numbers: Sequence[int], runs: int, ste
     Args:
         server: The server.
         numbers: How many workers; the last is the number of bare loops.
-        runs: How many runs each time.
+        runs: How many runs for one or two workers; more workers, which take longer to start, get more.
         steps: How many steps each run has.
         rounds: How many rounds.
     """
     found = Throughput({number: [] for number in numbers})
     for _ in range(rounds):
         for number in numbers:
-            url = new_database(server)
-            found.stored[number].append(await _stored(url, number, runs, steps))
+            url, count = new_database(server), runs * max(1, number // 2)
+            found.stored[number].append(await _stored(url, number, count, steps))
             if number == numbers[-1]:
-                found.bare.append(await _bare(url, server, number, runs))
+                found.bare.append(await _bare(url, server, number, count))
             drop_database(url)
     return found
 
