@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -157,6 +159,30 @@ def test_an_idle_stream_is_transient_and_reported_as_idle() -> None:
     assert error.failure.kind == "transient_provider"
     assert "sent nothing for 20 s" in error.failure.explanation
     assert model.closed == 2
+
+
+def test_an_idle_stream_that_swallows_its_cancellation_is_left_and_the_call_repeated() -> None:
+    async def swallow() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    complaints: list[dict[str, Any]] = []
+
+    async def scene() -> list[Event]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        model = ScriptedStream([TextChunk("Half a"), swallow], [HELLO])
+        events = await watched(agent(model, stream_heartbeat_s=0.01, cancel_grace_s=0.02))
+        assert model.closed == 2
+        gc.collect()
+        await asyncio.sleep(0)
+        return events
+
+    events = asyncio.run(scene())
+    (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
+    assert "sent nothing for 0.01 s" in error.failure.explanation
+    assert isinstance(events[-1], RunCompleted)
+    assert complaints == []
 
 
 def test_a_stream_that_flows_outlasts_the_timeout_of_a_whole_reply() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -345,6 +345,29 @@ def test_what_swallows_its_timeout_is_abandoned_after_the_grace(how):
         assert stubborn.closed is (how in ("waits", "spins"))
         assert await timeout.run(value_of("and on"), 60) == "and on"
         await stubborn.release()
+
+    limited(scene)
+
+
+def test_an_asynchronous_generator_in_what_is_abandoned_is_ended() -> None:
+    async def pieces() -> AsyncGenerator[None]:
+        try:
+            while True:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+                yield
+        finally:
+            await asyncio.Event().wait()  # its cleanup does not end either
+
+    async def read(given: AsyncGenerator[None]) -> None:
+        async for _ in given:
+            pass
+
+    async def scene(timeout: Timeout) -> None:
+        given = pieces()
+        with pytest.raises(TimeLimitError, match="abandoned"):
+            await timeout.run(read(given), 0.01)
+        await given.aclose()  # it would say that it is running
 
     limited(scene)
 
