@@ -133,7 +133,7 @@ CHANGES = {
     "the approval rule of a tool": (
         '@tool(requires_approval=lambda arguments: arguments["amount"] > 100)',
         "@tool",
-        {PATHS},
+        {BOUNDS, PATHS},
         "pay",
     ),
     "a limit of the agent": (
@@ -159,6 +159,7 @@ def test_an_unreviewed_change_is_refused_and_shown(change: str, run: Run) -> Non
     code, output = hooks(run)
     assert code == 1
     assert shown in output
+    assert "review the change, and run the command again with" in output
     done = steps(run)
     assert {name for name, each in done.items() if each.returncode} == broken
     assert any(shown in each.stdout for each in done.values())

@@ -174,8 +174,9 @@ def check(
     if report_opts.output is not None:
         _draw_counterexample(analysis, report_opts.output)
     if report_opts.counterexample is not None:
+        source = graph or f"agentfsm.loop.presets:{(preset or 'standard').upper()}"
         _write_test(
-            analysis, report_opts.counterexample, graph or f"agentfsm.loop.presets:{(preset or 'standard').upper()}"
+            analysis, report_opts.counterexample, source, guardrails.model_dump(exclude_defaults=True) if limits else {}
         )
     if report_opts.promela is not None:
         model = exported_model(loaded, guardrails, traits, own)
@@ -311,10 +312,10 @@ def _draw_counterexample(analysis: Analysis, output: Path) -> None:
     click.echo(output, err=True)
 
 
-def _write_test(analysis: Analysis, path: Path, source: str) -> None:
+def _write_test(analysis: Analysis, path: Path, source: str, limits: Mapping[str, Any]) -> None:
     broken = next((v for v in analysis.verdicts if v.path or v.loop), None)
     if broken is None:
         click.echo("agentfsm: there is no counterexample to write", err=True)
         return
-    path.write_text(counterexample_test(source, broken), encoding="utf-8")
+    path.write_text(counterexample_test(source, broken, limits), encoding="utf-8")
     click.echo(path, err=True)

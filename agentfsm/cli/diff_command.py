@@ -12,7 +12,7 @@ from agentfsm.analysis import diff as diff_graphs
 from agentfsm.analysis import format_reviewed, graph_from_table
 from agentfsm.cli.diagram_command import load_records
 from agentfsm.cli.local_store import store_option, tenant_option
-from agentfsm.cli.reviewed_file import write_reviewed
+from agentfsm.cli.reviewed_file import advise_review, write_reviewed
 from agentfsm.cli.user_code import load_graph
 from agentfsm.diagrams import DiffOverlay, write
 from agentfsm.errors import ConfigurationError
@@ -92,7 +92,11 @@ def diff(
     if update:
         write_reviewed(Path(old), format_reviewed(after))
         return
-    ctx.exit(0 if difference.same or (difference.behaves_alike and not exact) else 1)
+    if difference.same or (difference.behaves_alike and not exact):
+        ctx.exit(0)
+    if old.endswith(".json"):
+        advise_review(Path(old), "with --update")
+    ctx.exit(1)
 
 
 def _load_any_graph(name: str, store: StoreLocation) -> Graph:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from agentfsm.agent import Agent
+from agentfsm.cli.reviewed_file import advise_review
 from agentfsm.cli.user_code import load_graph_and_owner
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.machine.graph import Graph
@@ -69,6 +70,8 @@ def paths(
         changes = ReviewedPaths.read(output).differences(source)
         for change in changes:
             click.echo(change)
+        if changes:
+            advise_review(output, "without --check")
         ctx.exit(int(bool(changes)))
     keep = ReviewedPaths.read(output) if output is not None and output.exists() else None
     reviewed = ReviewedPaths.generate(source, cover or (keep.cover if keep is not None else "pairs"), keep)

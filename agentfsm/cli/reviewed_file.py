@@ -11,7 +11,7 @@ import click
 
 from agentfsm.cli.options import CommandFunction, collect_options
 
-__all__ = ["ReviewOptions", "matches_review", "review_options", "show_change", "write_reviewed"]
+__all__ = ["ReviewOptions", "advise_review", "matches_review", "review_options", "show_change", "write_reviewed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +61,20 @@ def matches_review(text: str, options: ReviewOptions) -> bool:
     if options.update:
         write_reviewed(path, text)
         return True
-    problem = "differs from what was reviewed" if before else "is missing"
-    click.echo(f"agentfsm: {path} {problem}: review the change, and run the command again with --update", err=True)
+    advise_review(path, "with --update", missing=not before)
     return False
+
+
+def advise_review(path: Path, how: str, *, missing: bool = False) -> None:
+    """Say on stderr how to write a reviewed file once the change has been reviewed.
+
+    Args:
+        path: The file.
+        how: With or without which option the command writes it.
+        missing: Whether there is no such file yet.
+    """
+    problem = "is missing" if missing else "differs from what was reviewed"
+    click.echo(f"agentfsm: {path} {problem}: review the change, and run the command again {how}", err=True)
 
 
 def show_change(path: Path, before: str, text: str) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Simulator,
     )
     from agentfsm.testing.stored_proof import check_stored_run
+    from agentfsm.testing.tool_calls import random_scenarios
 
 __all__ = [
     "DISMISSED",
@@ -84,6 +85,7 @@ __all__ = [
     "force_async",
     "guard_conflicts",
     "paths",
+    "random_scenarios",
 ]
 
 if not TYPE_CHECKING:
@@ -100,6 +102,7 @@ if not TYPE_CHECKING:
             ),
             "agentfsm.testing.path_generation": "Path Paths paths",
             "agentfsm.testing.path_to_scenario": "NoExampleError",
+            "agentfsm.testing.tool_calls": "random_scenarios",
             "agentfsm.testing.reviewed_paths": "ReviewedPaths",
             "agentfsm.testing.stored_proof": "check_stored_run",
             "agentfsm.testing.simulation": (

@@ -117,6 +117,8 @@ class SideEvent:
         duration_s: How long the state's effect takes, in seconds.
         idle_s: Idle time just before the state, in seconds.
         cancel: Whether the run is cancelled.
+        interrupt: Whether the task that awaits the run is cancelled, as ``asyncio.wait_for`` does; not in a simulation
+            that is advanced by single transitions.
         abort: Whether a hook aborts the run or, in a state that waits, a guard raises.
         needs_approval: Whether a hook requires approval of the tool calls that are due.
         approval: What the tools' rules require of these calls in place of what they say; None for what they say. Only
@@ -133,6 +135,7 @@ class SideEvent:
     crash: bool = False
     state_result: Any = None
     approval: Approval | None = None
+    interrupt: bool = False
 
 
 NO_SIDE_EVENT = SideEvent()
@@ -274,6 +277,7 @@ class Cursor:
         self.model_calls = self.tool_runs = self.recoveries = self.suspensions = 0
         self.delivered: set[tuple[int, str]] = set()
         self.cancel: Callable[[str], None] | None = None
+        self.interrupt: Callable[[], object] | None = None
 
     @property
     def move_count(self) -> int:
@@ -309,6 +313,7 @@ class Simulation:
         self._stop_states = {s.name for s in agent.graph.states if s.final or s.waits}
         self.result = cursor.result
         requester = Actor("requester") if counts_votes(agent.graph) else None
+        self._suspension: Any = None
         self._run: Run[Any, Any] | None = agent.run("play", run_id=SIMULATION_RUN_ID, actor=requester, deps=deps)
         self._state = live_state(self._run)
 
@@ -328,6 +333,9 @@ class Simulation:
     async def _catch_interruptions(self, work: Coroutine[Any, Any, bool]) -> bool:
         try:
             return await work
+        except HumanReplyError:  # the approval's rule refuses whoever replies, or the reply
+            self._run = await self._agent.dismiss(self._suspension).load()
+            return True
         except (
             MoveLimitError,
             NoTransitionError,
@@ -340,7 +348,12 @@ class Simulation:
 
     async def _advance_once(self) -> bool:
         run = await self._ensure_run()
-        return await self._record_result(await run)
+        if not any(each.interrupt for each in self._cursor.scenario.side_events.values()):
+            return await self._record_result(await run)
+        waiting = asyncio.create_task(_wait_for(run))
+        self._cursor.interrupt = waiting.cancel
+        await asyncio.wait([waiting])
+        return await self._record_result(run.result if waiting.cancelled() else waiting.result())
 
     async def _step_once(self) -> bool:
         run = await self._ensure_run()
@@ -378,6 +391,7 @@ class Simulation:
     async def _resume_or_dismiss(self, result: RunResult[Any]) -> Run[Any, Any]:
         cursor, outcome = self._cursor, result.outcome
         record: Any = getattr(outcome, "suspension_record", None) if self._from_records else SIMULATION_RUN_ID
+        self._suspension = record
         answer: Any = _next_or(cursor.scenario.human_replies, cursor.suspensions, DISMISSED)
         cursor.suspensions += 1
         if isinstance(answer, Mapping):
@@ -392,7 +406,7 @@ class Simulation:
                 due = None if quorum is None else quorum.escalates_at
                 cursor.result.clock.advance(max(0.0, (due or 0.0) - cursor.result.clock.time()))
                 return await self._agent.resume(record, deps=self._deps).load()
-            by = None if quorum is None else Actor(f"person {cursor.suspensions}", quorum.roles)
+            by = Actor(f"person {cursor.suspensions}", () if quorum is None else quorum.roles)
             return await self._agent.resume(record, answer, by=by, deps=self._deps).load()
         except HumanReplyError:  # the run waits for something else
             return await self._agent.dismiss(record).load()
@@ -504,6 +518,8 @@ class Simulator:
         cursor.result.clock.advance(side_event.duration_s)
         if side_event.cancel and cursor.cancel is not None:
             cursor.cancel("cancelled by the script")
+        if side_event.interrupt and cursor.interrupt is not None:
+            cursor.interrupt()
         if side_event.abort:
             return AbortRun("aborted by the script")
         needs_approval = cursor.side_event.needs_approval  # of every call of the batch, not of the first alone
@@ -611,6 +627,10 @@ def run_in_own_loop(work: Coroutine[Any, Any, T], instead: str) -> T:
         return asyncio.run(work)
     work.close()
     raise RunError(f"an event loop is running here, as in an async test: write '{instead}'")
+
+
+async def _wait_for(run: Run[Any, Any]) -> RunResult[Any]:
+    return await run
 
 
 async def _run_function(tool: Tool, context: Sequence[ToolContext[Any]], arguments: dict[str, Any]) -> Any:

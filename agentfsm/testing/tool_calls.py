@@ -1,4 +1,4 @@
-"""Calls of an agent's own tools, for paths that are run with them: which wait for approval, and which run at once.
+"""Calls of an agent's own tools, for paths and random scenarios: which wait for approval, and which run at once.
 
 A tool's arguments are chosen from the examples of the graph's guards that call it, the numbers and texts in the code of
 its approval rule (and their neighbours), and its schema. The rule and the validation decide what becomes of each call.
@@ -6,22 +6,37 @@ its approval rule (and their neighbours), and its schema. The rule and the valid
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
 
+from agentfsm.agent import Agent
+from agentfsm.errors import ContextOverflowError, ProviderError, ToolError, TransientProviderError
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.detectors import Example
-from agentfsm.loop.messages import ToolCall
+from agentfsm.loop.detectors import DEFAULT_RESULT, Example
+from agentfsm.loop.failures import Action
+from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall, Usage
 from agentfsm.loop.quorum import Approval
 from agentfsm.loop.state import CallState, RunState
-from agentfsm.loop.transition_table import BUILT_IN_GUARDS
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS, counts_votes
 from agentfsm.machine.graph import Graph
+from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, GiveUp, ItDidNotRun, ItRan
 from agentfsm.runtime.tools import Tool
+from agentfsm.testing.simulation import (
+    DISMISSED,
+    ESCALATED,
+    EXPIRED,
+    NO_SIDE_EVENT,
+    ModelTurn,
+    Scenario,
+    SideEvent,
+)
 
-__all__ = ["ApprovalCase", "OwnCalls", "Votes", "approval_cases", "call_key", "requires_approval"]
+__all__ = ["ApprovalCase", "OwnCalls", "Votes", "approval_cases", "call_key", "random_scenarios", "requires_approval"]
 
 MAX_CANDIDATES = 200
 """Arguments that are tried for one tool."""
@@ -321,3 +336,212 @@ def _numbers(values: Iterable[float], schema: Mapping[str, Any]) -> list[float]:
         and (low is None or value >= low)
         and (high is None or value <= high)
     ]
+
+
+# -- random scenarios -------------------------------------------------------------------------------------
+
+CALLS_PER_TOOL = 4
+"""Calls with and without approval of each tool that replies are drawn from."""
+
+MAX_TURNS = 12
+"""Replies of one scenario; after them, the model gives its final answer."""
+
+MAX_SIDE_EVENT_MOVE = 40
+"""Side events happen before this transition."""
+
+REPLIES = ("done", "1", "An answer in two parts. ", "", "  ", "{", "42")
+CONTROL_CALLS = (
+    ToolCall("", "ask_user", {"question": "Which one?"}),
+    ToolCall("", "ask_user", {"question": " "}),
+    ToolCall("", "return_done", {"output": "done"}),
+    ToolCall("", "return_unable", {"rationale": "it cannot be done"}),
+)
+PROVIDER_ERRORS = (
+    TransientProviderError("503"),
+    TransientProviderError("503"),
+    TransientProviderError("429", retry_after_s=7),
+    ProviderError("401"),
+    ContextOverflowError("too long"),
+    ZeroDivisionError("a fault of the adapter"),
+)
+FLAWS = (*[FinishReason.LENGTH] * 4, FinishReason.CONTENT_FILTER, FinishReason.REFUSAL)
+TOOL_FAULTS = (
+    RuntimeError("broke"),
+    RuntimeError("broke"),
+    RuntimeError("broke again"),
+    OSError("full"),
+    TimeoutError("slow"),
+    ToolError("which one?", kind="ambiguous_input"),
+    ToolError("too much", kind="scope_too_large"),
+    ToolError("not that", kind="capability_gap"),
+    ToolError("begin anew", kind="kernel_invalidated"),
+)
+TOOL_VALUES = (DEFAULT_RESULT, DEFAULT_RESULT, "other", None, 7, [1, 2])
+
+
+def random_scenarios(agent: Agent[Any, Any], count: int = 100, *, seed: int = 0) -> list[Scenario]:
+    """Scenarios for an agent, drawn by seed: the same ones each time, in every version of Python.
+
+    ::
+
+        @pytest.mark.parametrize("number", range(100))
+        def test_anything_may_happen(number, fsm_record):
+            fsm_record(Simulator(my_agent).run_sync(random_scenarios(my_agent)[number]))
+
+    Args:
+        agent: The agent. Replies call its tools, with arguments that fit and others, and tools that it does not have.
+        count: How many scenarios.
+        seed: Another seed gives other scenarios.
+    """
+    drawn = _Draw(agent)
+    dice = [random.Random(f"{seed}/{number}") for number in range(count)]  # noqa: S311  # repeatable, not secret
+    return [drawn.scenario(each) for each in dice]
+
+
+class _Draw:
+    """What the scenarios of one agent are drawn from."""
+
+    _dice: random.Random
+    _drawn: list[ToolCall]
+
+    def __init__(self, agent: Agent[Any, Any]) -> None:
+        config = agent.config
+        self._limits = config.guardrails
+        self._envelope = config.behavior.envelope
+        self._votes = counts_votes(agent.graph)
+        cases = OwnCalls(config.tools, agent.graph).cases(CALLS_PER_TOOL)
+        self._calls = [case.call for case in cases]
+        self._control = [each for each in CONTROL_CALLS if each.name in config.tools]
+
+    def scenario(self, dice: random.Random) -> Scenario:
+        """One scenario."""
+        self._dice = dice
+        rule = self._approval()
+        usual = dice.choice((None, None, None, SideEvent(crash=True), SideEvent(needs_approval=True)))
+        refused = dice.choice((0.1, 0.1, 0.9))
+        policy = [None] if dice.random() < 0.7 else [None, None, *Action]
+        return Scenario(
+            self._turns(),
+            self._results(),
+            dice.choices(policy, k=MAX_TURNS),
+            [self._human_reply(refused, rule is not None and bool(rule.escalate_to)) for _ in range(2 * MAX_TURNS)],
+            {move: replace(self._side_event(usual), approval=rule) for move in range(MAX_SIDE_EVENT_MOVE)},
+            self._guardrails(),
+        )
+
+    def _guardrails(self) -> AgentGuardrails:
+        """Limits so small that a short run reaches them, but for the agent's own in one of four scenarios."""
+        dice = self._dice
+        if dice.random() < 0.25:
+            return self._limits
+        return AgentGuardrails(
+            max_iterations=dice.choice((2, 4, 10)),
+            max_execution_time_s=dice.choice((60, 300)),
+            finalize_grace_s=dice.choice((0, 0, 20)),
+            max_tokens=dice.choice((None, None, None, 300)),
+            max_cost_usd=dice.choice((None, None, None, 0.5)),
+            max_continues=dice.choice((0, 1, 3)),
+            on_limit=dice.choice(("ask_user", "ask_user", "stop", "handoff")),
+            loop_hard_threshold=dice.choice((3, 4, 6)),
+            loop_window=dice.choice((6, 20)),
+            repeated_error_threshold=dice.choice((2, 3, 5)),
+            max_denials=dice.choice((1, 2, 3)),
+            max_calls_per_reply=dice.choice((1, 2, 64)),
+            max_tool_retries=dice.choice((0, 1, 2)),
+            max_output_tokens=dice.choice((None, 100, 1_000)),
+            max_output_tokens_limit=dice.choice((1_500, 32_768)),
+        )
+
+    def _turns(self) -> list[ModelTurn]:
+        """Replies that make a few different calls; some are repeated, as stubborn models do."""
+        dice = self._dice
+        entries: list[Any] = []
+        stubborn = dice.choice((0.1, 0.4, 0.9))
+        self._drawn = dice.choices(self._calls, k=dice.choice((2, 3, 8))) if self._calls else []
+        for _ in range(dice.randint(1, MAX_TURNS)):
+            again = entries and dice.random() < stubborn
+            entries.append(dice.choice(entries[-2:]) if again else self._entry())
+        return [ModelTurn(each, dice.choice((0, 10, 150)), dice.choice((0.0, 0.0, 0.3))) for each in entries]
+
+    def _entry(self) -> Any:
+        dice = self._dice
+        kind = dice.random()
+        if kind < 0.08:
+            return dice.choice(PROVIDER_ERRORS)
+        calls = self._batch() if dice.random() < 0.92 else []
+        text = dice.choice(REPLIES) if not calls or dice.random() < 0.3 else ""
+        if calls and self._envelope and dice.random() < 0.8:
+            text, calls = _enveloped(calls[0]), []
+        elif self._envelope and not calls and dice.random() < 0.5:
+            text = '{"kind": "final", "content": "done"}'
+        finish = dice.choice(FLAWS) if kind < 0.3 else FinishReason.TOOL_CALLS if calls else FinishReason.STOP
+        usage = Usage(input_tokens=dice.choice((0, 20)), output_tokens=5)
+        return Reply(Message.assistant(text, tuple(calls)), finish, usage=usage)
+
+    def _batch(self) -> list[ToolCall]:
+        dice = self._dice
+        number = dice.choice((1, 1, 2, 2, 3, 3, 4))
+        same = self._call() if dice.random() < 0.3 else None
+        return [_numbered(same or self._call(), index) for index in range(number)]
+
+    def _call(self) -> ToolCall:
+        dice = self._dice
+        kind = dice.random()
+        if self._control and kind < 0.1:
+            return dice.choice(self._control)
+        if not self._calls or kind > 0.94:
+            return ToolCall("", "no_such_tool", {"n": 1})
+        call = dice.choice(self._drawn)
+        return ToolCall("", call.name, {"no_such_field": 1}) if kind > 0.88 else call
+
+    def _results(self) -> list[Any]:
+        """Results; in one of two scenarios all executions fail, and mostly alike."""
+        dice = self._dice
+        faulty = dice.choice((0.1, 0.4, 1, 1))
+        faults: Sequence[Any] = [dice.choice(TOOL_FAULTS)] if dice.random() < 0.7 else TOOL_FAULTS
+        return [dice.choice(faults if dice.random() < faulty else TOOL_VALUES) for _ in range(3 * MAX_TURNS)]
+
+    def _human_reply(self, refused: float, escalates: bool) -> Any:
+        dice = self._dice
+        if dice.random() < 0.03:
+            return dice.choice((DISMISSED, EXPIRED))
+        if escalates and dice.random() < 0.3:
+            return ESCALATED
+        edit = Edit(dict(dice.choice(self._calls).arguments)) if self._calls and not self._votes else Allow()
+        return {
+            "question": dice.choice(("go on", "the first one")),
+            "limit": dice.choice(("go on", Extend(), Extend(message="hurry"))),
+            "approval": Deny("not now") if dice.random() < refused else edit if dice.random() < 0.1 else Allow(),
+            "in_doubt": dice.choice((ItDidNotRun(), ItRan("it ran"), GiveUp())),
+        }
+
+    def _side_event(self, usual: SideEvent | None) -> SideEvent:
+        """What happens at one transition: mostly nothing, or in every second one what is usual in this scenario."""
+        dice = self._dice
+        if usual is not None and dice.random() < 0.95:
+            return dice.choice((usual, NO_SIDE_EVENT))
+        if dice.random() > 0.06:
+            return NO_SIDE_EVENT
+        seconds = (0.0, 0.0, 1.0, 31.0, 200.0)
+        incident = dice.choice(("", "", "", "cancel", "interrupt", "abort", "approval", "approval"))
+        return SideEvent(
+            dice.choice(seconds),
+            dice.choice(seconds),
+            cancel=incident == "cancel",
+            interrupt=incident == "interrupt",
+            abort=incident == "abort",
+            needs_approval=incident == "approval",
+        )
+
+    def _approval(self) -> Approval | None:
+        """What all calls need, on a graph that counts votes; None for what their rules say."""
+        escalated = Approval(2, roles=("first",), escalate_to=("second",), escalate_after_s=60)
+        return self._dice.choice((*[None] * 6, Approval(2), escalated)) if self._votes else None
+
+
+def _enveloped(call: ToolCall) -> str:
+    return canonical_json({"kind": "tool_call", "tool_name": call.name, "arguments": dict(call.arguments)})
+
+
+def _numbered(call: ToolCall, index: int) -> ToolCall:
+    return ToolCall(f"{call.name}_{index}", call.name, call.arguments)

@@ -32,6 +32,19 @@ CORE = (
 ALIKE = {
     ("@lru_cache(maxsize=16)", ""): "it only saves time",
     ("record_result(run, results[0])", "record_result(run, results[ -1])"): "there is exactly one result",
+    (
+        'results.extend([""] * (place - len(results)))',
+        'results.extend([""] * (place ^ len(results)))',
+    ): "there is no result at all where some are missing: the run was stored before results were compared",
+    (
+        "return sum(pair == entry for pair in zip(run.recent_calls, run.recent_results, strict=False))",
+        "return sum(pair == entry for pair in zip(run.recent_calls, run.recent_results, strict=True))",
+    ): "the results of the batch have just been noted, so both lists are equally long",
+    ("", "@dataclass(frozen=True, slots=False)"): "it only saves memory",
+    (
+        "def __init__(self, name: str, final: bool = False) -> None:",
+        "def __init__(self, name: str, final: bool = True) -> None:",
+    ): "the one caller always gives it",
 }
 """Lines, and what a mutant may have in their place and behave exactly like the core, each with the reason."""
 

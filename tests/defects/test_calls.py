@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -28,7 +30,7 @@ from agentfsm import (
     observer,
     tool,
 )
-from agentfsm.testing import FakeClock, call
+from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.scenarios import (
     Booking,
     Kind,
@@ -262,3 +264,35 @@ def test_a_call_that_is_not_declared_idempotent_and_retryable_is_never_run_again
     result = Agent(scripted_model(call("flaky", text="a"), "x"), tools=[flaky]).run_sync("go")
     assert ran == ["a"]
     assert result.output == "x"
+
+
+def lines_for_each_call(count: int) -> float:
+    """How many lines of the package a run takes for each call of one reply."""
+
+    @tool
+    async def look(n: int) -> str:
+        """Look."""
+        return str(n)
+
+    script = [[call("look", n=n) for n in range(count)], "done"]
+    agent = Agent(ScriptedModel(script), tools=[look], guardrails=AgentGuardrails(max_calls_per_reply=count))
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace if "agentfsm" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        result = agent.run_sync("go")
+    finally:
+        sys.settrace(before)
+    assert [each.content for each in result.messages if each.tool_call_id] == [str(n) for n in range(count)]
+    return lines / count
+
+
+def test_each_call_of_a_long_reply_takes_as_much_work_as_one_of_a_short_reply():
+    lines_for_each_call(1)  # what is imported and cached then is not counted
+    assert lines_for_each_call(60) < 1.1 * lines_for_each_call(15)

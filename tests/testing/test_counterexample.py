@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,66 @@ def test_a_guard_without_an_example_cannot_be_replayed() -> None:
     replay = replay_counterexample(graph, ["pre_step.otherwise", "call_llm.otherwise", "post_llm.unknown"])
     assert replay.real is None
     assert "unknown" in replay.reason
+
+
+PAYING = """
+from agentfsm import LOOP, Agent, tool
+from agentfsm.machine.declaration import Counter, Transition
+from agentfsm.testing import ScriptedModel
+
+
+@tool
+def pay(amount: int) -> str:
+    ''' Pay. '''
+    return "paid"
+
+
+def at_once(run):
+    return {condition}
+
+
+ROW = Transition("post_tool", at_once, "call_llm", spends="quick")
+AGENT = Agent(ScriptedModel(), tools=[pay], graph=LOOP.with_counter(Counter("quick", 2)).with_transition(ROW))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("condition", "examples", "says"),
+    [
+        (
+            'any(c.call.arguments.get("amount") == 1000 for c in run.batch)',
+            "",
+            "real: a run took * post_tool.at_once held with Example(call=*'amount': 1000*",
+        ),
+        (
+            'any(c.call.arguments.get("amount") == 4711 for c in run.batch)',
+            "",
+            "*not replayed: no event that was tried made at_once hold *EXAMPLES = {'at_once': Example(...)}*",
+        ),
+        (
+            'any(c.call.arguments.get("amount") == 4711 for c in run.batch)',
+            '"at_once": Example(call=call("pay", amount=4711))',
+            "real: a run took *",
+        ),
+        ("False", '"at_once": Example(call=call("pay", amount=1))', "*1 passed*"),
+    ],
+    ids=["found", "not found", "given", "spurious"],
+)
+def test_events_are_tried_for_a_guard_of_yours_that_has_no_example(
+    condition: str, examples: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "my_agent.py").write_text(PAYING.replace("{condition}", condition))
+    options = "--must-pass call_llm:pre_step --guardrails max_calls_per_reply=2 --counterexample test_written.py"
+    check = [sys.executable, "-m", "agentfsm", "check", "my_agent.py:AGENT", *options.split()]
+    assert subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False).returncode == 1
+    written = tmp_path / "test_written.py"
+    text = written.read_text()
+    assert "GUARDRAILS = AgentGuardrails(max_calls_per_reply=2)" in text
+    written.write_text(text.replace("EXAMPLES = {}", f"EXAMPLES = {{{examples}}}"))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_written.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert any(fnmatch(line, says) for line in done.stdout.splitlines()), done.stdout
 
 
 @pytest.mark.slow
