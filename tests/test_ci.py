@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 CI = Path(__file__).parents[1] / ".ci" / "run"
-ORACLES = ("dot", "spin", "gcc", "genhtml", "npm", "chromium")
+ORACLES = ("dot", "spin", "gcc", "genhtml", "npm", "chromium", "pgbouncer", "faketime")
 LOG = '#!{bash}\necho "{name} $*" >> "$LOG"\nexit {code}\n'
 
 
@@ -61,8 +61,9 @@ def _bash() -> None:
 def test_on_a_complete_machine_only_the_tests_run(tmp_path: Path) -> None:
     code, commands, output = run(tmp_path, installed=ORACLES)
     assert code == 0
-    tests, docs = commands
+    tests, slow, docs = commands
     assert tests.startswith("make test PYTHON=")
+    assert slow.startswith("make slow")
     assert docs.startswith("make docs")
     assert "== make test" in output
     assert "all tests passed" in output
@@ -73,21 +74,21 @@ def test_missing_programs_are_installed_first(tmp_path: Path) -> None:
     assert code == 0
     assert commands[0] == "apt-get update -qq"
     assert [command.split()[-1] for command in commands[1:3]] == ["spin", "lcov"]
-    assert commands[-2].startswith("make test")
+    assert commands[-3].startswith("make test")
     assert "== installing spin lcov" in output
 
 
 def test_a_failed_installation_is_reported_and_the_tests_run(tmp_path: Path) -> None:
     code, commands, output = run(tmp_path, apt=100)
     assert code == 0
-    assert commands[-2].startswith("make test")
+    assert commands[-3].startswith("make test")
     assert "graphviz cannot be installed" in output
 
 
 def test_without_root_nothing_is_installed(tmp_path: Path) -> None:
     code, commands, output = run(tmp_path, root=False)
     assert code == 0
-    assert [command.split()[0] for command in commands] == ["make", "make"]
+    assert [command.split()[0] for command in commands] == ["make", "make", "make"]
     assert "root" in output
 
 
@@ -99,7 +100,7 @@ def test_a_test_failure_is_the_exit_code(tmp_path: Path) -> None:
 
 def test_an_old_or_missing_python_is_an_error(tmp_path: Path) -> None:
     code, commands, output = run(tmp_path, installed=(*ORACLES, "python3.12"), python="no-python")
-    assert commands[-2].startswith("make test PYTHON=")  # python3.12 says yes to everything here
+    assert commands[-3].startswith("make test PYTHON=")  # python3.12 says yes to everything here
     assert code == 0
     (tmp_path / "none").mkdir()
     code, commands, output = run(tmp_path / "none", installed=ORACLES, python="no-python")
