@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 from agentfsm import SqliteStore, StoreLockedError
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.sqlite import store_file
+from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import FileLock
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="flock")
@@ -107,6 +109,20 @@ def test_an_operation_that_is_cancelled_while_it_waits_for_the_file_leaves_it_fr
             lock.release()
 
     asyncio.run(scenario())
+
+
+def test_a_file_is_freed_however_late_its_thread_looks_at_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited_in: set[str]
+) -> None:
+    look = SqliteWriter._schedule_batch
+
+    def look_late(writer: SqliteWriter, *opened: Future[None]) -> None:
+        if threading.current_thread().name == "agentfsm-store":
+            time.sleep(0.02)
+        look(writer, *opened)
+
+    monkeypatch.setattr(SqliteWriter, "_schedule_batch", look_late)
+    test_an_operation_that_is_cancelled_while_it_waits_for_the_file_leaves_it_free(tmp_path, waited_in)
 
 
 def test_of_two_operations_at_once_the_last_frees_the_file(tmp_path: Path) -> None:

@@ -130,8 +130,7 @@ class SqliteWriter:
             opened.set_exception(error)
             _resolve_futures([(future, None, error) for _, future, _ in jobs], None)
             return
-        opened.set_result(None)
-        self._schedule_batch()
+        self._schedule_batch(opened)
         while (batch := self._batches.get()) is not None:
             jobs, done, awaited = batch
             if awaited:
@@ -247,12 +246,18 @@ class SqliteWriter:
         self._schedule_batch()  # first of all: resolved futures will keep the loop busy
         _resolve_futures(completions, loop)
 
-    def _schedule_batch(self) -> None:
-        """Have what was queued meanwhile written by its event loop."""
+    def _schedule_batch(self, opened: Future[None] | None = None) -> None:
+        """Have what was queued meanwhile written by its event loop.
+
+        Args:
+            opened: Tells that the file is open, in the same moment: whoever waited for it may close it if it is idle.
+        """
         with self._lock:
             next_loop = self._queue[0][1].get_loop() if self._queue else None
             self._flush_loop = next_loop or self._flush_loop
             self._state = "idle" if next_loop is None else "due"
+            if opened is not None:
+                opened.set_result(None)
         if next_loop is not None:
             try:
                 next_loop.call_soon_threadsafe(self._on_flush)
@@ -341,6 +346,7 @@ class SqliteWriter:
         if self._db is not None:
             self._db.close()
             self._db = None
+        self._file.unwritten()
         self._file.lock.release()
 
     def inherited(self) -> None:

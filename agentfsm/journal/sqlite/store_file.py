@@ -265,6 +265,10 @@ class StoreFile:
             if (found := _file_id(path)) != expected:
                 raise _moved_error(self.given, path, "deleted" if found is None else "replaced")
 
+    def unwritten(self) -> None:
+        """Forget the lock and the log, which this process writes no longer; SQLite may delete the log."""
+        self._beside = []
+
     def closed(self) -> None:
         """Forget which file was opened."""
         self._opened, self._beside = None, []
