@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -80,7 +81,7 @@ class Insider:
                     try:
                         info = compute_run_info(run_id, records, status)
                     except AgentfsmError:  # what it became cannot be computed, because it was redacted
-                        info = first_info(run_id, records[0])
+                        info = replace(first_info(run_id, records[0]), status=status)
                     write_run_info(self.db, number, info)
 
     def sql(self, *statements: str) -> None:
