@@ -191,8 +191,8 @@ MUTANTS = (
     Mutant(
         "lease reopens a finished run",
         "agentfsm/journal/sqlite/sqlite_store.py",
-        "(status <> 'finished' OR ? = 'finished')",
-        "? <> ''",
+        "{_FENCE} AND status <> 'finished'",
+        "{_FENCE}",
         STORES,
     ),
     Mutant(

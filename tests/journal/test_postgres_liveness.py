@@ -23,8 +23,20 @@ from tests.helpers.postgres import FAKE_CLOCK, ServerClock, empty_database, new_
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
+from tests.helpers.frozen_transaction import append_while_frozen  # noqa: E402
 
 HOUR_S = 3600
+
+
+@pytest.mark.parametrize("liveness", ["lease", "session"])
+def test_nobody_waits_for_a_process_that_was_frozen_in_a_transaction(liveness: Any, database: str) -> None:
+    empty_database(database)
+
+    async def scenario() -> None:
+        async with PostgresStore(database, liveness=liveness) as store:
+            await append_while_frozen(store, database)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow

@@ -255,7 +255,9 @@ def test_the_metadata_of_a_file_of_schema_5_is_found_when_it_was_rebuilt(tmp_pat
             finish(agent(store, "ok").run("Go.", run_id=run_id, metadata={"order": 7}))
     with closing(sqlite3.connect(path)) as db:
         db.executescript("DROP TABLE run_metadata; ALTER TABLE run_info DROP COLUMN metadata; PRAGMA user_version = 5")
-        db.executescript("ALTER TABLE hold DROP COLUMN ended; ALTER TABLE hold DROP COLUMN mac")
+        db.executescript(
+            "ALTER TABLE hold DROP COLUMN ended; ALTER TABLE hold DROP COLUMN mac; DROP INDEX run_by_status"
+        )
     by_order = RunQuery(metadata={"order": 7})
     with SqliteStore(path) as store:
         assert (listed(store, "older").prompt, listed(store, "older").metadata) == ("Go.", None)

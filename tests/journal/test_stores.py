@@ -6,12 +6,14 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from agentfsm import ConfigurationError, StoreError, StoreFormatError, StoreLockedError, UnknownRunError
 from agentfsm.journal.memory_store import MemoryStore
-from agentfsm.journal.sqlite.sqlite_store import SCHEMA_VERSION, SqliteStore, sqlite_schema
+from agentfsm.journal.sqlite.sqlite_store import SCHEMA_VERSION, SqliteStore, select_heads, sqlite_schema
 from agentfsm.testing.store_conformance import CHECKS, sealed_records
 
 
@@ -116,6 +118,59 @@ def test_a_file_of_another_format_is_refused_and_not_changed(tmp_path, make, wor
     with pytest.raises(StoreFormatError, match=words):
         SqliteStore(path)
     assert path.read_bytes() == before
+
+
+def plans(db, work):
+    """The plan by which SQLite carries out each statement of some work."""
+    statements = []
+    db.set_trace_callback(statements.append)
+    work()
+    db.set_trace_callback(None)
+    return [[row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {statement}")] for statement in statements]
+
+
+def test_a_file_of_schema_7_gets_an_index_of_the_runs_that_have_not_finished(tmp_path):
+    path = shutil.copy(Path(__file__).parents[1] / "data" / "schema7" / "runs.db", tmp_path / "runs.db")
+
+    async def found():
+        async with SqliteStore(path) as store:
+            statuses = ("running", "suspended", "finished", None)
+            before = [[head.run_id for head in await store.heads(status)] for status in statuses]
+            await store.maintenance.prepare()
+            assert before == [[head.run_id for head in await store.heads(status)] for status in statuses]
+            assert await store.maintenance.schema_damage() == []
+            return before
+
+    assert asyncio.run(found()) == [["cut_off"], ["waits"], ["finished"], ["finished", "waits", "cut_off"]]
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+        for status in ("running", "suspended"):
+            assert ["SEARCH run USING INDEX run_by_status (status=?)"] in plans(
+                db, lambda status=status: select_heads(db, "status", status)
+            )
+
+
+def test_a_commit_of_a_run_that_goes_on_writes_no_index_of_its_status(tmp_path):
+    store, lease = asyncio.run(keep(tmp_path / "runs.db"))
+    statements = []
+
+    async def trace(callback):
+        await store._writer.submit(lambda db: db.set_trace_callback(callback))
+
+    async def append():
+        await trace(statements.append)
+        await store.append(lease, sealed_records(4)[2:], "running")
+        await trace(None)
+
+    asyncio.run(append())
+    updates = [each for each in statements if each.startswith("UPDATE run")]
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as db:
+        db.text_factory = bytes  # an operand is a hash
+        codes = [row[1].decode() for update in updates for row in db.execute(f"EXPLAIN {update}")]
+    assert len(updates) == 1
+    assert "Insert" in codes
+    assert "IdxInsert" not in codes
 
 
 def test_a_missing_folder_is_a_clear_error(tmp_path):

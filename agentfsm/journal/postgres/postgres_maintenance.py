@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from agentfsm.errors import StoreError, UnknownRunError
 from agentfsm.journal.maintenance import AnyStore, Damage, Fact, Hold, Tombstone, read_tombstone
 from agentfsm.journal.postgres.postgres_damage import find_row_damage, find_schema_damage
-from agentfsm.journal.postgres.postgres_schema import read_version
+from agentfsm.journal.postgres.postgres_schema import read_version, transaction
 from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession
 
 __all__ = ["PostgresMaintenance"]
@@ -196,7 +196,7 @@ async def _purge(db: Connection, tombstones: Sequence[Tombstone]) -> list[str]:
         "content": [each.content for each in tombstones],
         "mac": [bytes.fromhex(each.mac) for each in tombstones],
     }
-    async with db.transaction():
+    async with transaction(db):
         buried = await (await db.execute(_BURY, values)).fetchall()
         numbers = [number for number, _ in buried]
         await db.execute("DELETE FROM agentfsm.journal WHERE run = ANY(%s)", (numbers,))

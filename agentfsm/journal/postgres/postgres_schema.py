@@ -1,8 +1,10 @@
-"""The PostgreSQL schema ``agentfsm``: its tables, its version, and what the server's errors are to us."""
+"""The PostgreSQL schema ``agentfsm``: its tables, its version, transactions on it, and the server's errors as ours."""
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
+from collections.abc import AsyncGenerator
 from typing import Any, LiteralString
 
 import psycopg
@@ -20,6 +22,7 @@ __all__ = [
     "read_version",
     "require_current",
     "schema_sql",
+    "transaction",
 ]
 
 SCHEMA_VERSION = 7
@@ -165,6 +168,9 @@ MIGRATIONS: tuple[LiteralString, ...] = (
 )
 """What leads from each version to the next; the first one from an empty schema."""
 
+FROZEN_AFTER_MS = 30_000
+"""Milliseconds after which the server ends a transaction in which nothing happens."""
+
 TABLES = ("hold", "journal", "owner", "run", "run_info", "signal", "tombstone", "version")
 """The tables of the schema."""
 
@@ -189,6 +195,21 @@ TRIGGERS = {
     ),
 }
 """The triggers of the schema by name: their definition, and the code of their function, as the server has them."""
+
+
+@contextlib.asynccontextmanager
+async def transaction(db: AsyncConnection[Any]) -> AsyncGenerator[None]:
+    """A transaction that the server ends, with its connection, if this process stands still in it.
+
+    A process that is stopped, or whose machine sleeps, would otherwise make others wait for the rows that it changed.
+    The time is set for the transaction alone, because behind a pooler the next one is in another session.
+
+    Args:
+        db: A connection in autocommit mode.
+    """
+    async with db.transaction():
+        await db.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", (str(FROZEN_AFTER_MS),))
+        yield
 
 
 async def read_version(db: AsyncConnection[Any]) -> int:
@@ -258,7 +279,7 @@ async def create_schema(db: AsyncConnection[Any]) -> int:
     Raises:
         StoreFormatError: A newer release wrote it, or the database does not store text as UTF-8.
     """
-    async with db.transaction():
+    async with transaction(db):
         await db.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATE_LOCK,))
         before = await read_version(db)
         if before == SCHEMA_VERSION:

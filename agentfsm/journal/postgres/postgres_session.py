@@ -240,7 +240,7 @@ class PostgresSession:
         while True:
             try:
                 return await attempt(again)
-            except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as error:
+            except _LOST as error:
                 if not self._was_connected or _refused(error):
                     raise as_store_error(error, self.settings.server) from error
                 if loop.time() + delay > give_up:
@@ -293,6 +293,15 @@ class PostgresSession:
         if self._db is not None:
             db, self._db = self._db, None
             await db.close()
+
+
+_LOST = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    PoolTimeout,
+)
+"""What is raised when the connection is gone, or none can be had."""
 
 
 def _refused(error: Exception) -> bool:

@@ -11,6 +11,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from agentfsm.errors import StoreError, UnknownRunError
+from agentfsm.journal.postgres.postgres_schema import transaction
 from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession, PostgresSettings, end_task
 from agentfsm.journal.signal_hub import SignalHub
 from agentfsm.journal.signals import SealedSignal
@@ -41,7 +42,7 @@ async def insert_signal(db: Connection, signal: SealedSignal) -> bool:
     Raises:
         UnknownRunError: There is no such run.
     """
-    async with db.transaction():
+    async with transaction(db):
         await db.execute(
             "INSERT INTO agentfsm.signal (id, run_id, body, mac) SELECT %s, run_id, %s, %s FROM agentfsm.run"
             " WHERE run_id = %s ON CONFLICT (id) DO NOTHING",

@@ -30,6 +30,7 @@ from agentfsm.journal.postgres.postgres_run_info import (
     update_texts,
     write_run_info,
 )
+from agentfsm.journal.postgres.postgres_schema import transaction
 from agentfsm.journal.postgres.postgres_session import Connection, Liveness, PostgresSession, PostgresSettings
 from agentfsm.journal.postgres.postgres_signals import PostgresSignals
 from agentfsm.journal.records import SealedRecord
@@ -242,7 +243,7 @@ class PostgresStore:
         key = _lease_key(lease)
 
         async def update(db: Connection, again: bool) -> None:
-            async with db.transaction():
+            async with transaction(db):
                 held = "SELECT reason FROM agentfsm.hold WHERE id = %s AND NOT ended"
                 if found := await (await db.execute(held, (key.number,))).fetchone():
                     raise RunHeldError(key.run_id, found[0])
@@ -527,7 +528,7 @@ async def _write_jobs(jobs: list[_Job], db: Connection, again: bool) -> dict[int
 
 async def _append_listed(db: Connection, heads: list[_NewHead]) -> set[int]:
     """Write the records of runs together with what they are listed by; returns the numbers as ``_append`` does."""
-    async with db.transaction():
+    async with transaction(db):
         written = await _append(db, heads)
         for head in heads:
             if head.job.info is not None and head.job.key.number in written:

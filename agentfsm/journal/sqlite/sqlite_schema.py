@@ -38,10 +38,10 @@ __all__ = [
 APPLICATION_ID = 0x6166736D
 """``afsm`` in ASCII: tells an agentfsm store from any other SQLite file."""
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """1: without MACs, as 0.1.0 wrote it; 2: with them; 3: with columns that list runs; 4: with signals; 5: with holds and
-tombstones; 6: with the records of a commit in one row, and with runs found by their metadata; 7: with sealed holds. The
-first write migrates a file; the rows that it has stay as they are."""
+tombstones; 6: with the records of a commit in one row, and with runs found by their metadata; 7: with sealed holds; 8:
+with an index of runs that have not finished. The first write migrates a file; the rows that it has stay as they are."""
 
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait for a lock on the file that another program holds."""
@@ -159,6 +159,11 @@ ALTER TABLE hold ADD COLUMN mac BLOB NOT NULL DEFAULT x'';
 PRAGMA user_version = 7;
 """
 
+_MIGRATION_FROM_7 = """
+CREATE INDEX run_by_status ON run (status) WHERE status <> 'finished';
+PRAGMA user_version = 8;
+"""
+
 _MIGRATIONS = {
     1: _MIGRATION_FROM_1,
     2: _MIGRATION_FROM_2,
@@ -166,6 +171,7 @@ _MIGRATIONS = {
     4: _MIGRATION_FROM_4,
     5: _MIGRATION_FROM_5,
     6: _MIGRATION_FROM_6,
+    7: _MIGRATION_FROM_7,
 }
 """What leads from each version to the next."""
 
