@@ -5,6 +5,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,6 @@ from tests.benchmarks import (
     streaming_benchmark,
 )
 from tests.benchmarks.scale_throughput import Throughput
-from tests.helpers.postgres import shared_server
 
 
 @pytest.mark.parametrize("wire", streaming_benchmark.WIRES)
@@ -48,10 +48,106 @@ def test_the_parts_of_the_benchmark_of_the_journal_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_listings_runs(tmp_path: Path) -> None:
+def test_the_benchmark_of_listings_prints_every_bound_for_both_stores(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    with shared_server() as server:
-        assert isinstance(asyncio.run(listing_benchmark.measure(tmp_path, server, runs=120)), bool)
+    monkeypatch.setattr(listing_benchmark, "LISTED_RUNS", 120)
+    code = listing_benchmark.main()
+    lines = capsys.readouterr().out.splitlines()[1:]
+    questions = [*listing_benchmark.LISTS, "runs that were cut off", *listing_benchmark.OTHERS]
+    assert [[line[:11].strip(), line[11:37].strip()] for line in lines] == [
+        [kind, what] for kind in ("SQLite", "PostgreSQL") for what in questions
+    ]
+    assert code == any(line.endswith("MISSED") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("what", "few_ms", "many_ms", "met"),
+    [
+        ("newest 50", 1, 4.9, True),  # under 5 ms
+        ("newest 50", 1, 5.1, False),
+        ("newest 50", 4, 7.9, True),  # twice that of few runs
+        ("newest 50", 4, 8.1, False),
+        ("newest 50", 6, 10.1, False),  # never longer than 10 ms
+        ("50 by a tag of 1 %", 6, 11.9, True),
+        ("50 by a tag of 1 %", 15, 20.1, False),
+        ("count by status", 0, 199, True),
+        ("count by status", 0, 201, False),
+        ("count by text", 0, 201, False),
+        ("search for a missing text", 0, 201, False),
+        ("50 that wait for a role", 0, 20.1, False),
+        ("runs that were cut off", 1, 5.1, False),
+        ("runs that were cut off", 11, 20.1, False),
+    ],
+)
+def test_the_benchmark_of_listings_fails_if_a_bound_is_missed_in_a_file_or_on_a_server(
+    what: str,
+    few_ms: float,
+    many_ms: float,
+    met: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: dict[str, tuple[object, bool]] = {
+        **{name: (query, False) for name, (_, query) in listing_benchmark.LISTS.items()},
+        **{name: (query, count) for name, (_, query, count) in listing_benchmark.OTHERS.items()},
+        "runs that were cut off": ("running", False),
+    }
+
+    class Answers:
+        """A store that takes so long for one question, and no time for the others."""
+
+        def __init__(self, took_ms: float) -> None:
+            self.took_ms = took_ms
+
+        async def find_runs(self, query: object, *, count: bool = False) -> float:
+            return self.took_ms if (query, count) == asked[what] else 0.1
+
+        async def count_runs(self, query: object) -> float:
+            return await self.find_runs(query, count=True)
+
+        heads = find_runs
+
+    async def ask(question: Any) -> Any:
+        return await question()
+
+    monkeypatch.setattr(listing_benchmark, "ask", ask)
+    for kind in ("SQLite", "PostgreSQL"):
+        stores: Any = Answers(few_ms), Answers(many_ms)
+        assert asyncio.run(listing_benchmark.compare(*stores, kind)) is met
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith("MISSED")]
+        assert [line.startswith(kind) and what in line for line in lines] == [True] * (not met)
+
+
+@pytest.mark.parametrize(("missed", "good"), [("", True), ("SQLite", False), ("PostgreSQL", False)])
+def test_the_benchmark_of_listings_is_good_if_both_stores_are(
+    missed: str, good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def fill(url: str, runs: int) -> None:
+        pass
+
+    async def compare(few: Any, many: Any, kind: str) -> bool:
+        asked.append(kind)
+        return kind != missed
+
+    monkeypatch.setattr(listing_benchmark, "fill_server", fill)
+    monkeypatch.setattr(listing_benchmark, "new_database", lambda server: str(tmp_path / f"{len(asked)}.db"))
+    monkeypatch.setattr(listing_benchmark, "compare", compare)
+    assert asyncio.run(listing_benchmark.measure(tmp_path, "", 3)) is good
+    assert asked == ["SQLite", "PostgreSQL"]
+
+
+def test_make_bench_runs_each_benchmark_and_fails_if_one_does() -> None:
+    recipe = Path("Makefile").read_text().partition("\nbench: ")[2].partition("\n\n")[0]
+    named = {path.stem for path in Path("tests/benchmarks").glob("*_benchmark.py")} - {
+        "analysis_benchmark",
+        "scale_benchmark",
+    }
+    assert {name for name in named if name not in recipe} == set()
+    assert "|| code=1; done; exit $$code" in recipe
 
 
 @pytest.mark.parametrize("loop", [loop_benchmark.bare_loop, loop_benchmark.careful_loop, loop_benchmark.declared_loop])

@@ -137,9 +137,9 @@ def _signed_heads(witness: CheckpointOptions, location: StoreLocation) -> Signed
 
 def _sign_in_link(address: str, actor: Actor, keyring: Keyring) -> str:
     """A link that signs somebody in, whom nobody but themselves vouches for, once."""
-    from agentfsm.viewer.passes import Pass, host_of, seal_pass
+    from agentfsm.viewer.passes import Pass, seal_pass, viewer_at
 
-    granted = Pass(actor, "", time.time() + SIGN_IN_S, secrets.token_hex(16), host_of(address))
+    granted = Pass(actor, "", time.time() + SIGN_IN_S, secrets.token_hex(16), viewer_at(address))
     return f"{address}link#{seal_pass('link', granted, keyring)}"
 
 

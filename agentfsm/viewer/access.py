@@ -36,6 +36,8 @@ __all__ = [
     "PathScopes",
     "TenantsOf",
     "Visitor",
+    "address_of",
+    "mount_path_of",
     "visitor_of",
 ]
 
@@ -215,8 +217,8 @@ class Access:
         if actor is not None:
             return Visitor(replace(actor, verified=True))
         cookie = request.cookies.get(self.cookie_name)
-        here = request.headers.get("host", "")
-        session = open_pass("session", cookie, self.keyring, self.clock(), here) if cookie else None
+        address = address_of(request)
+        session = open_pass("session", cookie, self.keyring, self.clock(), address) if cookie else None
         if session is not None:
             return Visitor(session.actor, session.run_id)
         if self.authenticate is not None:
@@ -245,6 +247,17 @@ def visitor_of(request: Request) -> Visitor:
     """Whoever sends a request that was let in."""
     visitor: Visitor = request.state.visitor
     return visitor
+
+
+def address_of(request: Request) -> str:
+    """The address of the viewer, without a scheme, under which a request came."""
+    return request.headers.get("host", "") + mount_path_of(request)
+
+
+def mount_path_of(request: Request) -> str:
+    """The path under which the viewer is mounted in another app; empty if it is the whole app."""
+    path: str = request.state.mount_path
+    return path
 
 
 def _host_name(host: str) -> str:
@@ -332,7 +345,8 @@ class AccessMiddleware:
         """
         self._access.check_request(request)
         path: Any = request.scope["path"]
-        inside = path.removeprefix(request.scope.get("root_path", ""))
+        request.state.mount_path = request.scope.get("root_path", "")  # further inside it is longer
+        inside = path.removeprefix(request.state.mount_path)
         if self._scopes.is_public(inside):
             request.state.visitor = Visitor()
             return

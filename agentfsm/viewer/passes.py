@@ -14,12 +14,13 @@ import secrets
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.quorum import Actor
 
-__all__ = ["Pass", "PassKind", "host_of", "one_time_link", "open_pass", "seal_pass"]
+__all__ = ["Pass", "PassKind", "one_time_link", "open_pass", "seal_pass", "viewer_at"]
 
 PassKind = Literal["link", "session"]
 
@@ -35,21 +36,22 @@ class Pass:
         run_id: The only run that it is for; an empty string for all runs.
         expires: Until when it is valid, in seconds since the epoch.
         id: Names it, so that a link works once.
-        host: The name and port of the viewer: another one with the same secret has other runs, or has not noted that
-            the link was used.
+        viewer: The viewer that it is for, as ``viewer_at`` spells it: another one with the same secret has other runs,
+            or has not noted that the link was used.
     """
 
     actor: Actor
     run_id: str
     expires: float
     id: str
-    host: str
+    viewer: str
 
 
-def host_of(address: str) -> str:
-    """The name and port in the address of a page, or in a ``Host`` header, in one spelling."""
-    name = address.rpartition("//")[2].partition("/")[0].rpartition("@")[2].lower()
-    return name.removesuffix(":443").removesuffix(":80")
+def viewer_at(address: str) -> str:
+    """The name, port and path of a viewer in one spelling, from its address, with or without a scheme."""
+    name, _, path = address.removeprefix("https://").removeprefix("http://").partition("/")
+    name = name.rpartition("@")[2].lower().removesuffix(":443").removesuffix(":80")
+    return f"{name}/{unquote(path).strip('/')}"
 
 
 def seal_pass(kind: PassKind, granted: Pass, keyring: Keyring) -> str:
@@ -57,7 +59,7 @@ def seal_pass(kind: PassKind, granted: Pass, keyring: Keyring) -> str:
     actor = granted.actor
     body = [
         kind, actor.id, list(actor.roles), actor.kind, actor.verified,
-        granted.run_id, granted.expires, granted.id, granted.host,
+        granted.run_id, granted.expires, granted.id, granted.viewer,
     ]  # fmt: skip
     text = base64.urlsafe_b64encode(json.dumps(body).encode()).decode().rstrip("=")
     return f"{text}.{keyring.current.seal(KeyPurpose.viewer, _sealed_bytes(text))}"
@@ -68,7 +70,7 @@ def _sealed_bytes(text: str) -> bytes:
     return f"pass {text}".encode()
 
 
-def open_pass(kind: PassKind, text: str, keyring: Keyring, now: float, host: str) -> Pass | None:
+def open_pass(kind: PassKind, text: str, keyring: Keyring, now: float, address: str) -> Pass | None:
     """What a text says if it is a pass for this viewer under a secret of the host, and has not expired; else None.
 
     Args:
@@ -76,7 +78,7 @@ def open_pass(kind: PassKind, text: str, keyring: Keyring, now: float, host: str
         text: The text.
         keyring: The keys.
         now: Seconds since the epoch.
-        host: The name and port under which the viewer was asked.
+        address: The address under which the viewer was asked.
     """
     body, _, seal = text.partition(".")
     if (
@@ -88,10 +90,10 @@ def open_pass(kind: PassKind, text: str, keyring: Keyring, now: float, host: str
     found: Any = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
     if len(found) != _FIELDS:  # of an earlier release
         return None
-    sealed_kind, name, roles, actor_kind, verified, run_id, expires, pass_id, sealed_host = found
-    if not hmac.compare_digest(str(sealed_kind), kind) or now > expires or sealed_host != host_of(host):
+    sealed_kind, name, roles, actor_kind, verified, run_id, expires, pass_id, viewer = found
+    if not hmac.compare_digest(str(sealed_kind), kind) or now > expires or viewer != viewer_at(address):
         return None
-    return Pass(Actor(name, tuple(roles), actor_kind, verified), run_id, expires, pass_id, sealed_host)
+    return Pass(Actor(name, tuple(roles), actor_kind, verified), run_id, expires, pass_id, viewer)
 
 
 _FIELDS = 9
@@ -123,5 +125,5 @@ def one_time_link(
         raise ConfigurationError(f"validity_s is a number of seconds greater than 0, not {validity_s!r}")
     vouched = Actor(actor.id, actor.roles, actor.kind, verified=True)
     expires = (time.time() if now is None else now) + validity_s
-    granted = Pass(vouched, run_id, expires, secrets.token_hex(16), host_of(url))
+    granted = Pass(vouched, run_id, expires, secrets.token_hex(16), viewer_at(url))
     return f"{url.rstrip('/')}/link#{seal_pass('link', granted, Keyring(secret))}"

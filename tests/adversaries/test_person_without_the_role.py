@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, cast
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from agentfsm import (
     Actor,
@@ -46,7 +48,7 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from agentfsm.viewer import app as viewer_app
 from agentfsm.viewer import one_time_link
-from agentfsm.viewer.passes import Pass, seal_pass
+from agentfsm.viewer.passes import Pass, seal_pass, viewer_at
 
 RULE = Approval(
     n=2, roles=("manager",), not_requester=True, validity_s=1000, escalate_to=("director",), escalate_after_s=600
@@ -357,7 +359,11 @@ def test_two_managers_other_than_the_requester_can_approve(tmp_path: Path) -> No
 
 
 LinkAttack = Callable[["Mail"], Awaitable[list[httpx.Response]]]
-SITE, OTHER_SITE = "https://agents.example.org", "https://other.example.org"
+SITE, OTHER_SITE, OTHER_PATH = (
+    "https://agents.example.org/agents",
+    "https://other.example.org/agents",
+    "https://agents.example.org/more/agents",
+)
 
 
 class Mail:
@@ -382,9 +388,7 @@ class Mail:
     def link(self, name: str, run_id: str = "r", site: str = SITE, *, age_s: float = 0) -> str:
         """The secret part of a link that was sent to somebody, good for an hour."""
         actor, now = Actor(name, ROLES[plain(name)]), time.time() - age_s
-        return one_time_link(f"{site}/agents/", run_id, actor, secret=SECRET, validity_s=3600, now=now).partition("#")[
-            2
-        ]
+        return one_time_link(f"{site}/", run_id, actor, secret=SECRET, validity_s=3600, now=now).partition("#")[2]
 
     async def browser(self, site: str = SITE, used: str = "links", store: Any = None) -> httpx.AsyncClient:
         """A browser at a viewer in a process of its own, with a folder of used links."""
@@ -395,7 +399,8 @@ class Mail:
             hosts=["agents.example.org", "other.example.org"],
             replay_guard=FileReplayGuard(self.desk.folder / used),
         )
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=site)
+        mounted = Starlette(routes=[Mount(httpx.URL(site).path, app)])
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(mounted), base_url=site)
         return await self._clients.enter_async_context(client)
 
     async def opens(self, text: str, **where: Any) -> tuple[httpx.AsyncClient, httpx.Response]:
@@ -436,23 +441,29 @@ async def _at_once(mail: Mail) -> list[httpx.Response]:
     return answers[1:]
 
 
-async def _in_another_viewer(mail: Mail) -> list[httpx.Response]:
-    text = mail.link("bob")
-    await mail.opens(text)
-    return [(await mail.opens(text, site=OTHER_SITE, used="other"))[1]]
+def _in_another_viewer(site: str) -> LinkAttack:
+    async def attack(mail: Mail) -> list[httpx.Response]:
+        text = mail.link("bob")
+        await mail.opens(text)
+        return [(await mail.opens(text, site=site, used="other"))[1]]
+
+    return attack
 
 
-async def _of_another_viewer(mail: Mail) -> list[httpx.Response]:
-    return [(await mail.opens(mail.link("bob", site=OTHER_SITE)))[1]]
+def _of_another_viewer(site: str) -> LinkAttack:
+    return _opening(lambda mail: mail.link("bob", site=site))
 
 
-async def _for_another_store(mail: Mail) -> list[httpx.Response]:
-    async with MemoryStore() as store:
-        browser, opened = await mail.opens(mail.link("bob", site=OTHER_SITE), site=OTHER_SITE, used="o", store=store)
-        assert opened.status_code == 200
-        here = await mail.browser()
-        here.cookies.update(dict(browser.cookies.items()))
-        return [await here.get("/api/inbox"), await mail.allows(here)]
+def _for_another_store(site: str) -> LinkAttack:
+    async def attack(mail: Mail) -> list[httpx.Response]:
+        async with MemoryStore() as store:
+            browser, opened = await mail.opens(mail.link("bob", site=site), site=site, used="o", store=store)
+            assert opened.status_code == 200
+            here = await mail.browser()
+            here.cookies.update(dict(browser.cookies.items()))
+            return [await here.get("/api/inbox"), await mail.allows(here)]
+
+    return attack
 
 
 def _opening(change: Callable[[Mail], str]) -> LinkAttack:
@@ -500,7 +511,7 @@ async def _a_link_as_a_cookie(mail: Mail) -> list[httpx.Response]:
 async def _an_old_session(mail: Mail) -> list[httpx.Response]:
     browser = await _bob(mail)
     (name,) = browser.cookies
-    ended = Pass(Actor("bob", ("manager",), verified=True), "r", time.time() - 1, "0", "agents.example.org")
+    ended = Pass(Actor("bob", ("manager",), verified=True), "r", time.time() - 1, "0", viewer_at(SITE))
     thief = await mail.browser()
     thief.cookies.set(name, seal_pass("session", ended, Keyring(SECRET)))
     return [await thief.get("/api/inbox"), await mail.allows(thief)]
@@ -564,9 +575,12 @@ async def _use_it_up(mail: Mail) -> list[httpx.Response]:
 LINKS: dict[str, LinkAttack] = {
     "again": _again,
     "in many processes at once": _at_once,
-    "in another viewer, where it is not used": _in_another_viewer,
-    "to another viewer": _of_another_viewer,
-    "with the session of another viewer": _for_another_store,
+    "in another viewer, where it is not used": _in_another_viewer(OTHER_SITE),
+    "in the viewer at another path, where it is not used": _in_another_viewer(OTHER_PATH),
+    "to another viewer": _of_another_viewer(OTHER_SITE),
+    "to the viewer at another path": _of_another_viewer(OTHER_PATH),
+    "with the session of another viewer": _for_another_store(OTHER_SITE),
+    "with the session of the viewer at another path": _for_another_store(OTHER_PATH),
     "of the day before": _opening(lambda mail: mail.link("bob", age_s=86_400)),
     "guessed": _opening(lambda mail: secrets.token_urlsafe(90) + "." + secrets.token_hex(32)),
     "without its seal": _opening(lambda mail: mail.link("bob").partition(".")[0]),

@@ -16,42 +16,49 @@ from hypothesis import strategies as st
 import agentfsm.viewer
 from agentfsm import Actor, ConfigurationError, FileReplayGuard, MemoryStore
 from agentfsm.loop.keys import KeyPurpose, Keyring
-from agentfsm.viewer.passes import Pass, host_of, one_time_link, open_pass, seal_pass
+from agentfsm.viewer.passes import Pass, one_time_link, open_pass, seal_pass, viewer_at
 from tests.helpers.browser import elsewhere, has_count, has_text, site_page
 from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run
 from tests.helpers.viewer_server import served
 
 SECRET = b"of the tests"
 KEYRING = Keyring(SECRET)
-ANN = Pass(Actor("ann", ("manager",), verified=True), "waits", 100.0, "0123", "agents.example.org")
-HOST = "agents.example.org"
+ANN = Pass(Actor("ann", ("manager",), verified=True), "waits", 100.0, "0123", "agents.example.org/a")
+HERE = "agents.example.org/a"
 
 
 def test_a_pass_says_what_was_sealed_until_it_expires() -> None:
     text = seal_pass("link", ANN, KEYRING)
-    assert open_pass("link", text, KEYRING, 100.0, HOST) == ANN
-    assert open_pass("link", text, KEYRING, 100.1, HOST) is None
-    assert open_pass("link", text, Keyring(b"new", [SECRET]), 0, HOST) == ANN
-    assert open_pass("link", text, Keyring(b"another"), 0, HOST) is None
+    assert open_pass("link", text, KEYRING, 100.0, HERE) == ANN
+    assert open_pass("link", text, KEYRING, 100.1, HERE) is None
+    assert open_pass("link", text, Keyring(b"new", [SECRET]), 0, HERE) == ANN
+    assert open_pass("link", text, Keyring(b"another"), 0, HERE) is None
 
 
 @pytest.mark.parametrize(
-    ("host", "opens"),
+    ("address", "opens"),
     [
-        ("agents.example.org:443", True),
-        ("AGENTS.example.org", True),
-        ("agents.example.org:8443", False),
-        ("example.org", False),
-        ("agents.example.org.evil.example", False),
-        ("evil.example/agents.example.org", False),
+        ("agents.example.org:443/a", True),
+        ("AGENTS.example.org/a", True),
+        ("agents.example.org/a/", True),
+        ("https://agents.example.org/%61", True),
+        ("agents.example.org:8443/a", False),
+        ("agents.example.org", False),
+        ("agents.example.org/b", False),
+        ("agents.example.org/A", False),
+        ("agents.example.org/a/a", False),
+        ("example.org/a", False),
+        ("agents.example.org.evil.example/a", False),
+        ("evil.example/agents.example.org/a", False),
+        ("evil.example/a://agents.example.org/a", False),
         ("", False),
     ],
 )
-def test_a_pass_is_for_one_viewer(host: str, opens: bool) -> None:
+def test_a_pass_is_for_one_viewer(address: str, opens: bool) -> None:
     for kind in ("link", "session"):
-        assert (open_pass(kind, seal_pass(kind, ANN, KEYRING), KEYRING, 0, host) == ANN) is opens
-    assert host_of("https://Ann@agents.example.org:443/agents/") == "agents.example.org"
-    assert host_of("http://[::1]:8642/") == "[::1]:8642"
+        assert (open_pass(kind, seal_pass(kind, ANN, KEYRING), KEYRING, 0, address) == ANN) is opens
+    assert viewer_at("https://Ann@agents.example.org:443/agents/") == "agents.example.org/agents"
+    assert viewer_at("http://[::1]:8642/") == "[::1]:8642/"
 
 
 def test_a_pass_of_an_earlier_release_is_none() -> None:
@@ -62,11 +69,11 @@ def test_a_pass_of_an_earlier_release_is_none() -> None:
 
 
 def test_a_link_is_no_session_and_a_token_is_neither() -> None:
-    assert open_pass("session", seal_pass("link", ANN, KEYRING), KEYRING, 0, HOST) is None
-    assert open_pass("link", seal_pass("session", ANN, KEYRING), KEYRING, 0, HOST) is None
+    assert open_pass("session", seal_pass("link", ANN, KEYRING), KEYRING, 0, HERE) is None
+    assert open_pass("link", seal_pass("session", ANN, KEYRING), KEYRING, 0, HERE) is None
     body = seal_pass("link", ANN, KEYRING).partition(".")[0]
     for purpose in (KeyPurpose.record, KeyPurpose.viewer):
-        assert open_pass("link", f"{body}.{KEYRING.current.seal(purpose, body.encode())}", KEYRING, 0, HOST) is None
+        assert open_pass("link", f"{body}.{KEYRING.current.seal(purpose, body.encode())}", KEYRING, 0, HERE) is None
 
 
 @given(st.data())
@@ -75,22 +82,22 @@ def test_a_pass_of_which_anything_is_changed_is_none(data: st.DataObject) -> Non
     at = data.draw(st.integers(0, len(text) - 1))
     char = data.draw(st.sampled_from("abcXYZ019_-.="))
     changed = text[:at] + char + text[at + 1 :]
-    assert changed == text or open_pass("link", changed, KEYRING, 0, HOST) is None
+    assert changed == text or open_pass("link", changed, KEYRING, 0, HERE) is None
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.b", "é.0", "x" * 10_000, "." * 100])
 def test_what_is_no_pass_is_none(text: str) -> None:
-    assert open_pass("link", text, KEYRING, 0, HOST) is None
+    assert open_pass("link", text, KEYRING, 0, HERE) is None
 
 
 def test_the_pass_of_a_link_is_where_no_server_and_no_log_sees_it() -> None:
     link = one_time_link("https://agents.example.org/a/", "waits", Actor("ann"), secret=SECRET, validity_s=60, now=0)
     address, _, text = link.partition("#")
     assert address == "https://agents.example.org/a/link"
-    opened = open_pass("link", text, KEYRING, 60, HOST)
+    opened = open_pass("link", text, KEYRING, 60, HERE)
     assert opened is not None
     assert (opened.run_id, opened.actor) == ("waits", Actor("ann", verified=True))
-    assert open_pass("link", text, KEYRING, 61, HOST) is None
+    assert open_pass("link", text, KEYRING, 61, HERE) is None
     body = json.loads(base64.urlsafe_b64decode(text.partition(".")[0] + "=="))
     assert SECRET.decode() not in str(body)
 
