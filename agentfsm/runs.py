@@ -510,7 +510,7 @@ class Runs:
         return report
 
     async def erase(self, person: ErasureQuery, *, by: str = "", dry_run: bool = False) -> ErasureReport:
-        """Erase a person's data: purge their runs, delete a text from all other runs, and compact the store.
+        """Erase a person's data: purge their runs, delete a text from all others, find their id there, and compact.
 
         Args:
             person: By what the runs and the text are found.

@@ -358,7 +358,9 @@ def erase(
     """Erase a person's data from all runs, and report what was erased and what remains, and why.
 
     Runs that the person requested, of a conversation or with a tag are purged as a whole; a text is deleted wherever
-    else it stands, as agentfsm redact --text does. Then the space is returned, so that no byte of it is left.
+    else it stands, as agentfsm redact --text does. Then the space is returned, so that no byte of it is left. What
+    others' runs say of the person as somebody who answered cannot be deleted, because votes are checked by it: each
+    such place is listed, and agentfsm store purge RUN deletes the run.
 
     Exit codes: 0 erased, or nothing was found; 1 something remains; 2 wrong usage.
     """
@@ -386,7 +388,8 @@ def _print_erasure(report: ErasureReport, dry_run: bool) -> None:
     for run_id in report.purged:
         click.echo(single_line(f"{run_id}  {would}purged"))
     for each in report.deleted:
-        click.echo(single_line(f"{each.run_id}  {each.seq}.{each.field}  {would}deleted"))
+        place = f"{each.seq}.{each.field}" if each.seq else each.excerpt
+        click.echo(single_line(f"{each.run_id}  {place}  {would}deleted"))
     for kept in report.kept:
         click.echo(single_line(f"remains: {kept.run_id}  {kept.reason}"))
     for each in report.remaining:

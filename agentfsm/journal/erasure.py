@@ -1,14 +1,14 @@
-"""Erases a person's data from a store: their runs are purged, and a text is deleted from all others."""
+"""Erases a person's data from a store: their runs are purged, and their id and a text are deleted from all others."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.listing import find_listing
 from agentfsm.journal.purge import KeptRun, purge_runs
-from agentfsm.journal.redact import Occurrence, TextRedaction, find_text, redact_text
+from agentfsm.journal.redact import Occurrence, TextRedaction, find_actor, find_text, redact_actor, redact_text
 from agentfsm.journal.run_info import RunInfo, RunQuery
 from agentfsm.journal.store import Store
 from agentfsm.loop.keys import Keyring
@@ -21,7 +21,8 @@ class ErasureQuery:
     """By what a person's data is found. A run that fits one of the first three is purged as a whole.
 
     Attributes:
-        actor: The id of the person who requested runs.
+        actor: The id of the person who requested runs. Where others' runs name the person, as somebody who answered
+            for instance, is deleted or reported.
         session: A conversation.
         tag: A tag.
         text: What stands in other runs, such as a mail address: each value that has it is deleted.
@@ -55,7 +56,8 @@ class ErasureReport:
         purged: The ids of the runs that were purged.
         kept: The runs of the person that remain, and why.
         deleted: The places in other runs whose values were deleted.
-        remaining: The places where the text still stands, and why.
+        remaining: The places where the text still stands, or the id of the person as that of an actor in the runs of
+            others, and why.
         elsewhere: Where else something may still be, or an empty string.
     """
 
@@ -85,16 +87,26 @@ async def erase(
     found = await find_text(store, person.text, keyring) if person.text else []  # says first if the text is too short
     runs = [run_id async for run_id in _topmost(store, person)]
     done = await purge_runs(store, runs, keyring, by=by, reason="erasure", dry_run=dry_run)
-    gone = set(done.purged)
-    texts = TextRedaction(tuple(each for each in found if each.place is not None and each.run_id not in gone), ())
     if dry_run:
-        remaining = tuple(each for each in found if each.place is None and each.run_id not in gone)
-        return ErasureReport(done.purged, done.kept, texts.deleted, remaining)
-    if person.text:
-        async with store.maintenance.writable(store) as writable:
+        named = await find_actor(store, person.actor, keyring) if person.actor else []
+        left = [each for each in (*found, *_more(named, done.kept, found)) if each.run_id not in done.purged]
+        deleted = tuple(each for each in left if each.is_deletable)
+        return ErasureReport(done.purged, done.kept, deleted, tuple(each for each in left if not each.is_deletable))
+    texts = actors = TextRedaction((), ())
+    async with store.maintenance.writable(store) as writable:
+        if person.text:
             texts = await redact_text(writable, person.text, keyring, by=by)
+        if person.actor:
+            actors = await redact_actor(writable, person.actor, keyring, by=by)
     elsewhere = await store.maintenance.compact()
-    return ErasureReport(done.purged, done.kept, texts.deleted, texts.remaining, elsewhere)
+    remaining = (*texts.remaining, *_more(actors.remaining, done.kept, texts.remaining))
+    return ErasureReport(done.purged, done.kept, texts.deleted + actors.deleted, remaining, elsewhere)
+
+
+def _more(named: Iterable[Occurrence], kept: Iterable[KeptRun], found: Iterable[Occurrence]) -> Iterator[Occurrence]:
+    """Where an actor is named, beside what was found already, and the runs that remain as a whole."""
+    whole, known = {run.run_id for run in kept}, {(each.run_id, each.seq, each.field) for each in found}
+    return (each for each in named if each.run_id not in whole and (each.run_id, each.seq, each.field) not in known)
 
 
 async def _topmost(store: Store, person: ErasureQuery) -> AsyncIterator[str]:

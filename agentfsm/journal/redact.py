@@ -1,4 +1,4 @@
-"""Redacts values from journals for good: one field, or a text wherever it stands.
+"""Redacts values from journals for good: one field, a text wherever it stands, or what names an actor.
 
 The hash chain stays valid, because it covers commitments and not the values, and a record says what was removed.
 """
@@ -10,7 +10,7 @@ import json
 import re
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,15 +23,26 @@ from agentfsm.journal.listing import find_listing
 from agentfsm.journal.maintenance import why_held
 from agentfsm.journal.records import SealedRecord, open_record
 from agentfsm.journal.run_info import RunInfo, first_info
-from agentfsm.journal.signals import SealedSignal, open_signal
+from agentfsm.journal.signals import SealedSignal, open_signal, read_signals
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.escapes import has_escapes, read_plain
 from agentfsm.loop.keys import Keyring
+from agentfsm.loop.quorum import is_same_id
 from agentfsm.loop.withholding import SecretOpener, text_forms
 
-__all__ = ["Occurrence", "RunFilter", "TextRedaction", "files_with_text", "find_text", "redact", "redact_text"]
+__all__ = [
+    "Occurrence",
+    "RunFilter",
+    "TextRedaction",
+    "files_with_text",
+    "find_actor",
+    "find_text",
+    "redact",
+    "redact_actor",
+    "redact_text",
+]
 
 
 async def redact(store: Store, run_id: str, field: str, keyring: Keyring, by: str = "") -> int:
@@ -372,12 +383,65 @@ def _search_record(
             yield Occurrence(run_id, record.seq, path, _excerpt(found), reason)
 
 
+async def find_actor(store: Store, actor_id: str, keyring: Keyring | None = None) -> list[Occurrence]:
+    """Every place that names a person as an actor, however the id is spelt.
+
+    Args:
+        store: The store.
+        actor_id: The person.
+        keyring: The keys of the host, without which nobody knows who sent what waits to be acted on.
+
+    Returns:
+        Where records say that the person requested, answered, cancelled or redacted a run, and who sent what waits,
+        and who held or purged runs. What users, models and tools wrote is not searched: see ``find_text``.
+
+    Raises:
+        JournalError: A tombstone cannot be read.
+        StoreError: The store cannot be read.
+    """
+    found = list[Occurrence]()
+    for head in await store.heads():
+        try:
+            search = partial(_search_actor, head.run_id, actor_id=actor_id)
+            found += await off_loop(search, await store.records(head.run_id))
+        except AgentfsmError as error:
+            found.append(Occurrence(head.run_id, 0, "", "", f"the run cannot be read: {error}"))
+    signals = [] if keyring is None else await read_signals(store.signals, keyring)
+    beside = [(each.run_id, "signal", each.actor.id, _SENT) for each in signals if each.actor is not None]
+    beside += [(run_id, "hold", hold.by, _HELD) for run_id, hold in (await store.maintenance.holds()).items()]
+    beside += [(each.run_id, "tombstone", each.by, _BURIED) for each in await store.maintenance.tombstones()]
+    found += [Occurrence(run_id, 0, field, by, why) for run_id, field, by, why in beside if is_same_id(by, actor_id)]
+    return found
+
+
+def _search_actor(run_id: str, records: Iterable[SealedRecord], *, actor_id: str) -> list[Occurrence]:
+    text_search, found = _search_for(actor_id), list[Occurrence]()
+    for record in records:
+        body = json.loads(record.body)
+        for path, text in _visible_texts(body):
+            is_actor = _ACTOR_ID.search(path) is not None
+            if (is_actor or _NAMED_AS.search(path)) and is_same_id(text, actor_id):
+                found.append(Occurrence(run_id, record.seq, path, text, _ACTOR_REASON if is_actor else _HASHED))
+        for path, place in _commitment_places(body):
+            if _CANCEL_REASON.search(path) is None:
+                continue
+            hidden = json.loads(record.hidden)[place]
+            if hidden is not None and (match := text_search.search(encode(hidden[1]))) is not None:
+                found.append(Occurrence(run_id, record.seq, path, _excerpt(match), place=place))
+    return found
+
+
 _HASHED = "it is part of the record itself, which is hashed: only purging the whole run deletes it"
 _ACTOR_REASON = "votes are checked by the ids of actors, so it is hashed: only purging the whole run deletes it"
 _NOT_BEGUN = "the run has not begun: only cancelling and purging it deletes it"
 _HELD = "it stands in the hold of the run: hold the run again without it"
 _BURIED = "it is part of what shows that the run was purged, which is sealed"
+_SENT = (
+    "it stands in an answer or a cancellation that waits, and will be part of the run: only purging the run deletes it"
+)
 _ACTOR_ID = re.compile(r"(?:\A|\.)(?:requester|actor|votes\.\d+)\.id\Z")
+_NAMED_AS = re.compile(r"(?:\A|\.)by\Z")
+_CANCEL_REASON = re.compile(r"(?:\A|\.)cancelled\.reason\Z")  # names who cancelled
 
 
 def _excerpt(found: re.Match[str]) -> str:
@@ -434,15 +498,38 @@ async def redact_text(
         JournalError: The text is too short.
         StoreError: The store cannot be read.
     """
-    found = await find_text(store, text, keyring, runs)
+    found = partial(find_text, store, text, keyring, runs)
+    would = await found()
+    waiting = [each for each in would if each.signal_id]
+    for each in waiting:
+        await store.signals.remove(each.signal_id)
+    done = await _redact_found(store, would, found, keyring, by, on_run)
+    return replace(done, deleted=(*waiting, *done.deleted))
+
+
+async def redact_actor(store: Store, actor_id: str, keyring: Keyring, *, by: str = "") -> TextRedaction:
+    """Delete what can be deleted of what ``find_actor`` finds; for arguments and errors see ``redact_text``.
+
+    The ids of those who requested a run, or answered it, remain: votes are checked by them.
+    """
+    found = partial(find_actor, store, actor_id, keyring)
+    return await _redact_found(store, await found(), found, keyring, by)
+
+
+async def _redact_found(
+    store: Store,
+    would: Sequence[Occurrence],
+    find: Callable[[], Awaitable[list[Occurrence]]],
+    keyring: Keyring,
+    by: str,
+    on_run: Callable[[str], None] | None = None,
+) -> TextRedaction:
+    """Delete the hidden values among what was found, and find again."""
     by_run: dict[str, list[Occurrence]] = {}
-    for each in found:
+    for each in would:
         if each.place is not None:
             by_run.setdefault(each.run_id, []).append(each)
-    deleted = [each for each in found if each.signal_id]
-    for each in deleted:
-        await store.signals.remove(each.signal_id)
-    failed: dict[str, str] = {}
+    deleted, failed = list[Occurrence](), dict[str, str]()
     for run_id, occurrences in by_run.items():
         try:
             read = await consistent_read(store, run_id)
@@ -453,9 +540,8 @@ async def redact_text(
         deleted += occurrences
         if on_run is not None:
             on_run(run_id)
-    left = await find_text(store, text, keyring, runs)
     later = "it was written meanwhile"
-    remaining = (each if each.reason else replace(each, reason=failed.get(each.run_id, later)) for each in left)
+    remaining = (each if each.reason else replace(each, reason=failed.get(each.run_id, later)) for each in await find())
     return TextRedaction(tuple(deleted), tuple(remaining))
 
 

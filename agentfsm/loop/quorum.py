@@ -17,7 +17,7 @@ from agentfsm.errors import (
     RepeatedVoteError,
 )
 
-__all__ = ["APPROVING_REPLIES", "MAX_APPROVALS", "Actor", "Approval", "Quorum"]
+__all__ = ["APPROVING_REPLIES", "MAX_APPROVALS", "Actor", "Approval", "Quorum", "is_same_id"]
 
 
 APPROVING_REPLIES = frozenset({"allow", "edit"})
@@ -56,11 +56,16 @@ class Actor:
 
     def is_same_as(self, other: Actor) -> bool:
         """Whether two ids are one person's, however they are spelt."""
-        return self.id == other.id or _folded(self.id) == _folded(other.id)
+        return is_same_id(self.id, other.id)
 
     def __str__(self) -> str:
         roles = f" ({', '.join(self.roles)})" if self.roles else ""
         return f"{self.id}{roles}{'' if self.verified else ', claimed, not verified'}"
+
+
+def is_same_id(one: str, other: str) -> bool:
+    """Whether two ids are one person's, however they are spelt."""
+    return one == other or _folded(one) == _folded(other)
 
 
 def _folded(name: str) -> str:

@@ -12,7 +12,20 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, ConfigurationError, Deny, Host, MemoryStore, RunHeldError, Runs, SqliteStore, tool
+from agentfsm import (
+    Actor,
+    Agent,
+    Allow,
+    Approval,
+    ConfigurationError,
+    Deny,
+    Host,
+    MemoryStore,
+    RunHeldError,
+    Runs,
+    SqliteStore,
+    tool,
+)
 from agentfsm.journal.erasure import ErasureQuery
 from agentfsm.journal.maintenance import Hold
 from agentfsm.journal.purge import KeptRun, RetentionRule, apply_retention, verify_tombstone
@@ -187,6 +200,54 @@ def test_a_persons_data_is_in_no_byte_of_the_store_afterwards(make: Any, tmp_pat
                 assert (Path(folder) / "base").is_dir()
                 assert bytes_with(Path(folder) / "base", CANARY) == []
         assert bytes_with(tmp_path, CANARY) == []
+
+    asyncio.run(main())
+
+
+def test_what_others_runs_say_of_an_actor_whose_data_is_erased_is_deleted_or_reported(make: Any) -> None:
+    async def main() -> None:
+        ann, bob = Actor("ann", ("boss",)), Actor("bob", ("boss",))
+
+        @tool(requires_approval=Approval(2))
+        def pay(amount: int) -> str:
+            """Pay."""
+            return "paid"
+
+        async with make() as store:
+
+            def payer(*script: Any) -> Agent:
+                return Agent(ScriptedModel(list(script)), tools=[pay], host=Host(store=store, secret=SECRET))
+
+            for run_id in ("voted", "stopped", "waits", "sent"):
+                await payer(call("pay", amount=5)).run("Pay.", run_id=run_id, actor=bob)
+            await agent(store, "ok").run("I ask.", run_id="own", actor=ann)
+            await agent(store, "ok").run("I ASK.", run_id="shouted", actor="ANN")
+            await agent(store, "annoyed: cannot plan").run("Whom?", run_id="other", actor="eve")
+            for run_id in ("voted", "waits"):
+                await payer().resume(run_id, Allow(), by=Actor(" Ann"))
+            await payer("Paid.").resume("voted", Allow(), by=bob)
+            runs = Runs(store, secret=SECRET)
+            await runs.cancel("stopped", "no money", by=ann)
+            for run in await payer().unfinished_runs():
+                await run
+            await runs.approve("sent", by=ann)
+            person = ErasureQuery(actor="ann")
+            dry = await runs.erase(person, dry_run=True)
+            done = await runs.erase(person, by="the officer")
+            for report in (dry, done):
+                assert report.purged == ("own",)
+                assert [(each.run_id, each.field) for each in report.deleted] == [("stopped", "out.cancelled.reason")]
+                assert {(each.run_id, each.field.rpartition("waiting.")[2]) for each in report.remaining} == {
+                    ("voted", "out.answered.reply.actor.id"),
+                    ("waits", "out.answered.reply.actor.id"),
+                    ("waits", "quorum.votes.0.id"),
+                    ("voted", "quorum.votes.0.id"),
+                    ("sent", "signal"),
+                    ("shouted", "requester.id"),
+                }
+                assert all(each.reason for each in report.remaining)
+            for run_id in ("voted", "stopped", "waits", "sent"):
+                assert (await runs.verify(run_id)).code != TAMPERED
 
     asyncio.run(main())
 
