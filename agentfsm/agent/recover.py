@@ -115,11 +115,18 @@ async def next_run(config: AgentConfig, run_id: str) -> Run[Any, Any] | None:
     if head is None or head.owner is not None or not head.seq:
         return None
     signals = await read_signals(store.signals, config.host.keyring, run_id)
-    for signal in sorted(signals, key=lambda each: each.kind != "cancel"):
+    for signal in sorted(signals, key=_urgency):
         run = await _act_on(config, head, signal)
         if run is not None:
             return run
     return await _loaded(resume_run(config, run_id, ResumeRequest(None))) if head.status == "running" else None
+
+
+def _urgency(signal: Signal) -> int:
+    """What is acted on first: what keeps a call from being made, even if votes for it were sent before."""
+    if signal.kind == "cancel":
+        return 0
+    return 1 if signal.reply is not None and signal.reply.kind == "deny" else 2
 
 
 async def _act_on(config: AgentConfig, head: Head, signal: Signal) -> Run[Any, Any] | None:
