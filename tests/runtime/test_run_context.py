@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,8 +14,12 @@ from agentfsm import (
     Actor,
     Agent,
     Allow,
+    HookContext,
     Host,
+    MemoryStore,
     MissingDepsError,
+    ModelRequest,
+    Reply,
     RunCancelled,
     RunContext,
     RunError,
@@ -27,6 +32,7 @@ from agentfsm import (
     Transition,
     UserInputRequested,
     hook,
+    observer,
     tool,
 )
 from agentfsm.testing import ScriptedModel, call
@@ -227,3 +233,71 @@ def test_one_reply_resumes_a_caller_and_its_sub_agent_with_one_set_of_dependenci
     with pytest.raises(MissingDepsError):
         asyncio.run(agent.resume(request.suspension_record, Allow()).load())
     assert agent.resume_sync(request.suspension_record, Allow(), deps=Desk("back")).output == "ok"
+
+
+# -- context variables ----------------------------------------------------------------------------------
+
+USER: ContextVar[str] = ContextVar("USER", default="nobody")
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "record"])
+def test_context_variables_are_those_of_whoever_awaits_the_run_also_after_an_approval(stored: bool) -> None:
+    seen: dict[str, set[str]] = {}
+
+    def note(who: str) -> str:
+        seen.setdefault(who, set()).add(USER.get())
+        return "ok"
+
+    class NotingModel(ScriptedModel):
+        async def reply(self, request: ModelRequest) -> Reply:
+            note("model")
+            return await super().reply(request)
+
+    @tool(requires_approval=lambda arguments: note("approval") == "ok")
+    def plain() -> str:
+        """Run in a thread."""
+        note("plain tool")
+        USER.set("of the tool")
+        return "ok"
+
+    @tool
+    async def quick() -> str:
+        """Run in the event loop."""
+        return note("async tool")
+
+    @hook("dispatch_tool")
+    def watch(context: HookContext[Any]) -> None:
+        note("hook")
+
+    async def greet(context: RunContext[Any]) -> str:
+        return note("instructions")
+
+    def in_sub_agent() -> str:
+        """Run in a sub-agent."""
+        return note("sub-agent")
+
+    child = Agent(NotingModel([call("in_sub_agent"), "ok"]), tools=[in_sub_agent])
+    script = [call("quick"), call("plain"), call("quick"), call("ask_child", task="look"), "done"]
+    host = Host(store=MemoryStore() if stored else None, secret=b"of the host, 32 bytes at the least")
+    agent = Agent(
+        NotingModel(script),
+        tools=[plain, quick, child.as_tool("ask_child", "Ask.")],
+        hooks=[watch, observer(lambda event: note("observer") and None)],
+        instructions=greet,
+        host=host,
+    )
+
+    async def scene() -> None:
+        USER.set("ann")
+        waiting = (await agent.run("go", run_id="r")).outcome
+        assert isinstance(waiting, UserInputRequested)
+        everybody = {name: {"ann"} for name in ("model", "approval", "async tool", "hook", "instructions", "observer")}
+        assert seen == everybody
+        seen.clear()
+        USER.set("bob")
+        result = await agent.resume("r" if stored else waiting.suspension_record, Allow())
+        assert (result.output, USER.get()) == ("done", "bob")
+        del everybody["instructions"]  # they are in the journal
+        assert seen == {name: {"bob"} for name in (*everybody, "plain tool", "sub-agent")}
+
+    asyncio.run(scene())
