@@ -24,11 +24,11 @@ from agentfsm.cli.local_store import (
     write_for_a_moment,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
-from agentfsm.errors import JournalError, StoreError
+from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.adoption import adopt as adopt_run
 from agentfsm.journal.listing import find_listing
 from agentfsm.journal.load import StoredRequest, pending_request
-from agentfsm.journal.records import Record, SealedRecord, export_lines, read_record
+from agentfsm.journal.records import Record, SealedRecord, export_lines, open_record, read_record
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.run_info import RunInfo, RunQuery
 from agentfsm.journal.store import Head, Store
@@ -424,7 +424,7 @@ def export(run_id: str, case: str | None, location: StoreLocation) -> None:
     alone.
 
     --case writes one line for agentfsm eval: the conversation so far, what was asked, what people answered, how the
-    run ended, and the tools that it called.
+    run ended, and the tools that it called. For a fork this includes what the run that it was forked from did before.
     """
     store = open_existing_store(location)
     run_id = await_result(Runs(store).find_id(run_id))
@@ -436,9 +436,24 @@ def export(run_id: str, case: str | None, location: StoreLocation) -> None:
     run = rehydrate(records).run
     if not run.ended:
         raise click.UsageError(f"{run_id} has not ended, so nobody knows yet what a good run of it is")
-    replies = _replies(read_ledger(run_id, records).decisions)
-    given = len(rehydrate(records[:1]).run.messages)
+    parts = await_result(_lineage(store, records))
+    replies = _replies([each for part in parts for each in read_ledger(run_id, part).decisions])
+    given = len(rehydrate(parts[0][:1]).run.messages)
     click.echo(json.dumps(case_of_run(case, run.messages, cast("CaseEnding", run.ended), replies, given=given)))
+
+
+async def _lineage(store: Store, records: Sequence[SealedRecord]) -> list[Sequence[SealedRecord]]:
+    """The records of a run, and before them those of the runs that it was forked from, up to where it was."""
+    first, parts = open_record(records[0]), [records]
+    while first["kind"] == "run.forked":
+        parent = first["parent"]
+        try:
+            before = (await store.records(parent["run"]))[: parent["seq"]]
+        except UnknownRunError:  # it was purged
+            break
+        parts.insert(0, before)
+        first = open_record(before[0])
+    return parts
 
 
 def _replies(decisions: Sequence[HumanDecision]) -> dict[str, str]:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Allow, Deny, Host, SqliteStore, ask_user, tool
+from agentfsm import Agent, AgentGuardrails, Allow, Deny, Host, Message, Runs, SqliteStore, Tool, ask_user, tool
 from agentfsm.testing import ScriptedModel, call
 from tests.cli.conftest import Cli
 from tests.helpers.fake_model_server import fake_model_server, text_output
+
+SECRET = b"of the host, 32 bytes at the least"
 
 PAYER = """
 from agentfsm import Agent, tool
@@ -169,6 +171,47 @@ def test_a_case_has_what_people_answered_if_they_always_answered_the_same(
             agent.resume_sync("one", reply)
     line = cli("export", "one", "--case", "pay", "--store", "runs.db").stdout
     assert json.loads(line).get("replies", {}) == replies
+
+
+@pytest.mark.parametrize("purged", [False, True])
+def test_a_fork_becomes_the_case_that_its_first_parent_was_given(cli: Cli, tmp_path: Path, purged: bool) -> None:
+    @tool(requires_approval=True)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    with SqliteStore(tmp_path / "runs.db") as store:
+        script = [call("ask_user", question="How much?"), call("pay"), call("price"), "Paid.", "Paid anyway.", "It is."]
+        agent = Agent(
+            ScriptedModel(script),
+            tools=[pay, ask_user, Tool.from_schema("price", "A price.", {"type": "object"}, lambda: "5")],
+            guardrails=AgentGuardrails(max_iterations=3),
+            host=Host(store=store, secret=SECRET),
+        )
+        earlier = [Message.user("Hello."), Message.assistant("Good morning.")]
+        agent.run_sync("Pay it.", run_id="one", message_history=earlier)
+        for reply in ("Five.", Allow(), "Go on."):
+            agent.resume_sync("one", reply)
+        runs = Runs(store, secret=SECRET)
+        moves = asyncio.run(runs.get("one")).ledger.moves
+        last = max(move.seq for move in moves if move.source == "pre_step")
+        asyncio.run(runs.fork("one", last, "two"))
+        assert agent.resume_sync("two").output == "Paid anyway."
+        asyncio.run(runs.fork("two", 2, "three"))
+        assert agent.resume_sync("three").output == "It is."
+        if purged:
+            assert asyncio.run(runs.purge(["one"])).purged == ("one",)
+    done = cli("export", "three", "--case", "again", "--store", "runs.db")
+    assert done.exit_code == 0, done.output
+    case = json.loads(done.stdout)
+    if purged:  # what is left begins with the last message of the user
+        assert (case["prompt"], len(case["message_history"])) == ("Go on.", 9)
+        return
+    assert {name: value for name, value in case.items() if name != "message_history"} == {
+        "name": "again", "prompt": "Pay it.", "ending": "completed", "tools": ["ask_user", "pay", "price"],
+        "replies": {"question": "Five.", "approval": "allow", "limit": "Go on."},
+    }  # fmt: skip
+    assert [each["content"] for each in case["message_history"]] == ["Hello.", "Good morning."]
 
 
 def test_a_run_of_a_session_becomes_a_case_with_its_own_prompt_and_the_conversation_before_it(
