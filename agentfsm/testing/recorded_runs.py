@@ -18,6 +18,7 @@ from agentfsm.loop.events import Ending
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.messages import Message
 from agentfsm.loop.model import ModelRequest
+from agentfsm.loop.state import RunState
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.result import RunResult
 from agentfsm.testing.path_runner import PathRun
@@ -75,7 +76,11 @@ def _without_digests(value: Any) -> Any:
 def _result_lines(results: Sequence[RunResult[Any]]) -> list[str]:
     final = results[-1:]
     return [
-        *(f"outcome: {_outcome_text(each.outcome)}" for each in results),
+        *(
+            line
+            for each in results
+            for line in (f"outcome: {_outcome_text(each.outcome)}", _counted_line(each.run_state))
+        ),
         *(f"transcript: {_message_text(message)}" for each in final for message in each.messages),
         *(
             f"counter: {name} {value}"
@@ -85,6 +90,13 @@ def _result_lines(results: Sequence[RunResult[Any]]) -> list[str]:
         ),
         *(f"usage: {each.usage}" for each in final),
     ]
+
+
+def _counted_line(run: RunState) -> str:
+    """What decides how a run goes on, and is no counter of its table."""
+    attempts = {kind.value: number for kind, number in run.failure_attempts.items()}
+    error = (*run.error_key, run.error_streak) if run.error_key is not None else None
+    return f"counted: {_json({'attempts': attempts, 'denials': run.denials, 'error': error})}"
 
 
 def _move_line(decision: Decision) -> str:

@@ -349,6 +349,10 @@ MAX_TURNS = 12
 MAX_SIDE_EVENT_MOVE = 40
 """Side events happen before this transition."""
 
+DISTURBANCES = ("limits", "provider", "replies", "calls", "moves")
+"""What may disturb a scenario: small limits, a provider that fails, flawed replies, calls that cannot be run, and side
+events at single transitions."""
+
 REPLIES = ("done", "1", "An answer in two parts. ", "", "  ", "{", "42")
 CONTROL_CALLS = (
     ToolCall("", "ask_user", {"question": "Which one?"}),
@@ -403,6 +407,7 @@ class _Draw:
 
     _dice: random.Random
     _drawn: list[ToolCall]
+    _disturbed: set[str]
 
     def __init__(self, agent: Agent[Any, Any]) -> None:
         config = agent.config
@@ -414,8 +419,9 @@ class _Draw:
         self._control = [each for each in CONTROL_CALLS if each.name in config.tools]
 
     def scenario(self, dice: random.Random) -> Scenario:
-        """One scenario."""
+        """One scenario. Each disturbance is left out of half of them: with all at once, few runs get far."""
         self._dice = dice
+        self._disturbed = {each for each in DISTURBANCES if dice.random() < 0.5}
         rule = self._approval()
         usual = dice.choice((None, None, None, SideEvent(crash=True), SideEvent(needs_approval=True)))
         refused = dice.choice((0.1, 0.1, 0.9))
@@ -430,43 +436,51 @@ class _Draw:
         )
 
     def _guardrails(self) -> AgentGuardrails:
-        """Limits so small that a short run reaches them, but for the agent's own in one of four scenarios."""
+        """The agent's own limits, or some so small that a short run reaches them."""
         dice = self._dice
-        if dice.random() < 0.25:
-            return self._limits
-        return AgentGuardrails(
-            max_iterations=dice.choice((2, 4, 10)),
-            max_execution_time_s=dice.choice((60, 300)),
-            finalize_grace_s=dice.choice((0, 0, 20)),
-            max_tokens=dice.choice((None, None, None, 300)),
-            max_cost_usd=dice.choice((None, None, None, 0.5)),
-            max_continues=dice.choice((0, 1, 3)),
-            on_limit=dice.choice(("ask_user", "ask_user", "stop", "handoff")),
-            loop_hard_threshold=dice.choice((3, 4, 6)),
-            loop_window=dice.choice((6, 20)),
-            repeated_error_threshold=dice.choice((2, 3, 5)),
-            max_denials=dice.choice((1, 2, 3)),
-            max_calls_per_reply=dice.choice((1, 2, 64)),
-            max_tool_retries=dice.choice((0, 1, 2)),
-            max_output_tokens=dice.choice((None, 100, 1_000)),
-            max_output_tokens_limit=dice.choice((1_500, 32_768)),
-        )
+        small = {
+            "max_iterations": dice.choice((2, 4, 10)),
+            "max_execution_time_s": dice.choice((60, 300)),
+            "finalize_grace_s": dice.choice((0, 0, 20)),
+            "max_tokens": 300,
+            "max_cost_usd": 0.5,
+            "max_continues": dice.choice((0, 1, 3)),
+            "on_limit": dice.choice(("ask_user", "ask_user", "stop", "handoff")),
+            "max_calls_per_reply": dice.choice((1, 2)),
+            "max_tool_retries": dice.choice((0, 1, 2)),
+            "max_output_tokens": dice.choice((100, 1_000)),
+            "max_output_tokens_limit": dice.choice((1_500, 32_768)),
+        }
+        thresholds = {
+            "loop_hard_threshold": dice.choice((3, 4, 6)),
+            "loop_window": dice.choice((6, 20)),
+            "repeated_error_threshold": dice.choice((2, 2, 3)),
+            "max_denials": dice.choice((1, 2, 3)),
+        }
+        share = 0.5 if "limits" in self._disturbed else 0.1
+        small = {name: limit for name, limit in small.items() if dice.random() < share}
+        return self._limits.model_copy(update=small | thresholds if dice.random() < 0.75 else small)
 
     def _turns(self) -> list[ModelTurn]:
-        """Replies that make a few different calls; some are repeated, as stubborn models do."""
+        """Replies that make a few different calls; some are repeated, or one of their calls, as stubborn models do."""
         dice = self._dice
         entries: list[Any] = []
         stubborn = dice.choice((0.1, 0.4, 0.9))
         self._drawn = dice.choices(self._calls, k=dice.choice((2, 3, 8))) if self._calls else []
         for _ in range(dice.randint(1, MAX_TURNS)):
             again = entries and dice.random() < stubborn
-            entries.append(dice.choice(entries[-2:]) if again else self._entry())
+            entries.append(self._again(dice.choice(entries[-2:])) if again else self._entry())
         return [ModelTurn(each, dice.choice((0, 10, 150)), dice.choice((0.0, 0.0, 0.3))) for each in entries]
+
+    def _again(self, entry: Any) -> Any:
+        dice = self._dice
+        if not isinstance(entry, Reply) or len(entry.message.tool_calls) < 2 or dice.random() < 0.6:
+            return entry
+        return replace(entry, message=replace(entry.message, tool_calls=(dice.choice(entry.message.tool_calls),)))
 
     def _entry(self) -> Any:
         dice = self._dice
-        kind = dice.random()
-        if kind < 0.08:
+        if "provider" in self._disturbed and dice.random() < 0.15:
             return dice.choice(PROVIDER_ERRORS)
         calls = self._batch() if dice.random() < 0.92 else []
         text = dice.choice(REPLIES) if not calls or dice.random() < 0.3 else ""
@@ -474,32 +488,38 @@ class _Draw:
             text, calls = _enveloped(calls[0]), []
         elif self._envelope and not calls and dice.random() < 0.5:
             text = '{"kind": "final", "content": "done"}'
-        finish = dice.choice(FLAWS) if kind < 0.3 else FinishReason.TOOL_CALLS if calls else FinishReason.STOP
+        flawed = "replies" in self._disturbed and dice.random() < 0.4
+        finish = dice.choice(FLAWS) if flawed else FinishReason.TOOL_CALLS if calls else FinishReason.STOP
         usage = Usage(input_tokens=dice.choice((0, 20)), output_tokens=5)
         return Reply(Message.assistant(text, tuple(calls)), finish, usage=usage)
 
     def _batch(self) -> list[ToolCall]:
+        """Calls of one reply: all equal, two that take turns, or each drawn by itself."""
         dice = self._dice
         number = dice.choice((1, 1, 2, 2, 3, 3, 4))
-        same = self._call() if dice.random() < 0.3 else None
-        return [_numbered(same or self._call(), index) for index in range(number)]
+        calls = [self._call() for _ in range(dice.choice((1, 2, number)))]
+        return [_numbered(calls[index % len(calls)], index) for index in range(number)]
 
     def _call(self) -> ToolCall:
         dice = self._dice
         kind = dice.random()
         if self._control and kind < 0.1:
             return dice.choice(self._control)
-        if not self._calls or kind > 0.94:
+        faulty = "calls" in self._disturbed
+        if not self._calls or (faulty and kind > 0.88):
             return ToolCall("", "no_such_tool", {"n": 1})
         call = dice.choice(self._drawn)
-        return ToolCall("", call.name, {"no_such_field": 1}) if kind > 0.88 else call
+        return ToolCall("", call.name, {"no_such_field": 1}) if faulty and kind > 0.76 else call
 
     def _results(self) -> list[Any]:
-        """Results; in one of two scenarios all executions fail, and mostly alike."""
+        """Results; in one of two scenarios all executions fail: alike, in two ways by turns, or in many."""
         dice = self._dice
         faulty = dice.choice((0.1, 0.4, 1, 1))
-        faults: Sequence[Any] = [dice.choice(TOOL_FAULTS)] if dice.random() < 0.7 else TOOL_FAULTS
-        return [dice.choice(faults if dice.random() < faulty else TOOL_VALUES) for _ in range(3 * MAX_TURNS)]
+        faults = dice.sample(TOOL_FAULTS, dice.choice((1, 1, 2, len(TOOL_FAULTS))))
+        return [
+            faults[index % len(faults)] if dice.random() < faulty else dice.choice(TOOL_VALUES)
+            for index in range(3 * MAX_TURNS)
+        ]
 
     def _human_reply(self, refused: float, escalates: bool) -> Any:
         dice = self._dice
@@ -520,7 +540,7 @@ class _Draw:
         dice = self._dice
         if usual is not None and dice.random() < 0.95:
             return dice.choice((usual, NO_SIDE_EVENT))
-        if dice.random() > 0.06:
+        if "moves" not in self._disturbed or dice.random() > 0.15:
             return NO_SIDE_EVENT
         seconds = (0.0, 0.0, 1.0, 31.0, 200.0)
         incident = dice.choice(("", "", "", "cancel", "interrupt", "abort", "approval", "approval"))

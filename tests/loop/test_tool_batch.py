@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product, takewhile
 from typing import Any
 
 import pytest
@@ -102,6 +104,34 @@ def test_a_success_resets_the_streak():
     run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO, THREE))
     on_outcome(run, o.ToolsRan((failed_result(ONE), ok_result(TWO), failed_result(THREE))))
     assert run.error_streak == 1
+
+
+def equal_errors(batches: Sequence[Sequence[str]], counts: str) -> tuple[str, int]:
+    """What failed last, and how often in a row; an empty text is a success.
+
+    The rule: equal errors in a row are counted, once for each batch (or call); a success or another error begins anew.
+    """
+    results = [(text, number) for number, batch in enumerate(batches) for text in batch]
+    last = results[-1][0]
+    row = list(takewhile(lambda each: each[0] == last, reversed(results)))
+    return last, 0 if not last else len(row) if counts == "calls" else len({number for _, number in row})
+
+
+@pytest.mark.parametrize("counts", ["batches", "calls"])
+def test_equal_errors_in_a_row_are_counted_as_the_rule_says_in_every_order_of_two_errors_and_successes(counts):
+    batches = [batch for size in (1, 2, 3) for batch in product(("no disk", "no ink", ""), repeat=size)]
+    for sequence in product(batches, batches):
+        run = make_run("dispatch_tool", behavior={"breaker_counts": counts})
+        for batch in sequence:
+            calls = (ONE, TWO, THREE)[: len(batch)]
+            run.batch = pending_calls(*calls)
+            results = (
+                failed_result(each, text=text) if text else ok_result(each)
+                for each, text in zip(calls, batch, strict=True)
+            )
+            on_outcome(run, o.ToolsRan(tuple(results)))
+        counted = (run.error_key[3] if run.error_key else "", run.error_streak)
+        assert counted == equal_errors(sequence, counts), sequence
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
-from agentfsm import LOOP, Agent, Approval, Edit, RunCancelled, tool, with_votes
+from agentfsm import LOOP, Agent, Approval, Edit, Reply, Role, RunCancelled, tool, with_votes
 from agentfsm.journal.records import read_records
 from agentfsm.testing import ModelTurn, Scenario, ScriptedModel, SideEvent, Simulator, call, random_scenarios
 from agentfsm.testing.guard_examples import DEFAULT_TOOLS
@@ -79,6 +80,36 @@ def test_votes_crashes_refusals_and_limits_happen() -> None:
         "suspended.escalated",
         "suspended.expired",
     }
+
+
+def batches(result: SimulationResult) -> list[list[str]]:
+    """What the calls of each reply came back with; an empty text is a success."""
+    found: list[list[str]] = []
+    for message in result.run_result.messages:
+        if message.tool_calls:
+            found.append([])
+        elif message.role is Role.TOOL:
+            found[-1].append(message.content.partition("\n")[0] if message.is_error else "")
+    return found
+
+
+def test_two_errors_take_turns_in_a_reply_and_one_of_several_calls_is_repeated_alone() -> None:
+    scenarios = random_scenarios(AGENT, 60)
+    turns = [
+        batch
+        for scenario in scenarios
+        for batch in batches(Simulator(AGENT).run_sync(scenario))
+        if all(batch) and not any("Not run" in text for text in batch)
+        if len(batch) > 2 and batch[0] == batch[2] != batch[1]
+    ]
+    assert len(turns) >= 2
+    replies = [[turn.entry.message.tool_calls for turn in each.model_turns if is_reply(turn)] for each in scenarios]
+    pairs = [pair for each in replies for pair in pairwise(each)]
+    assert any(len(several) > 1 and len(alone) == 1 and alone[0] in several for several, alone in pairs)
+
+
+def is_reply(turn: ModelTurn) -> bool:
+    return isinstance(turn.entry, Reply)
 
 
 def test_a_task_that_stops_waiting_cancels_the_run_and_no_time_is_charged_for_it() -> None:

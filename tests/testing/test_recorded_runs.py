@@ -66,6 +66,20 @@ def test_a_crash_in_a_tool_that_may_not_run_twice_asks_a_person() -> None:
     assert "move: dispatch_tool.in_doubt -> suspended" in lines(allowed.with_crashes())
 
 
+def test_what_decides_how_a_run_goes_on_is_recorded_wherever_it_waits_or_ends() -> None:
+    """Denials and equal errors in a row, and attempts, are no counters of the table."""
+    failed = [ValueError("no money")] * 2
+    calls = [ModelTurn(call("pay", amount=n)) for n in (1, 2)]
+    found = lines(Scenario(calls, failed, human_replies=[Allow(), Deny("no")]))
+    assert [line for line in found if line.startswith("counted: ")] == [
+        'counted: {"attempts": {}, "denials": 0, "error": null}',
+        'counted: {"attempts": {"tool_error": 1}, "denials": 0, "error": '
+        '["tool_error", "pay", "ValueError", "ValueError: no money", 1]}',
+        'counted: {"attempts": {"tool_error": 1}, "denials": 1, "error": '
+        '["tool_error", "pay", "ValueError", "ValueError: no money", 1]}',
+    ]
+
+
 @pytest.mark.slow
 def test_the_file_is_written_on_request_and_compared_otherwise(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_app=TESTS)
