@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -12,6 +13,7 @@ from agentfsm.analysis.analysis_limits import AnalysisLimitError, Meter
 from agentfsm.analysis.layered_graph import LayeredEdge, LayeredGraph, LongestPaths
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.guards import calls_pending
 from agentfsm.loop.transition_table import LOOP
 from tests.helpers.graphs import pipeline
 
@@ -57,6 +59,17 @@ def test_a_pipeline_whose_stages_can_be_skipped_is_decided(stages: int) -> None:
     found = analyse(pipeline(stages))
     assert [v.text for v in found.verdicts if v.holds is None] == []
     assert found.explored < 200_000
+
+
+def test_calls_that_are_left_may_come_before_denials_and_questions() -> None:
+    """As first of the rows that do not stop a run; to decide it once took more memory than an analysis may."""
+    stops, others = LOOP.rows("post_tool")[:2], LOOP.rows("post_tool")[2:]
+    pending = next(row for row in others if row.guard is calls_pending)
+    rows = [*stops, pending, *(row for row in others if row is not pending)]
+    graph = replace(LOOP, transitions=(*(row for row in LOOP if row.source != "post_tool"), *rows))
+    found = analyse(graph, limits=AnalysisLimits(max_configurations=200_000))
+    assert found.ok
+    assert found.bounds.limit == ""
 
 
 def test_a_search_counts_what_it_visits_and_each_search_has_its_own_count() -> None:
