@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,13 @@ from agentfsm import (
     UnknownRunError,
     tool,
 )
+from agentfsm.journal.checkpoint import SignedHeads, verify_store
+from agentfsm.journal.maintenance import Hold, hold_run
 from agentfsm.journal.records import read_lines
 from agentfsm.journal.redact import TextRedaction
+from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, UNVERIFIABLE, verify
+from agentfsm.loop.keys import Keyring
 from agentfsm.report.ledger import REDACTED_TEXT
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
@@ -177,6 +182,32 @@ def test_a_run_is_verified_with_and_without_the_secret(store: Any) -> None:
         signed = {"tea-1": {head.seq: head.hash}, "pay-1": {1: "0" * 64}}
         assert (await runs.verify("tea-1", checkpoint=signed)).code == GOOD
         assert (await runs.verify("pay-1", checkpoint=signed)).code == TAMPERED
+
+    with_runs(store, work, secret=SECRET)
+
+
+def test_what_is_wrong_with_the_store_itself_is_told(store: Any) -> None:
+    keyring = Keyring(SECRET)
+
+    async def work(runs: Runs) -> None:
+        heads = {head.run_id: {head.seq: head.hash} for head in await store.heads()}
+        await hold_run(store.maintenance, "tea-1", Hold("case 7", "ann", 1000.0), keyring)
+        await runs.purge(["tea-2"], by="ann")
+        signed = SignedHeads(datetime(2026, 10, 5, tzinfo=UTC), heads)
+        assert await verify_store(store, keyring, signed) == []  # a purge by the host is no theft
+        stolen = SignedHeads(signed.date, {**heads, "stolen": {3: "0" * 64}})
+        (gone,) = await verify_store(store, keyring, stolen)
+        assert (gone.run_id, gone.code, gone.reason) == (
+            "stolen",
+            TAMPERED,
+            "the checkpoint has it, and the store does not",
+        )
+        await store.signals.send(SealedSignal("s1", "pay-1", "{}", "0" * 40))
+        stranger = Keyring(b"the secret of another shop")
+        assert {each.run_id for each in await verify_store(store, keyring)} == {"pay-1"}
+        assert {each.run_id for each in await verify_store(store, stranger)} == {"tea-1", "tea-2", "pay-1"}
+        assert {each.run_id for each in await verify_store(store, stranger, run_ids=["tea-1"])} == {"tea-1"}
+        assert await verify_store(store) == []  # without the secret, nothing shows who wrote them
 
     with_runs(store, work, secret=SECRET)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +27,21 @@ from agentfsm.cli.local_store import (
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
-from agentfsm.journal.checkpoint import Checkpoint, CheckpointLog, SignedHeads, read_checkpoint, write_checkpoint
-from agentfsm.journal.maintenance import Damage, Tombstone, find_changed_holds, signed_hold
-from agentfsm.journal.purge import verify_tombstone
-from agentfsm.journal.signals import find_foreign_signals
+from agentfsm.journal.checkpoint import (
+    Checkpoint,
+    CheckpointLog,
+    SignedHeads,
+    read_checkpoint,
+    verify_store,
+    write_checkpoint,
+)
+from agentfsm.journal.maintenance import Tombstone, signed_hold
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.verification import (
     GOOD,
     OPEN,
     TAMPERED,
     UNVERIFIABLE,
-    CheckpointHashes,
     VerificationReport,
     unchecked_lines,
     verify_export,
@@ -204,17 +208,13 @@ def verify_runs(
         yield verify_export(_read_text(export_file), hashes, keyring)
         return
     store, runs = open_runs(location, sealed=False)
-    yield from map(_as_report, await_result(store.maintenance.schema_damage()))
+    problems = await_result(verify_store(store, keyring, signed, run_ids))
+    yield from (each for each in problems if each.run_id == "(schema)")  # first, it may be why no run can be read
     stored = [head.run_id for head in await_result(store.heads())]
     purged = {each.run_id: each for each in await_result(store.maintenance.tombstones()) if each.seq}
-    wanted = list(run_ids) or [*stored, *(hashes or {})]
-    yield from _verify_tombstones(purged, run_ids, hashes, keyring)
-    for run_id in dict.fromkeys(wanted):
-        if run_id in purged and run_id not in stored:
-            continue
-        if run_id not in stored and run_id in (hashes or {}):
-            reason = "the checkpoint has it, and the store does not"
-            yield VerificationReport(run_id, TAMPERED, 0, None, reason)
+    yield from _purged_runs(purged, run_ids, {each.run_id for each in problems})
+    for run_id in run_ids or stored:
+        if run_id not in stored and (run_id in purged or run_id in (hashes or {})):
             continue
         try:
             report = await_result(runs.verify(run_id, checkpoint=hashes))
@@ -225,14 +225,9 @@ def verify_runs(
             if run_ids:
                 raise
             yield VerificationReport(str(run_id), TAMPERED, 0, None, f"its journal is missing: {error}")
-    kept = {} if signed is None else {run_id: hold for run_id, hold in signed.holds.items() if run_id in stored}
-    changed = find_changed_holds(await_result(store.maintenance.holds()), keyring, kept)
-    yield from (_as_report(each) for each in changed if each.where in run_ids or not run_ids)
+    yield from (each for each in problems if each.run_id != "(schema)")
     if run_ids:
         return
-    yield from map(_as_report, await_result(store.maintenance.row_damage()))
-    if keyring is not None:
-        yield from map(_as_report, await_result(find_foreign_signals(store.signals, keyring)))
     if not stored and keyring is not None and hashes is None:
         reason = "there is no run, but a secret: only a checkpoint can tell whether there was one"
         yield VerificationReport("(store)", UNVERIFIABLE, 0, None, reason)
@@ -240,34 +235,23 @@ def verify_runs(
         click.echo(f"agentfsm: there is no run in {location.name}", err=True)
 
 
-def _verify_tombstones(
-    purged: Mapping[str, Tombstone],
-    run_ids: tuple[str, ...],
-    hashes: CheckpointHashes | None,
-    keyring: Keyring | None,
+def _purged_runs(
+    purged: Mapping[str, Tombstone], run_ids: tuple[str, ...], wrong: Collection[str]
 ) -> Iterator[VerificationReport]:
-    """What is wrong with the tombstones of purged runs; else how many there are, and each of those that are named."""
-    good = 0
-    for run_id, tombstone in purged.items():
-        report = with_doubt(verify_tombstone(tombstone, keyring, (hashes or {}).get(run_id)))
-        if report.code != GOOD:
-            yield report
-        elif run_id in run_ids:
-            yield replace(report, reason=_describe_tombstone(tombstone))
-        else:
-            good += 1
+    """How many runs were purged as they should be, or each of them that is named."""
+    good = [tombstone for run_id, tombstone in purged.items() if run_id not in wrong]
+    for tombstone in good:
+        if tombstone.run_id in run_ids:
+            yield VerificationReport(tombstone.run_id, GOOD, 0, None, _describe_tombstone(tombstone))
     if good and not run_ids:
-        yield VerificationReport("(purged)", GOOD, 0, None, f"{good} run{'s were' if good > 1 else ' was'} purged")
+        count = f"{len(good)} run{'s were' if len(good) > 1 else ' was'}"
+        yield VerificationReport("(purged)", GOOD, 0, None, f"{count} purged")
 
 
 def _describe_tombstone(tombstone: Tombstone) -> str:
     at = datetime.fromtimestamp(tombstone.purged_at / 1000, UTC)
     by = f" by {tombstone.by}" if tombstone.by else ""
     return f"it was purged at {at:%Y-%m-%d %H:%M:%S} UTC{by}" + (f" ({tombstone.reason})" if tombstone.reason else "")
-
-
-def _as_report(damage: Damage) -> VerificationReport:
-    return VerificationReport(damage.where, TAMPERED, damage.records, damage.seq, damage.reason)
 
 
 def _read_log(file: Path) -> CheckpointLog:

@@ -15,20 +15,32 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from agentfsm.errors import JournalError, MissingExtraError
-from agentfsm.journal.maintenance import SignedHold
+from agentfsm.errors import JournalError, MissingExtraError, StoreError
+from agentfsm.journal.maintenance import Damage, SignedHold, find_changed_holds
 from agentfsm.journal.merkle_tree import extends, extension_proof, leaf_hash, root_hash
-from agentfsm.journal.store import Head
+from agentfsm.journal.purge import verify_tombstone
+from agentfsm.journal.signals import find_foreign_signals
+from agentfsm.journal.store import Head, Store
+from agentfsm.journal.verification import GOOD, TAMPERED, CheckpointHashes, VerificationReport, with_doubt
+from agentfsm.loop.keys import Keyring
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = ["Checkpoint", "CheckpointLog", "is_extension", "read_checkpoint", "write_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointLog",
+    "SignedHeads",
+    "is_extension",
+    "read_checkpoint",
+    "verify_store",
+    "write_checkpoint",
+]
 
 _ENTRY = re.compile(r'(hold )?(\d+) ([0-9a-f]{64}) (".*")')
 _HOLD = "hold "
@@ -265,3 +277,61 @@ def _load_public_key(key: bytes) -> Ed25519PublicKey:
     if not isinstance(loaded, Ed25519PublicKey):
         raise JournalError("the key is not an Ed25519 key")
     return loaded
+
+
+async def verify_store(
+    store: Store,
+    keyring: Keyring | None = None,
+    signed: SignedHeads | None = None,
+    run_ids: Collection[str] = (),
+) -> list[VerificationReport]:
+    """What is wrong with a store itself, which the journal of none of its runs shows.
+
+    That is its tables; rows of no run; runs that a checkpoint signed and that are gone; and tombstones of purged runs,
+    holds and waiting answers that were not written with the secret.
+
+    Args:
+        store: The store.
+        keyring: The keys of its host, or None.
+        signed: What a checkpoint signed, or None if there is none.
+        run_ids: The runs that are asked about, beside the tables; empty for everything.
+
+    Returns:
+        A report on each problem, by its run or by ``(schema)``; empty if there is none.
+
+    Raises:
+        agentfsm.errors.StoreError: The store cannot be read.
+    """
+    tables = await store.maintenance.schema_damage()
+    try:
+        rows = await _verify_rows(store, keyring, signed, run_ids)
+    except StoreError:
+        if not tables:
+            raise
+        rows = []  # they cannot be read for that reason
+    return [*map(_report, tables), *rows]
+
+
+async def _verify_rows(
+    store: Store, keyring: Keyring | None, signed: SignedHeads | None, run_ids: Collection[str]
+) -> list[VerificationReport]:
+    """What is wrong with rows that are no records of the runs that are there."""
+    hashes: CheckpointHashes = {} if signed is None else signed.hashes
+    holds: Mapping[str, SignedHold] = {} if signed is None else signed.holds
+    purged = {each.run_id: each for each in await store.maintenance.tombstones() if each.seq}
+    found = [with_doubt(verify_tombstone(each, keyring, hashes.get(run_id))) for run_id, each in purged.items()]
+    stored = set[str]() if signed is None else {head.run_id for head in await store.heads()}
+    reason = "the checkpoint has it, and the store does not"
+    gone = [run_id for run_id in hashes if run_id not in purged and run_id not in stored]
+    found += [VerificationReport(run_id, TAMPERED, 0, None, reason) for run_id in gone]
+    kept = {run_id: hold for run_id, hold in holds.items() if run_id in stored}
+    damage = find_changed_holds(await store.maintenance.holds(), keyring, kept)
+    if not run_ids:
+        damage += await store.maintenance.row_damage()
+        damage += [] if keyring is None else await find_foreign_signals(store.signals, keyring)
+    found += map(_report, damage)
+    return [each for each in found if each.code != GOOD and (not run_ids or each.run_id in run_ids)]
+
+
+def _report(damage: Damage) -> VerificationReport:
+    return VerificationReport(damage.where, TAMPERED, damage.records, damage.seq, damage.reason)

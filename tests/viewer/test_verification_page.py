@@ -87,10 +87,33 @@ def test_the_store_and_what_was_not_checked_are_told(browser: Any, site: str) ->
         page.goto("/verification")
         store = page.get_by_role("region", name="The store")
         has_text(store, "stolen")
-        has_text(store, "the checkpoint signed this run, and it is missing")
+        has_text(store, "the checkpoint has it, and the store does not")
         has_text(store, "since the checkpoint, which is of 2026-10-05 12:30:00 UTC")
         assert "without the secret" not in store.inner_text()
         assert events == []
+
+
+def test_the_badge_of_a_run_that_is_listed_by_what_its_records_do_not_say_is_that_of_a_changed_one(
+    browser: Any, tmp_path: Path
+) -> None:
+    async def write() -> None:
+        async with SqliteStore(tmp_path / "runs.db") as store:
+            await Agent(ScriptedModel(["fine"]), host=Host(store=store, secret=SECRET)).run("How?", run_id="mine")
+
+    elsewhere(lambda: asyncio.run(write()))
+    with sqlite3.connect(tmp_path / "runs.db") as database:
+        database.execute("UPDATE run_info SET prompt = 'Why?'")
+    database.close()
+    store = SqliteStore(tmp_path / "runs.db")
+    with (
+        served(agentfsm.viewer.app(store, secret=SECRET)) as site,
+        site_page(browser, site) as (page, _),
+    ):
+        page.goto("/verification")
+        has_text(page.locator("div[aria-live] tbody tr"), "it is listed by another prompt than its records say")
+        answer = page.request.get("/api/verification/run?run=mine").json()
+        assert answer["verdict"] == "tampered"
+    elsewhere(lambda: asyncio.run(store.aclose()))
 
 
 def test_without_secret_and_checkpoint_it_says_what_that_leaves_open(

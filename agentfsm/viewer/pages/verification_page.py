@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -12,17 +10,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
-from agentfsm.journal.checkpoint import SignedHeads
-from agentfsm.journal.maintenance import Damage, find_changed_holds
-from agentfsm.journal.purge import verify_tombstone
-from agentfsm.journal.signals import find_foreign_signals
+from agentfsm.journal.checkpoint import verify_store
 from agentfsm.journal.verification import (
-    GOOD,
     UNVERIFIABLE,
     VerificationReport,
     unchecked_lines,
-    verify_stored_run,
-    with_doubt,
 )
 from agentfsm.report.findings import key_ids_of, verdict_of
 from agentfsm.viewer.access import visitor_of
@@ -55,31 +47,12 @@ async def verify_run(request: Request) -> Response:
     return json_response({**_report_json(report), "keys": list(keys), "unchecked": _unchecked(context)})
 
 
-async def verify_store(request: Request) -> Response:
+async def show_store(request: Request) -> Response:
     """What is wrong with the store itself, signed runs that are missing, and what was not checked."""
     context = context_of(request)
-    problems = [{"where": shown(each.where), "reason": shown(each.reason)} async for each in _damage(context)]
+    found = await verify_store(context.store, context.host_keyring, context.checkpoint)
+    problems = [{"where": shown(each.run_id), "reason": shown(each.reason)} for each in found]
     return json_response({"problems": problems, "unchecked": _unchecked(context)})
-
-
-async def _damage(context: ViewerContext) -> AsyncIterator[Damage]:
-    store, keyring = context.store, context.host_keyring
-    for found in (*await store.maintenance.schema_damage(), *await store.maintenance.row_damage()):
-        yield found
-    signed = SignedHeads(datetime.now(UTC), {}) if context.checkpoint is None else context.checkpoint
-    purged = {each.run_id: each for each in await store.maintenance.tombstones() if each.seq}
-    for run_id, tombstone in purged.items():
-        report = with_doubt(verify_tombstone(tombstone, keyring, signed.hashes.get(run_id)))
-        if report.code != GOOD:
-            yield Damage(run_id, report.reason)
-    for run_id in signed.hashes:
-        if run_id not in purged and await store.head(run_id) is None:
-            yield Damage(run_id, "the checkpoint signed this run, and it is missing")
-    kept = {run_id: hold for run_id, hold in signed.holds.items() if run_id not in purged}
-    for found in find_changed_holds(await store.maintenance.holds(), keyring, kept):
-        yield found
-    for found in () if keyring is None else await find_foreign_signals(store.signals, keyring):
-        yield found
 
 
 def _unchecked(context: ViewerContext) -> list[str]:
@@ -90,7 +63,7 @@ def _unchecked(context: ViewerContext) -> list[str]:
 async def _verify(context: ViewerContext, run_id: str) -> VerificationReport:
     hashes = None if context.checkpoint is None else context.checkpoint.hashes
     try:
-        return with_doubt(await verify_stored_run(context.store, run_id, hashes, context.host_keyring))
+        return await context.runs.verify(run_id, checkpoint=hashes)
     except UnknownRunError:
         raise
     except (JournalError, StoreError) as error:
@@ -116,6 +89,6 @@ PAGE = Page(
     (
         Route("/verification", verify_page),
         Route("/verification/run", verify_run),
-        Route("/verification/store", verify_store),
+        Route("/verification/store", show_store),
     ),
 )
