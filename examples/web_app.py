@@ -163,8 +163,8 @@ def make_app(url: str, secret: bytes) -> Starlette:
         return JSONResponse({"run_id": run.run_id}, status_code=202)
 
     async def waiting(request: Request) -> JSONResponse:
-        found = await desk.runs.list(RunQuery(status="suspended"))
-        requests = [(await desk.runs.get(info.run_id)).request for info in found.runs]
+        found = desk.runs.iterate(RunQuery(status="suspended", parent=""))  # not what sub-agents ask their callers for
+        requests = [(await desk.runs.get(info.run_id)).request async for info in found]
         shown: list[dict[str, Any]] = [
             {"run_id": each.run_id, "tool": each.tool, "arguments": dict(each.arguments), "digest": each.digest}
             for each in requests

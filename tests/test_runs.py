@@ -76,6 +76,24 @@ def ids(page: Any) -> list[str]:
     return [info.run_id for info in page.runs]
 
 
+def test_a_request_of_a_sub_agent_is_listed_once_for_the_run_to_answer(store: Any) -> None:
+    async def scenario() -> None:
+        clerk = shop(None, call("pay", amount=5), "Paid.")
+        tools, host = [clerk.as_tool("clerk", "Pays.")], Host(store=store, secret=SECRET)
+        agent = Agent(ScriptedModel([call("clerk", task="Pay 5."), "Done."]), tools=tools, host=host)
+        await agent.run("Pay 5.", run_id="caller")
+        runs = Runs(store, secret=SECRET)
+        assert len(ids(await runs.list(RunQuery(status="suspended")))) == 2
+        (listed,) = ids(await runs.list(RunQuery(status="suspended", parent="")))
+        request = (await runs.get(listed)).request
+        assert request is not None
+        assert (request.run_id, request.tool, dict(request.arguments)) == ("caller", "pay", {"amount": 5})
+        await runs.approve(listed, to=request.digest)
+        await store.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_the_newest_run_is_listed_first_a_page_at_a_time(store: Any) -> None:
     async def work(runs: Runs) -> None:
         assert ids(await runs.list()) == ["tea-2", "pay-1", "tea-1"]

@@ -294,8 +294,8 @@ def case_of_run(
         raise ConfigurationError(f"the run has {what}, and the prompt of a case is a text")
     called = dict.fromkeys(call.name for message in messages[asked:] for call in message.tool_calls)
     case = {"name": name, "prompt": messages[asked].content, "ending": ending, "tools": list(called)}
-    if history := messages[:asked]:
-        case["message_history"] = _MESSAGES.dump_python(list(history), mode="json", exclude_defaults=True)
+    if history := normalize_history(messages[:asked]):  # a later run has the instructions of its own agent
+        case["message_history"] = _MESSAGES.dump_python(history, mode="json", exclude_defaults=True)
     return {**case, "replies": dict(replies)} if replies else case
 
 

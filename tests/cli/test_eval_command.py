@@ -224,7 +224,8 @@ def test_a_run_of_a_session_becomes_a_case_with_its_own_prompt_and_the_conversat
     async def talk() -> str:
         async with SqliteStore(tmp_path / "runs.db") as store:
             script = [call("price", item="tea"), "Tea is 3.50.", "Seven euros."]
-            session = Agent(ScriptedModel(script), tools=[price], host=Host(store=store)).session("ann")
+            agent = Agent(ScriptedModel(script), tools=[price], instructions="Be short.", host=Host(store=store))
+            session = agent.session("ann")
             await session.run("What does tea cost?")
             return (await session.run("And two?")).run_id
 
