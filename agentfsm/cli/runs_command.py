@@ -19,18 +19,20 @@ from agentfsm.cli.local_store import (
     open_existing_store,
     open_runs,
     require_keyring,
+    store_keyring,
     store_option,
     tenant_option,
     write_for_a_moment,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
-from agentfsm.errors import JournalError, StoreError, UnknownRunError
+from agentfsm.errors import AgentfsmError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.adoption import adopt as adopt_run
 from agentfsm.journal.listing import find_listing
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import Record, SealedRecord, export_lines, open_record, read_record
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.run_info import RunInfo, RunQuery
+from agentfsm.journal.signals import read_signals
 from agentfsm.journal.store import Head, Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.messages import Usage
@@ -149,6 +151,8 @@ def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
     Each line has the run's id, its status, when it started (UTC), how long it took, what it cost, what was asked, and
     how it ended or what it waits for. agentfsm show has the rest.
 
+    An answer or a cancellation that no process has acted on yet is shown, if the secret of the store is known.
+
     A request that has expired is marked: no reply is accepted any more, and agentfsm resume RUN --dismiss REASON ends
     the run.
 
@@ -156,14 +160,15 @@ def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
     """
     store = open_existing_store(location)
     page = await_result(Runs(store).list(search.query()))
+    sent = _describe_sent(store, location)
     for info in page.runs:
         head = await_result(store.head(info.run_id))
         request = "" if head is None else _pending_request(store, head)
         if as_json:
             data = {} if head is None else _head_json(head, request)
-            click.echo(json.dumps(asdict(info) | data, default=str))
+            click.echo(json.dumps(asdict(info) | data | {"sent": sent.get(info.run_id, [])}, default=str))
         else:
-            click.echo(_run_line(info, request))
+            click.echo(_run_line(info, request, sent.get(info.run_id, ())))
     if not page.runs:
         which = "" if search.status is None else f"{search.status} "
         click.echo(f"agentfsm: there is no {which}run in {location.name}", err=True)
@@ -171,7 +176,22 @@ def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
         click.echo(f"agentfsm: there are more: --after {page.next}", err=True)
 
 
-def _run_line(info: RunInfo, request: StoredRequest | str) -> str:
+def _describe_sent(store: Store, location: StoreLocation) -> dict[str, list[str]]:
+    """By run, the answers and cancellations that no process has acted on yet, as far as the secret can read them."""
+    described: dict[str, list[str]] = {}
+    try:
+        keyring = store_keyring(location)
+        signals = [] if keyring is None else await_result(read_signals(store.signals, keyring))
+    except AgentfsmError:
+        return described
+    for each in signals:
+        by = "" if each.actor is None else f" by {each.actor}"
+        what = "cancelled" if each.reply is None else f"answered ({each.reply.kind})"
+        described.setdefault(each.run_id, []).append(f"{what}{by}: it waits for a process that has the agent")
+    return described
+
+
+def _run_line(info: RunInfo, request: StoredRequest | str, sent: Sequence[str]) -> str:
     """A run on one line."""
     started = "-" if info.started is None else f"{datetime.fromtimestamp(info.started, UTC):%Y-%m-%d %H:%M:%S}"
     took = "" if info.started is None or info.updated is None else _duration(info.updated - info.started)
@@ -183,7 +203,7 @@ def _run_line(info: RunInfo, request: StoredRequest | str) -> str:
         expired = "expired  " if isinstance(request, StoredRequest) and request.has_expired(time.time()) else ""
         doing = f"{expired}{_deadlines(request).strip()}  {shorten(request, 200)}".strip()
     prompt = f'"{shorten(info.prompt, 60)}"' if info.prompt else ""
-    parts = (f"{info.status:<9}", started, took, cost, prompt, doing)
+    parts = (f"{info.status:<9}", started, took, cost, prompt, doing, *sent)
     run_id = str(info.run_id)  # in a changed file it may have any type
     return "  ".join([single_line(run_id), *(single_line(part) for part in parts if part)])
 
@@ -247,7 +267,7 @@ def show(ctx: click.Context, run_id: str, as_json: bool, location: StoreLocation
     store = open_existing_store(location)
     run_id = await_result(Runs(store).find_id(run_id))
     rows = await_result(store.records(run_id))
-    if not as_json and (summary := _summary(store, run_id)):
+    if not as_json and (summary := _summary(store, run_id, _describe_sent(store, location).get(run_id, ()))):
         click.echo(summary)
     graph: Any = {}
     readable, redacted = True, False
@@ -272,11 +292,11 @@ def show(ctx: click.Context, run_id: str, as_json: bool, location: StoreLocation
         ctx.exit(1)
 
 
-def _summary(store: Store, run_id: str) -> str:
+def _summary(store: Store, run_id: str, sent: Sequence[str]) -> str:
     """The run as it is listed; empty if somebody changed that to what cannot be read, which verification reports."""
     try:
         info, head = await_result(find_listing(store, run_id)), await_result(store.head(run_id))
-        return "" if info is None or head is None else _run_line(info, _pending_request(store, head))
+        return "" if info is None or head is None else _run_line(info, _pending_request(store, head), sent)
     except (StoreError, TypeError, ValueError, OverflowError, OSError):
         return ""
 

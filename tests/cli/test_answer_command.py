@@ -36,6 +36,22 @@ def test_an_answer_is_kept_until_resume_acts_on_it(cli: Cli, folder: Path) -> No
     assert "good" in cli("verify", *STORE).stdout
 
 
+def test_what_nobody_has_acted_on_is_shown_with_the_run_to_who_has_the_secret(cli: Cli, folder: Path) -> None:
+    run_id = start_run(cli, folder)
+    cli("answer", run_id, "deny not today", "--by", "Ann", *STORE)
+    cli("cancel", run_id, *STORE)
+    said = [
+        "answered (deny) by Ann, claimed, not verified: it waits for a process that has the agent",
+        "cancelled: it waits for a process that has the agent",
+    ]
+    for words in (("runs",), ("show", run_id)):
+        assert cli(*words, *STORE).stdout.splitlines()[0].endswith("  ".join(said))
+        assert "it waits for a process" not in cli(*words, *STORE, AGENTFSM_SECRET="another one").stdout
+    assert json.loads(cli("runs", "--json", *STORE).stdout)["sent"] == said
+    resume(cli)
+    assert json.loads(cli("runs", "--json", *STORE).stdout)["sent"] == []
+
+
 def test_resume_of_one_run_acts_on_its_answer(cli: Cli, folder: Path) -> None:
     run_id = start_run(cli, folder)
     assert cli("answer", run_id, "deny not today", *STORE).exit_code == 0
