@@ -13,7 +13,14 @@ from agentfsm.loop import withholding
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state import RunState
 from agentfsm.loop.state_json import TEXT_FIELDS, dump_state
-from agentfsm.loop.withholding import SecretOpener, Withholder, contains_placeholder, environment_secrets, secret_values
+from agentfsm.loop.withholding import (
+    SecretOpener,
+    Withholder,
+    contains_placeholder,
+    environment_secrets,
+    header_secrets,
+    secret_values,
+)
 
 RING = Keyring(b"the host's secret")
 SECRET = 'hunter22/"ü\n+x'
@@ -161,3 +168,20 @@ def test_without_the_package_nothing_is_kept_and_sealed_values_say_what_is_missi
     assert SecretOpener(RING).open(found) == found
     with pytest.raises(MissingExtraError, match=r"agentfsm\[sealing\]"):
         SecretOpener(RING).open(sealed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secrets"),
+    [
+        ("Authorization", "Bearer t0ken-4711-of-ann", ["Bearer t0ken-4711-of-ann", "t0ken-4711-of-ann"]),
+        ("proxy-authorization", "Basic YW5uOnBhc3M=", ["Basic YW5uOnBhc3M=", "YW5uOnBhc3M="]),
+        ("X-Api-Key", "k3y-4711-of-ann", ["k3y-4711-of-ann"]),
+        ("Cookie", "session=4711abcdef", ["session=4711abcdef"]),
+        ("X-Auth", "4711-of-ann", ["4711-of-ann"]),
+        ("X-Key-Id", "4711-of-ann", []),  # names a key
+        ("Accept", "application/json;q=0.9", []),
+        ("Authorization", "none", []),  # a word
+    ],
+)
+def test_credentials_in_headers_are_secret(name: str, value: str, secrets: list[str]) -> None:
+    assert header_secrets({name: value}) == secrets
