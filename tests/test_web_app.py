@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.helpers.browser import has_count, has_text, running_browser, site_page
 from tests.helpers.child_process import child_environment
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")
@@ -51,7 +52,10 @@ def server(folder: Path, *, kill: bool = False) -> Iterator[httpx.Client]:
                 yield client
         finally:
             process.send_signal(signal.SIGKILL if kill else signal.SIGINT)
-            process.wait(30)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:  # a page is open that follows its events
+                process.kill()
 
 
 def waiting(client: httpx.Client, count: int) -> list[dict[str, Any]]:
@@ -82,6 +86,29 @@ def test_approvals_that_are_open_when_the_server_is_killed_are_answered_afterwar
         assert [reply(run, decision) for run, decision in decisions] == [200, 200, 200]
         assert waiting(client, 0) == []
         assert reply({"run_id": "nobody", "digest": "0" * 64}, "allow") == 404
+
+
+@pytest.mark.slow
+def test_approvals_that_were_open_when_the_server_was_killed_are_answered_in_a_browser(
+    tmp_path: Path,
+) -> None:
+    with running_browser() as browser:
+        with server(tmp_path, kill=True) as client:
+            for order in "ABCD":
+                client.post("/runs", json={"prompt": f"Refund order {order}."})
+            waiting(client, 4)
+        with server(tmp_path) as client, site_page(browser, str(client.base_url).rstrip("/")) as (page, events):
+            page.goto("/")
+            requests = page.locator("#waiting li")
+            has_count(requests, 4)
+            for order, decision in zip("BDAC", ("allow", "deny", "allow", "allow"), strict=True):
+                item = requests.filter(has_text=f'"order":"{order}"')
+                item.get_by_role("button", name=decision).click()
+                has_count(item, 0)
+            for order in "BAC":
+                has_text(page.locator("#events"), f"Done: refunded {order}")
+            assert "refunded D" not in page.locator("#events").inner_text()
+            assert [each for each in events if "404" not in each] == []  # the browser asks for an icon
 
 
 def agentfsm(folder: Path, *words: str) -> str:
