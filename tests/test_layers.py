@@ -6,6 +6,7 @@ import ast
 import graphlib
 import importlib
 import os
+import re
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ import pytest
 import agentfsm
 from agentfsm.errors import MissingExtraError
 from agentfsm.machine import graph
-from tests.helpers.import_graph import imports, modules
+from tests.helpers.import_graph import PACKAGE, imports, modules
 
 MODULES = modules()
 IMPORTS = imports()
@@ -74,6 +75,14 @@ def test_a_layer_imports_only_layers_below_it(name):
         and (i.when == "now" or (i.importer, i.imported) not in UPWARD)
     ]  # fmt: skip
     assert wrong == []
+
+
+def test_contributing_lists_each_package_after_those_that_it_imports():
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^agentfsm/(\w+)(?:/|[.]py) ", text, re.MULTILINE)
+    assert sorted(listed) == sorted({"runs", *(folder.parent.name for folder in PACKAGE.glob("*/__init__.py"))})
+    for at, name in enumerate(listed):
+        assert LAYERS.get(name, set()) & set(listed) <= set(listed[:at]), name
 
 
 def test_every_import_against_the_order_still_exists():
