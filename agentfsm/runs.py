@@ -493,7 +493,7 @@ class Runs:
         Args:
             what: The ids of the runs; or for how long runs are kept, to purge those that ended before.
             by: Who requested it, for the tombstones.
-            reason: Why, for the tombstones.
+            reason: Why, for the tombstones; a rule is its own reason by default.
             dry_run: Whether to purge nothing, and only say what would be.
 
         Raises:
@@ -502,7 +502,7 @@ class Runs:
         """
         keyring = _required(self._keyring)
         if isinstance(what, RetentionRule):
-            report = await apply_retention(self._store, what, keyring, by=by, dry_run=dry_run)
+            report = await apply_retention(self._store, what, keyring, by=by, reason=reason, dry_run=dry_run)
         else:
             report = await purge_runs(self._store, what, keyring, by=by, reason=reason, dry_run=dry_run)
         if not dry_run:

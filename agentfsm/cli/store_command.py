@@ -267,12 +267,14 @@ def purge(
     """
     if bool(run_ids) + (wanted.days is not None) + wanted.abandoned != 1:
         raise click.UsageError("give RUNs, --days or --abandoned")
+    if wanted.days is None and (wanted.tag is not None or wanted.session is not None):
+        raise click.UsageError("--tag and --session say which of the runs of --days are purged, and nothing else")
     opened, keyring = open_existing_store(location), require_keyring(location)
 
     def carry_out(dry: bool) -> PurgeReport:
         if wanted.days is not None:
             rule = RetentionRule(days=wanted.days, tag=wanted.tag, session=wanted.session)
-            return await_result(apply_retention(opened, rule, keyring, by=wanted.by, dry_run=dry))
+            return await_result(apply_retention(opened, rule, keyring, by=wanted.by, reason=wanted.reason, dry_run=dry))
         ids = run_ids or _abandoned(opened)
         return await_result(purge_runs(opened, ids, keyring, by=wanted.by, reason=wanted.reason, dry_run=dry))
 

@@ -95,6 +95,7 @@ async def apply_retention(
     keyring: Keyring,
     *,
     by: str = "",
+    reason: str = "",
     dry_run: bool = False,
     now: float | None = None,
 ) -> PurgeReport:
@@ -105,6 +106,7 @@ async def apply_retention(
         rule: The rule.
         keyring: The keys of the host: the current one seals the tombstones.
         by: Who requested it, for the tombstones.
+        reason: Why, for the tombstones; the rule by default.
         dry_run: Whether to purge nothing, and only say what would be.
         now: The time, in seconds since the epoch; that of this machine by default.
 
@@ -124,7 +126,7 @@ async def apply_retention(
         found,
         keyring,
         by=by,
-        reason=f"kept for {rule.days:g} days",
+        reason=reason or f"kept for {rule.days:g} days",
         dry_run=dry_run,
         allows=lambda info: rule.allows_purge(info, at),
     )

@@ -84,7 +84,8 @@ def test_runs_are_held_purged_and_verified(url: str, cli: Cli, tmp_path: Path) -
     dry = cli("store", "purge", "--days", "1", "--tag", "demo", "--dry-run")
     assert (dry.exit_code, dry.stdout) == (0, "old  would be purged\n")
     assert cli("store", "purge", "--days", "1", "--tag", "demo", stdin="n\n").exit_code == 130
-    assert cli("store", "purge", "--days", "1", "--tag", "demo", "--compact", stdin="y\n").exit_code == 0
+    words = ("--days", "1", "--tag", "demo", "--reason", "the demo is over", "--compact")
+    assert cli("store", "purge", *words, stdin="y\n").exit_code == 0
     assert cli("store", "purge", "--abandoned", "--yes").stdout == "abandoned  purged\n"
     assert [line.split()[0] for line in cli("runs").stdout.splitlines()] == ["waits"]
     verified = cli("verify")
@@ -92,6 +93,7 @@ def test_runs_are_held_purged_and_verified(url: str, cli: Cli, tmp_path: Path) -
     assert "(purged)  good (0 records): 2 runs were purged" in verified.stdout
     assert "it was purged at" in cli("verify", "other").stdout
     assert "by cron (kept for 1 days)" in cli("verify", "other").stdout
+    assert "(the demo is over)" in cli("verify", "old").stdout
     assert "it was purged under a secret that is not given" in cli("verify", AGENTFSM_SECRET="another one").stdout
 
 
@@ -227,6 +229,8 @@ def test_a_role_needs_only_what_the_printed_sql_grants(database: str, cli: Cli) 
     [
         (("store", "purge", "--yes"), "give RUNs, --days or --abandoned"),
         (("store", "purge", "r", "--days", "1"), "give RUNs, --days or --abandoned"),
+        (("store", "purge", "r", "--tag", "x", "--yes"), "--tag and --session say which of the runs of --days"),
+        (("store", "purge", "--abandoned", "--session", "s", "--yes"), "--tag and --session say which"),
         (("store", "erase"), "an actor, a session, a tag or a text"),
         (("store", "init", "--store", "mysql://host/db"), "no store for mysql"),
         (("store", "init", "--store", "postgresql://ann:pw@127.0.0.1:1/x", "--wait", "0.1"), "127.0.0.1"),

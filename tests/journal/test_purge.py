@@ -90,7 +90,7 @@ def test_old_runs_are_purged_and_the_others_are_not(make: Any) -> None:
             assert (dry.purged, await ids(store)) == (("r1",), ["r0", "r1", "r2", "r3", "waits"])
             assert (await apply_retention(store, rule, KEYRING, now=now)).purged == ("r1",)
             await store.maintenance.set_hold("r0", Hold("case 7"))
-            rest = await apply_retention(store, RetentionRule(days=0), KEYRING, by="cron", now=now)
+            rest = await apply_retention(store, RetentionRule(days=0), KEYRING, by="cron", reason="spring", now=now)
             assert (sorted(rest.purged), rest.kept) == (["r2", "r3"], (KeptRun("r0", "it is on hold (case 7)"),))
             waits = await runs.purge(["waits", "r0", "nobody"])
             assert [each.reason for each in waits.kept] == [
@@ -99,7 +99,7 @@ def test_old_runs_are_purged_and_the_others_are_not(make: Any) -> None:
             assert await ids(store) == ["r0", "waits"]
             tombstones = await store.maintenance.tombstones()
             assert [(each.run_id, each.by, each.reason) for each in tombstones] == [
-                ("r1", "", "kept for 25 days"), ("r2", "cron", "kept for 0 days"), ("r3", "cron", "kept for 0 days"),
+                ("r1", "", "kept for 25 days"), ("r2", "cron", "spring"), ("r3", "cron", "spring"),
             ]  # fmt: skip
             assert {verify_tombstone(each, KEYRING).code for each in tombstones} == {GOOD}
 
