@@ -16,7 +16,7 @@ images need Graphviz.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,6 @@ __all__ = [
     "format_for_path",
     "image",
     "write",
-    "write_all",
 ]
 
 
@@ -96,7 +95,7 @@ FORMATS: dict[str, Format] = {
 """Every format by its name. A new format is one entry."""
 
 COMMITTED_FORMATS = ("dot", "mermaid", "markdown", "svg")
-"""The formats that ``write_all`` writes: those that are committed beside the code and compared."""
+"""The formats that are committed beside the code and compared."""
 
 
 def diagram(
@@ -201,34 +200,6 @@ def format_for_path(path: Path) -> str:
             f"{', '.join(formats)}"
         )
     return name
-
-
-def write_all(graph: Graph, folder: str | Path, formats: Iterable[str] = COMMITTED_FORMATS) -> list[Path]:
-    """Write a graph in several formats into a folder, each file named after the graph.
-
-    The files in ``diagrams/`` are written, and updated, by::
-
-        from agentfsm.loop.transition_table import LOOP
-        from agentfsm.diagrams import write_all
-
-        write_all(LOOP, "diagrams")
-
-    Args:
-        graph: The graph.
-        folder: An existing folder.
-        formats: Names of ``FORMATS``.
-
-    Returns:
-        The paths, in the order of the formats.
-
-    Raises:
-        ConfigurationError: There is no such format, or what it needs is not installed.
-    """
-    names = list(formats)
-    for name in names:
-        if name not in FORMATS:
-            raise ConfigurationError(f"there is no format {name!r} of a diagram; the formats are: {', '.join(FORMATS)}")
-    return [write(graph, Path(folder) / f"{graph.name}{FORMATS[name].suffixes[0]}") for name in names]
 
 
 def _render(graph: Graph, format_name: str, theme: Theme, layout: LayoutName, overlay: Overlay | None) -> str | bytes:

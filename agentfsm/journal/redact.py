@@ -474,7 +474,6 @@ async def redact_text(
     *,
     runs: RunFilter | None = None,
     by: str = "",
-    on_run: Callable[[str], None] | None = None,
 ) -> TextRedaction:
     """Delete every hidden value in which a text stands; for how it is found see ``find_text``.
 
@@ -488,7 +487,6 @@ async def redact_text(
         keyring: The keys of the host: one of them sealed the runs, and the current one seals the redactions.
         runs: Which runs are searched; all by default.
         by: Who requested it, for the journals.
-        on_run: Called with the id of each run that was redacted.
 
     Returns:
         What was deleted, and what remains and why: a run that is in progress or was tampered with, or a place outside
@@ -503,7 +501,7 @@ async def redact_text(
     waiting = [each for each in would if each.signal_id]
     for each in waiting:
         await store.signals.remove(each.signal_id)
-    done = await _redact_found(store, would, found, keyring, by, on_run)
+    done = await _redact_found(store, would, found, keyring, by)
     return replace(done, deleted=(*waiting, *done.deleted))
 
 
@@ -522,7 +520,6 @@ async def _redact_found(
     find: Callable[[], Awaitable[list[Occurrence]]],
     keyring: Keyring,
     by: str,
-    on_run: Callable[[str], None] | None = None,
 ) -> TextRedaction:
     """Delete the hidden values among what was found, and find again."""
     by_run: dict[str, list[Occurrence]] = {}
@@ -538,8 +535,6 @@ async def _redact_found(
             failed[run_id] = str(error)
             continue
         deleted += occurrences
-        if on_run is not None:
-            on_run(run_id)
     later = "it was written meanwhile"
     remaining = (each if each.reason else replace(each, reason=failed.get(each.run_id, later)) for each in await find())
     return TextRedaction(tuple(deleted), tuple(remaining))

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CallBudget",
     "KeepAlive",
-    "KeyedModel",
     "LimitedModel",
     "Model",
     "ModelRequest",
@@ -140,15 +139,6 @@ class LimitedModel(Model, Protocol):
 def has_admission(model: Model) -> TypeGuard[LimitedModel]:
     """Whether a model limits its calls."""
     return callable(getattr(model, "admission", None))
-
-
-class KeyedModel(Model, Protocol):
-    """A model that holds secrets, such as its API key."""
-
-    @property
-    def secrets(self) -> tuple[SecretStr, ...]:
-        """The secrets to redact from journals."""
-        ...
 
 
 def secrets_of(*models: Model) -> tuple[SecretStr, ...]:

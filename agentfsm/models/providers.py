@@ -392,12 +392,7 @@ class Endpoint:
         return self
 
 
-def resolve_endpoint(
-    provider: str,
-    base_url: str | None,
-    api_key: ApiKey | None,
-    environ: Mapping[str, str] | None = None,
-) -> Endpoint:
+def resolve_endpoint(provider: str, base_url: str | None, api_key: ApiKey | None) -> Endpoint:
     """The base URL and the API key for calls to a provider.
 
     The base URL is ``base_url``, else the value of the provider's variable, else the provider's own. The key is
@@ -409,21 +404,19 @@ def resolve_endpoint(
         provider: A name in ``PROVIDERS``.
         base_url: The address, or None.
         api_key: The key, a function that returns it, an account of a cloud, or None.
-        environ: The environment variables; those of the process by default.
 
     Raises:
         MissingKeyError: The provider's own address needs a key, and there is none.
         ConfigurationError: The provider is not in the table, the address or the key is invalid, or there is no
             address.
     """
-    environ = os.environ if environ is None else environ
     if provider not in PROVIDERS:
         raise ConfigurationError(f"there is no provider {provider!r}; known providers: {', '.join(sorted(PROVIDERS))}")
     row = PROVIDERS[provider]
-    if (account := _account(row, base_url, api_key, environ)) is not None:
+    if (account := _account(row, base_url, api_key, os.environ)) is not None:
         url = _parse_base_url(account.base_url(row.service) if base_url is None else base_url, "base_url")
         return Endpoint(row, url.geturl(), None, account.source, base_url is None, account=account)
-    from_env = environ.get(row.url_env, "").strip() if row.url_env else ""
+    from_env = os.environ.get(row.url_env, "").strip() if row.url_env else ""
     if row.needs_url and base_url is None and not from_env:
         raise ConfigurationError(f"{provider} has no address of its own: set {row.url_env}, or pass base_url")
     official = urlsplit(row.base_url)
@@ -438,7 +431,7 @@ def resolve_endpoint(
         return Endpoint(row, url.geturl(), None, "api_key", is_official, api_key)
     key, source = parse_key(cast("str | SecretStr | None", api_key)), "api_key"
     if key is None and row.key_env and trusted:
-        key, source = parse_key(environ.get(row.key_env), row.key_env), row.key_env
+        key, source = parse_key(os.environ.get(row.key_env), row.key_env), row.key_env
     if key is None and row.needs_key and is_official:
         raise MissingKeyError(
             f"{provider} needs an API key: set the environment variable {row.key_env}, or pass api_key"

@@ -37,7 +37,7 @@ from agentfsm.cli.app import app
 from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
 from agentfsm.models import OpenAIChat
 
-MODEL_CALLS, CALLS_PER_REPLY, SUB_CALLS = 6, 8, 6
+MODEL_CALLS, CALLS_PER_REPLY = 6, 8
 Call = tuple[str, str]
 """A tool's name and the text of its arguments."""
 

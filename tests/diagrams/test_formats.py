@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.diagrams import FORMATS, Coverage, Format, RunPath, diagram, image, write, write_all
+from agentfsm.diagrams import FORMATS, Coverage, Format, RunPath, diagram, image, write
 from agentfsm.diagrams.style import DARK, LIGHT, Palette
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.transition_table import LOOP
@@ -403,12 +403,6 @@ def test_write_takes_the_format_from_the_file_extension(tmp_path: Path) -> None:
             if not form.image:
                 path = write(SMALL_GRAPH, tmp_path / f"small{ending.upper()}")
                 assert path.read_bytes() == diagram(SMALL_GRAPH, name).encode()
-
-
-def test_write_all_names_files_after_the_graph(tmp_path: Path) -> None:
-    paths = write_all(SMALL_GRAPH, tmp_path)
-    assert [p.name for p in paths] == ["small.dot", "small.mmd", "small.md", "small.svg"]
-    assert paths[1].read_text(encoding="utf-8") == diagram(SMALL_GRAPH, "mermaid")
 
 
 def test_notes_and_names_are_escaped() -> None:

@@ -303,18 +303,6 @@ def _split_lines(text: str, lines: int) -> list[str]:
     return [before + '",', '"' + after]
 
 
-@dataclass
-class ToolServer:
-    """The responses of a server, in order; the last one is repeated."""
-
-    said: list[ModelOutput] = field(default_factory=list[ModelOutput])
-    given: int = 0
-
-    def next(self) -> ModelOutput:
-        self.given += 1
-        return self.said[min(self.given, len(self.said)) - 1]
-
-
 JsonBody = dict[str, Any]
 
 

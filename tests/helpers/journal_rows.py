@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentfsm.journal.commit_encoding import JournalRow, decode_rows, encode_commit
+from agentfsm.journal.commit_encoding import JournalRow, decode_rows
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import VOUCHED_BY_NEXT, SealedRecord
 from agentfsm.journal.sqlite.sqlite_store import select_records
@@ -29,13 +29,15 @@ def without_triggers(db: sqlite3.Connection) -> Generator[None]:
 
 def unpack_rows(path: Path) -> None:
     """One row for each record."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        rewrite(db, lambda records: [row for record in records for row in as_single(record)])
-
-
-def pack_rows(db: sqlite3.Connection) -> None:
-    """One row for each commit, where the records are such that they can be in one."""
-    rewrite(db, lambda records: [row for commit in commits(records) for row in encode_commit(commit)])
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db, without_triggers(db):
+        for number, run_id in db.execute("SELECT id, run_id FROM run").fetchall():
+            rows = [row for record in select_records(db, run_id, 0) or [] for row in as_single(record)]
+            high = number << 32
+            db.execute("DELETE FROM journal WHERE key > ? AND key < ?", (high, high + (1 << 32)))
+            for row in rows:
+                mac = None if row.mac is None else bytes.fromhex(row.mac)
+                values = (high | row.seq, row.body, bytes.fromhex(row.hash), row.hidden, mac)
+                db.execute("INSERT INTO journal (key, body, hash, hidden, mac) VALUES (?, ?, ?, ?, ?)", values)
 
 
 def stored_bodies(db: sqlite3.Connection) -> list[str]:
@@ -58,15 +60,3 @@ def commits(records: Iterable[SealedRecord]) -> Generator[list[SealedRecord]]:
             commit = []
     if commit:
         yield commit
-
-
-def rewrite(db: sqlite3.Connection, rows_of: Callable[[Sequence[SealedRecord]], Sequence[JournalRow]]) -> None:
-    with without_triggers(db):
-        for number, run_id in db.execute("SELECT id, run_id FROM run").fetchall():
-            rows = rows_of(select_records(db, run_id, 0) or [])
-            high = number << 32
-            db.execute("DELETE FROM journal WHERE key > ? AND key < ?", (high, high + (1 << 32)))
-            for row in rows:
-                mac = None if row.mac is None else bytes.fromhex(row.mac)
-                values = (high | row.seq, row.body, bytes.fromhex(row.hash), row.hidden, mac)
-                db.execute("INSERT INTO journal (key, body, hash, hidden, mac) VALUES (?, ?, ?, ?, ?)", values)

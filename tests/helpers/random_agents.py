@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter as Tally
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -540,7 +539,3 @@ def _reply(dice: random.Random, record: SuspensionRecord) -> Any:
     if kind == "in_doubt":
         return dice.choice((ItRan("it ran"), ItDidNotRun(), GiveUp()))
     return "go on"
-
-
-def tally(features: Tally[str]) -> str:
-    return ", ".join(f"{name} {features[name]}" for name in FEATURES)

@@ -16,7 +16,6 @@ from agentfsm.workers import Waker, Worker, WorkerSettings
 from agentfsm.workers.waker import Activation, Deliver
 
 SECRET = b"the secret of this process, long enough"
-EARLY_S = 100.0
 
 
 class HandWaker:
