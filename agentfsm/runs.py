@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from agentfsm.diagrams import diagram
 from agentfsm.errors import ConfigurationError, JournalError, RunError, UnknownRunError
 from agentfsm.journal.erasure import ErasureQuery, ErasureReport, erase
 from agentfsm.journal.fork import fork
-from agentfsm.journal.listing import find_listing, verify_listing
+from agentfsm.journal.listing import find_listing, iterate_runs, verify_listing
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, purge_runs
 from agentfsm.journal.records import export_lines
@@ -210,14 +210,8 @@ class Runs:
         Raises:
             agentfsm.errors.StoreError: The store cannot be read.
         """
-        query = RunQuery(parent="") if query is None else query
-        while True:
-            page = await self._store.find_runs(query)
-            for info in page.runs:
-                yield info
-            if not page.next:
-                return
-            query = replace(query, after=page.next)
+        async for info in iterate_runs(self._store, RunQuery(parent="") if query is None else query):
+            yield info
 
     async def count(self, query: RunQuery | None = None) -> int:
         """How many runs a query finds.

@@ -17,7 +17,7 @@ from agentfsm.cli.local_store import (
     tenant_option,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
-from agentfsm.cli.terminal_prompt import TerminalPrompter, parse_extension, parse_reply
+from agentfsm.cli.terminal_prompt import TerminalPrompter, claimed_actor, parse_extension, parse_reply
 from agentfsm.errors import HumanReplyError
 from agentfsm.journal.load import StoredRequest
 from agentfsm.journal.rehydrate import rehydrate
@@ -40,9 +40,7 @@ class SenderOptions:
 
     def actor(self) -> Actor | str:
         """Who sends it, as the command line claims."""
-        if self.roles and not self.by.strip():
-            raise click.UsageError("--role says what role the person has whom --by names: give both")
-        return Actor(self.by, self.roles) if self.roles else self.by
+        return claimed_actor(self.by, self.roles)
 
     def report(self, sent: SentSignal, what: str, otherwise: str) -> None:
         """Print what happened."""

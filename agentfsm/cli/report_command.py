@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from agentfsm.cli.verify_command import (
 )
 from agentfsm.errors import StoreError
 from agentfsm.journal.checkpoint import Checkpoint
+from agentfsm.journal.listing import iterate_runs
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.store import Store
@@ -39,7 +40,6 @@ from agentfsm.report.findings import Findings, ReportedRun
 from agentfsm.report.markdown_report import run_markdown
 from agentfsm.report.page import DecisionFilter, find_decisions, period_page, run_page
 from agentfsm.report.pdf import render_pdf
-from agentfsm.runs import Runs
 
 __all__ = ["report"]
 
@@ -173,7 +173,7 @@ def _collect(
     signed, changed = signed_heads(checkpoint, witness.log_file or checkpoint_log(location))
     problems = [VerificationReport("(log)", TAMPERED, 0, None, changed)] if changed else []
     runs: list[ReportedRun] = []
-    run_ids = tuple(dict.fromkeys(each for run_id in run_ids for each in _with_sub_agents(Runs(store), run_id)))
+    run_ids = tuple(dict.fromkeys(each for run_id in run_ids for each in await_result(_with_sub_agents(store, run_id))))
     missing = {*run_ids, *(head.run_id for head in await_result(store.heads()))}
     for found in map(with_doubt, verify_runs(run_ids, None, location, signed, keyring)):
         if found.run_id in missing:  # what comes after it is about its hold or its row
@@ -193,20 +193,12 @@ def _collect(
     )
 
 
-def _with_sub_agents(runs: Runs, run_id: str) -> Iterator[str]:
+async def _with_sub_agents(store: Store, run_id: str) -> list[str]:
     """A run, and after it the runs that it called as sub-agents, each with those that it called."""
-    yield run_id
-    query = RunQuery(parent=run_id, limit=_PAGE_SIZE)
-    while True:
-        page = await_result(runs.list(query))
-        for info in page.runs:
-            yield from _with_sub_agents(runs, info.run_id)
-        if not page.next:
-            return
-        query = replace(query, after=page.next)
-
-
-_PAGE_SIZE = 100
+    found = [run_id]
+    async for info in iterate_runs(store, RunQuery(parent=run_id)):
+        found += await _with_sub_agents(store, info.run_id)
+    return found
 
 
 def _read_records(store: Store, run_id: str) -> tuple[SealedRecord, ...]:

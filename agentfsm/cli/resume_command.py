@@ -34,7 +34,7 @@ from agentfsm.cli.run_report import (
     print_report,
     report_json,
 )
-from agentfsm.cli.terminal_prompt import HumanRequest, TerminalPrompter, parse_extension, parse_reply
+from agentfsm.cli.terminal_prompt import HumanRequest, TerminalPrompter, claimed_actor, parse_extension, parse_reply
 from agentfsm.errors import AgentfsmError, ConfigurationError, SuspensionToolError
 from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
 from agentfsm.journal.migration import Migration
@@ -42,7 +42,6 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.signals import SignalQueue
 from agentfsm.journal.store import Store
-from agentfsm.loop.quorum import Actor
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.driver import escalation_is_due
@@ -257,15 +256,10 @@ class _ReplyOptions:
 
     def _resume(self, agent: Agent, waiting: SuspensionRecord | str, answer: HumanInput, digest: str | None) -> Run:
         try:
-            return await_result(agent.resume(waiting, answer, to=digest, by=self._actor()).load())
+            actor = claimed_actor(self.by, self.roles)
+            return await_result(agent.resume(waiting, answer, to=digest, by=actor).load())
         except SuspensionToolError as error:
             raise SuspensionToolError(f"{error} (--tools names the file of a tool)") from None
-
-    def _actor(self) -> Actor | str:
-        """Who replies, as the command line claims."""
-        if self.roles and not self.by.strip():
-            raise click.UsageError("--role says what role the person has whom --by names: give both")
-        return Actor(self.by, self.roles) if self.roles else self.by
 
     def _get_answer(self, request: HumanRequest) -> HumanInput:
         """The reply from the command line, or else from the user at the terminal."""

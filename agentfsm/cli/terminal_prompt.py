@@ -18,9 +18,10 @@ from agentfsm.cli.console import parse_json_object, sanitize
 from agentfsm.errors import HumanReplyError
 from agentfsm.loop.extension import GUARDRAIL_OF_UNIT
 from agentfsm.loop.human_input import ReachedLimit
+from agentfsm.loop.quorum import Actor
 from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, GiveUp, HumanInput, ItDidNotRun, ItRan
 
-__all__ = ["REPLY_FORMATS", "HumanRequest", "TerminalPrompter", "parse_extension", "parse_reply"]
+__all__ = ["REPLY_FORMATS", "HumanRequest", "TerminalPrompter", "claimed_actor", "parse_extension", "parse_reply"]
 
 with contextlib.suppress(ImportError):
     import readline as readline  # importing it is enough to give the prompt line editing
@@ -74,6 +75,21 @@ class HumanRequest(Protocol):
     def arguments(self) -> Mapping[str, Any]:
         """The arguments of that call."""
         ...
+
+
+def claimed_actor(by: str, roles: tuple[str, ...]) -> Actor | str:
+    """Who replies, as ``--by`` and ``--role`` claim.
+
+    Args:
+        by: A name, or an empty string.
+        roles: The roles of that person.
+
+    Raises:
+        click.UsageError: There are roles, but no name.
+    """
+    if roles and not by.strip():
+        raise click.UsageError("--role says what role the person has whom --by names: give both")
+    return Actor(by, roles) if roles else by
 
 
 def parse_reply(kind: str, text: str) -> HumanInput:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agentfsm.errors import ConfigurationError
-from agentfsm.journal.listing import find_listing
+from agentfsm.journal.listing import find_listing, iterate_runs
 from agentfsm.journal.purge import KeptRun, purge_runs
 from agentfsm.journal.redact import Occurrence, TextRedaction, find_actor, find_text, redact_actor, redact_text
 from agentfsm.journal.run_info import RunInfo, RunQuery
@@ -112,14 +112,8 @@ def _more(named: Iterable[Occurrence], kept: Iterable[KeptRun], found: Iterable[
 async def _topmost(store: Store, person: ErasureQuery) -> AsyncIterator[str]:
     """The runs of the person; in place of a sub-agent's run, the run that called it."""
     for query in person.queries:
-        wanted = query
-        while True:
-            page = await store.find_runs(wanted)
-            for info in page.runs:
-                yield await _caller(store, info)
-            if not page.next:
-                break
-            wanted = replace(wanted, after=page.next)
+        async for info in iterate_runs(store, query):
+            yield await _caller(store, info)
 
 
 async def _caller(store: Store, info: RunInfo) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from agentfsm.errors import JournalError
@@ -12,7 +12,7 @@ from agentfsm.journal.store import Head, Status, Store, consistent_read, off_loo
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, VerificationReport
 from agentfsm.loop.canonical_json import decode
 
-__all__ = ["compute_run_info", "ended_at", "find_listing", "needs_rebuild", "verify_listing"]
+__all__ = ["compute_run_info", "ended_at", "find_listing", "iterate_runs", "needs_rebuild", "verify_listing"]
 
 _KINDS_AFTER_END = frozenset({"redaction", "checkpoint", "run.adopted"})
 
@@ -50,6 +50,25 @@ def ended_at(records: Sequence[SealedRecord]) -> float:
     return next((body["ts"] / 1000 for body in bodies if body["kind"] not in _KINDS_AFTER_END), 0.0)
 
 
+async def iterate_runs(store: Store, query: RunQuery) -> AsyncIterator[RunInfo]:
+    """All runs that a query finds, the newest first; pages of its ``limit`` are read as they are needed.
+
+    Args:
+        store: The store.
+        query: Which runs.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    while True:
+        page = await store.find_runs(query)
+        for info in page.runs:
+            yield info
+        if not page.next:
+            return
+        query = replace(query, after=page.next)
+
+
 async def find_listing(store: Store, run_id: str) -> RunInfo | None:
     """What a run is listed by, or None if there is no such run.
 
@@ -60,13 +79,10 @@ async def find_listing(store: Store, run_id: str) -> RunInfo | None:
     Raises:
         StoreError: The store cannot be read.
     """
-    query = RunQuery(run_id=run_id, limit=20)
-    while True:
-        page = await store.find_runs(query)
-        found = next((info for info in page.runs if info.run_id == run_id), None)
-        if found is not None or not page.next:
-            return found
-        query = replace(query, after=page.next)
+    async for info in iterate_runs(store, RunQuery(run_id=run_id, limit=20)):
+        if info.run_id == run_id:
+            return info
+    return None
 
 
 async def verify_listing(store: Store, report: VerificationReport) -> VerificationReport:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
-from agentfsm.journal.listing import ended_at
+from agentfsm.journal.listing import ended_at, iterate_runs
 from agentfsm.journal.maintenance import Hold, Tombstone, seal_tombstone, why_held
 from agentfsm.journal.run_info import RunInfo, RunQuery, first_info
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
@@ -116,7 +116,7 @@ async def apply_retention(
     at = time.time() if now is None else now
     found = [
         info.run_id
-        async for info in _find(
+        async for info in iterate_runs(
             store, RunQuery(status="finished", parent="", tag=rule.tag, session=rule.session, limit=500)
         )
         if info.updated is not None and info.updated <= at - rule.days * _DAY_S
@@ -130,16 +130,6 @@ async def apply_retention(
         dry_run=dry_run,
         allows=lambda info: rule.allows_purge(info, at),
     )
-
-
-async def _find(store: Store, query: RunQuery) -> AsyncIterator[RunInfo]:
-    while True:
-        page = await store.find_runs(query)
-        for info in page.runs:
-            yield info
-        if not page.next:
-            return
-        query = replace(query, after=page.next)
 
 
 async def purge_runs(
@@ -203,7 +193,7 @@ async def _family(
     if head is None:
         return [], why
     below: list[Head] = []
-    async for child in _find(store, RunQuery(parent=run_id, limit=500)):
+    async for child in iterate_runs(store, RunQuery(parent=run_id, limit=500)):
         heads, why = await _family(store, child.run_id, holds, keyring, lambda info: info.parent == run_id)
         if why:
             called = "which is listed as called by it" if why == _LISTED_OTHERWISE else "which it called"

@@ -160,16 +160,12 @@ def marked_values(value: Any, schema: Mapping[str, Any]) -> list[Any]:
 _MAX_SCHEMA_DEPTH = 64
 
 
-def marks_secrets(schema: Mapping[str, Any]) -> bool:
-    """Whether a JSON schema marks a value as secret (``writeOnly``, or the format ``password``)."""
-    return _has_mark(schema)
-
-
-def _has_mark(schema: Any) -> bool:
+def marks_secrets(schema: Any) -> bool:
+    """Whether a JSON schema, or a part of one, marks a value as secret (``writeOnly``, or the format ``password``)."""
     if isinstance(schema, Mapping):
         each = cast("Mapping[str, Any]", schema)
-        return _is_marked(each) or any(map(_has_mark, each.values()))
-    return isinstance(schema, list | tuple) and any(map(_has_mark, cast("list[Any]", schema)))
+        return _is_marked(each) or any(map(marks_secrets, each.values()))
+    return isinstance(schema, list | tuple) and any(map(marks_secrets, cast("list[Any]", schema)))
 
 
 def _is_marked(schema: Mapping[str, Any]) -> bool:
