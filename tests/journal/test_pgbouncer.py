@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Host, RunCancelled, Runs, StaleLease, StoreError, tool
+from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import consistent_read
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel, call
-from agentfsm.testing.store_conformance import CHECKS
+from agentfsm.testing.store_conformance import CHECKS, sealed_records
 from tests.helpers.child_process import child_environment
 from tests.helpers.pgbouncer import SERVER_CONNECTIONS, transaction_pooler
 from tests.helpers.postgres import empty_database
@@ -125,6 +126,27 @@ def test_nobody_waits_for_a_process_that_was_frozen_in_a_transaction_behind_a_po
     async def scenario() -> None:
         async with PostgresStore(url, liveness="lease") as store:
             await append_while_frozen(store, database)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_server_that_ends_the_connections_of_a_pooler_loses_nothing(url: str, database: str) -> None:
+    """The pooler may pass on what comes next before it knows, and then there are two answers to one question."""
+    records = sealed_records(40)
+    end = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+
+    async def scenario() -> None:
+        async with PostgresStore(url, liveness="lease") as store:
+            lease = await store.acquire("a", "me", new=True)
+            with psycopg.connect(database, autocommit=True) as db:
+                for number, record in enumerate(records):
+                    db.execute(end)
+                    await store.append(lease, [record], "running", RunInfo("a", "running", tokens=number))
+            assert await store.records("a") == records
 
     asyncio.run(scenario())
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool
 
 from agentfsm.errors import StoreError
 from agentfsm.journal.postgres.postgres_schema import as_store_error, create_schema, read_version, require_current
@@ -135,7 +135,12 @@ class PostgresSession:
     async def _attempt(self, work: Callable[[Connection, bool], Awaitable[Result]], again: bool) -> Result:
         if self._db is None or self._db.closed:
             self._db = await self._connect()
-        return await work(self._db, again)
+        try:
+            return await work(self._db, again)
+        except psycopg.InternalError as error:
+            if _is_out_of_step(error):
+                await self._db.close()
+            raise
 
     async def _connect(self) -> AsyncConnection:
         """A new writing connection, on which the process says that it lives."""
@@ -144,6 +149,7 @@ class PostgresSession:
             await anext(self._end)
         prepare = 5 if self.settings.liveness == "session" else None  # a pooler may change the server's session
         db = await AsyncConnection.connect(self.settings.conninfo, autocommit=True, prepare_threshold=prepare)
+        self._was_connected = True
         try:
             if not self._has_schema:
                 await create_schema(db)
@@ -156,7 +162,6 @@ class PostgresSession:
         except BaseException:
             await db.close()
             raise
-        self._was_connected = True
         self._backend = db.info.backend_pid
         if self.settings.liveness == "lease" and self._renewal is None:
             self._renewal = asyncio.create_task(self._keep_renewing())
@@ -240,7 +245,9 @@ class PostgresSession:
         while True:
             try:
                 return await attempt(again)
-            except _LOST as error:
+            except psycopg.Error as error:
+                if not (isinstance(error, _LOST) or _is_out_of_step(error)):
+                    raise as_store_error(error, self.settings.server) from error
                 if not self._was_connected or _refused(error):
                     raise as_store_error(error, self.settings.server) from error
                 if loop.time() + delay > give_up:
@@ -249,8 +256,6 @@ class PostgresSession:
                         f"{self.settings.server} has not been reached for {self.settings.wait_s:g} s: {said}; what was "
                         "acknowledged is stored, and its runs can be resumed"
                     ) from error
-            except psycopg.Error as error:
-                raise as_store_error(error, self.settings.server) from error
             again = True
             await self._drop()
             await asyncio.sleep(delay)
@@ -295,13 +300,13 @@ class PostgresSession:
             await db.close()
 
 
-_LOST = (
-    psycopg.OperationalError,
-    psycopg.InterfaceError,
-    psycopg.errors.IdleInTransactionSessionTimeout,
-    PoolTimeout,
-)
+_LOST = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.IdleInTransactionSessionTimeout)
 """What is raised when the connection is gone, or none can be had."""
+
+
+def _is_out_of_step(error: psycopg.Error) -> bool:
+    """Whether the client got another answer than to what it had asked: a pooler lost its server, and told so first."""
+    return isinstance(error, psycopg.InternalError) and error.sqlstate is None
 
 
 def _refused(error: Exception) -> bool:
