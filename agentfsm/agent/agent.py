@@ -356,7 +356,7 @@ class Agent(Generic[AgentDeps, Output]):
 
         Args:
             record: The suspension record, or its JSON text; or, if the host has a store, the run's id.
-            reason: Why it is dismissed; becomes ``RunCancelled.reason``.
+            reason: Why it is dismissed; becomes ``RunCancelled.reason``, with who dismissed it.
             by: Who dismisses it, as ``resume`` takes it. With ``Host(authenticate=...)`` the host must vouch for
                 someone who may deny what the run waits for, unless that has expired.
 

@@ -39,6 +39,11 @@ class TextOptions:
     yes: bool
     as_json: bool
 
+    @property
+    def narrowing(self) -> dict[str, object]:
+        """By option, what lets less be deleted than without it."""
+        return {"--session": self.session, "--tag": self.tag, "--run": self.run, "--dry-run": self.dry_run}
+
 
 _TEXT_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
     click.option("--text", default="", metavar="TEXT", help="Delete every value that has TEXT, in all runs."),
@@ -91,6 +96,9 @@ def redact(
         ctx.exit(_redact_text(wanted, by, location))
     if run_id is None or field is None:
         raise click.UsageError("give RUN and FIELD, or --text")
+    for option, value in wanted.narrowing.items():
+        if value:
+            raise click.UsageError(f"{option} goes with --text: a FIELD of RUN is deleted at once")
     store, runs = open_runs(location)
     deleted = await_result(runs.redact(run_id, field, by=by))
     _finish(store, location)

@@ -228,14 +228,14 @@ class _ReplyOptions:
     def resume_record(self, agent: Agent, record: SuspensionRecord) -> Run:
         """The run of a suspension record, resumed or dismissed."""
         if self.dismiss is not None:
-            return agent.dismiss(record, self.dismiss)
+            return agent.dismiss(record, self.dismiss, by=claimed_actor(self.by, self.roles))
         answer = self._get_answer(record)
         return self._resume(agent, record, answer, self.digest)
 
     def resume_run(self, agent: Agent, run_id: str) -> Run:
         """A run of the store, resumed or dismissed."""
         if self.dismiss is not None:
-            return agent.dismiss(run_id, self.dismiss)
+            return agent.dismiss(run_id, self.dismiss, by=claimed_actor(self.by, self.roles))
         if self.reply is None and self.extend is None and await_result(_signals(agent).pending(run_id)):
             run = await_result(agent.next_run(run_id))
             if run is not None:
@@ -416,11 +416,8 @@ def resume(
     """
     if reply_opts.dismiss is not None and (reply_opts.reply is not None or reply_opts.extend is not None):
         raise click.UsageError("give a REPLY or --dismiss, not both")
-    if reply_opts.extend is not None and run_or_record is None:
-        raise click.UsageError("--extend is for a single run: name it")
-    if migration_opts.skip_path_check and run_or_record is None:
-        raise click.UsageError("--skip-path-check is for a single run: name it")
     if run_or_record is None:
+        _refuse_for_all_runs(reply_opts, migration_opts)
         agent = migration_opts.apply_to(_build_agent_with_store(agent_opts, None), None)
         ctx.exit(resume_all(agent, agent_opts, report_opts))
     file = Path(run_or_record)
@@ -431,6 +428,23 @@ def resume(
         ctx.exit(drive_and_report(agent, reply_opts.resume_record(agent, record), agent_opts, report_opts))
     agent = migration_opts.apply_to(_build_agent_with_store(agent_opts, run_or_record), run_or_record)
     ctx.exit(drive_and_report(agent, reply_opts.resume_run(agent, run_or_record), agent_opts, report_opts))
+
+
+def _refuse_for_all_runs(reply_opts: _ReplyOptions, migration_opts: _MigrationOptions) -> None:
+    """Refuse the options that are about one run.
+
+    Raises:
+        click.UsageError: One of them is given.
+    """
+    given = {
+        "--extend": reply_opts.extend is not None,
+        "--dismiss": reply_opts.dismiss is not None,
+        "--to": reply_opts.digest is not None,
+        "--skip-path-check": migration_opts.skip_path_check,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise click.UsageError(f"{option} is for a single run: name it")
 
 
 def _build_agent_with_store(agent_opts: AgentCliOptions, run_id: str | None) -> Agent:

@@ -142,6 +142,8 @@ async def identify_actor(config: AgentConfig, run: RunState, request: RunRequest
             actor, pending = await _actor(config, request), run.pending_request
             if pending is not None and pending.quorum is not None:
                 pending.quorum.check_reply("deny", actor)
+            if actor is not None and not request.signal_id:  # the reason of a signal names its sender already
+                return replace(request, dismiss_reason=f"{request.dismiss_reason} (by {actor})")
         return request
     if reply is None:
         if request.suspension_record is None and request.resume_point is None and request.by is not None:

@@ -162,9 +162,10 @@ def test_a_stored_run_can_be_dismissed(cli: Cli, tmp_path: Path) -> None:
         options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
         cli("run", "tidy", *options)
         run_id = cli("runs").stdout.split()[0]
-        result = cli("resume", run_id, "--dismiss", "never mind", *options)
+        result = cli("resume", run_id, "--dismiss", "never mind", "--by", "Ann", *options)
     assert result.exit_code == 1
-    assert "never mind" in result.stderr
+    assert "never mind (by Ann, claimed, not verified)" in result.stderr
+    assert "never mind (by Ann, claimed, not verified)" in cli("export", run_id).stdout
     assert cli("runs").stdout.split()[1] == "finished"
 
 
@@ -209,10 +210,14 @@ def test_what_the_model_is_told_when_a_limit_is_extended(cli: Cli, tmp_path: Pat
     ("words", "error"),
     [
         (["--extend", "tokens=5"], "--extend is for a single run"),
+        (["--dismiss", "no longer needed"], "--dismiss is for a single run"),
+        (["--to", "9b2f6c1e0d4a"], "--to is for a single run"),
         (["r1", "--extend", "tokens=5", "--dismiss", "no"], "not both"),
     ],
 )
-def test_extend_needs_a_run_that_goes_on(cli: Cli, words: list[str], error: str) -> None:
+def test_what_is_for_a_single_run_needs_one_and_dismissing_takes_no_reply(
+    cli: Cli, words: list[str], error: str
+) -> None:
     result = cli("resume", *words, "-m", "some-model")
     assert result.exit_code == 2
     assert error in result.stderr

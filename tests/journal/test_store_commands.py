@@ -374,6 +374,13 @@ def test_fork_and_redact(path):
     command("verify", "whole", "--store", path)
 
 
+@pytest.mark.parametrize("option", [("--dry-run",), ("--tag", "x"), ("--session", "s"), ("--run", "waits")])
+def test_what_narrows_the_search_for_a_text_does_not_let_a_field_be_deleted(path, option):
+    text = command("redact", "whole", "1", *option, "--store", path, code=2)
+    assert f"{option[0]} goes with --text" in text
+    assert "(redacted)" not in command("show", "whole", "--store", path)
+
+
 def test_what_works_on_single_runs_takes_the_beginning_of_an_id(path):
     assert command("verify", "wh", "--store", path).startswith("whole  good (")
     assert command("replay", "wh", "--store", path).startswith("whole  ")
