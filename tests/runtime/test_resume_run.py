@@ -11,6 +11,7 @@ import pytest
 from agentfsm import (
     LOOP,
     Action,
+    Actor,
     Agent,
     AgentGuardrails,
     Allow,
@@ -50,7 +51,7 @@ from agentfsm.loop.state_json import dump_state, load_state
 from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.permissions import PermissionRule
 from agentfsm.runtime.run import Run, live_state
-from agentfsm.testing import FakeClock, call
+from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.scenarios import check_result, run_async, run_script, scripted_agent, transcript_of
 
 # -- resuming -----------------------------------------------------------------------------------------
@@ -108,6 +109,25 @@ def test_a_run_may_be_dismissed_in_time_or_late(late, reason):
     assert result.outcome.reason == reason
     assert result.decisions[-1].transition.id == ("suspended.expired" if late else "suspended.cancelled")
     assert [m.role.value for m in result.messages] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize(
+    ("authenticate", "by", "reason"),
+    [
+        (None, None, "no longer wanted"),
+        (None, "Ann", "no longer wanted (by Ann, claimed, not verified)"),
+        ({"token": Actor("ann", ("manager",))}.get, "token", "no longer wanted (by ann (manager))"),
+    ],
+)
+def test_the_reason_of_a_dismissed_run_names_who_dismissed_it(authenticate, by, reason):
+    host = Host(store=MemoryStore(), authenticate=authenticate)
+    agent = Agent(ScriptedModel([call("pay")]), tools=[pay], host=host)
+
+    async def scene() -> str:
+        await agent.run("go", run_id="r", actor=by)
+        return (await agent.dismiss("r", "no longer wanted", by=by)).outcome.reason
+
+    assert asyncio.run(scene()) == reason
 
 
 # -- calls in doubt -----------------------------------------------------------------------------------
