@@ -141,7 +141,8 @@ if TYPE_CHECKING:
     from agentfsm.runtime.run import Run
     from agentfsm.runtime.run_context import RunContext
     from agentfsm.runtime.state_context import StateContext
-    from agentfsm.runtime.tools import Tool, ToolContext, tool
+    from agentfsm.runtime.tool_context import ToolContext
+    from agentfsm.runtime.tools import Tool, tool
     from agentfsm.runtime.toolsets import FilteredToolset, Toolset
 
 __version__ = "0.1.0"
@@ -388,7 +389,8 @@ if not TYPE_CHECKING:
             "agentfsm.runtime.run": "Run",
             "agentfsm.runtime.run_context": "RunContext",
             "agentfsm.runtime.state_context": "StateContext",
-            "agentfsm.runtime.tools": "Tool ToolContext tool",
+            "agentfsm.runtime.tool_context": "ToolContext",
+            "agentfsm.runtime.tools": "Tool tool",
             "agentfsm.runtime.toolsets": "FilteredToolset Toolset",
             "agentfsm.runs": "Runs StoredRun",
         },

@@ -44,7 +44,7 @@ TOPICS = {
     "agentfsm.runtime.host": "Hosts",
     "agentfsm.loop.guardrails": "Limits and presets",
     "agentfsm.loop.presets": "Limits and presets",
-    "agentfsm.runtime.tools": "Tools",
+    "agentfsm.runtime.tool": "Tools",
     "agentfsm.runtime.permissions": "Permissions",
     "agentfsm.runtime.argument_matcher": "Permissions",
     "agentfsm.runtime.approval": "Asking people",

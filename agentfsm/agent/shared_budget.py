@@ -11,7 +11,7 @@ from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.messages import Usage
 from agentfsm.loop.state import RunState
-from agentfsm.runtime.tools import CallingRun
+from agentfsm.runtime.delegation import CallingRun
 
 __all__ = ["Spent", "cap_guardrails"]
 

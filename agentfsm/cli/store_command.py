@@ -28,10 +28,9 @@ from agentfsm.cli.redact_command import files_beside
 from agentfsm.errors import AgentfsmError, ConfigurationError, MissingExtraError
 from agentfsm.journal.erasure import ErasureQuery, ErasureReport
 from agentfsm.journal.erasure import erase as erase_person
-from agentfsm.journal.listing import needs_rebuild
+from agentfsm.journal.listing import needs_rebuild, rebuild_run_info
 from agentfsm.journal.maintenance import Hold, end_hold, hold_run
 from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, purge_runs
-from agentfsm.journal.rebuild import rebuild_run_info
 from agentfsm.journal.redact import files_with_text
 from agentfsm.journal.sqlite.sqlite_damage import copy_file
 from agentfsm.journal.store import Store

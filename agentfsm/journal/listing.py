@@ -1,18 +1,28 @@
-"""What a run is to be listed by, computed from its records, and whether it is listed so."""
+"""What a run is to be listed by: computed from its records, compared with what the store has, and written anew."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from agentfsm.errors import JournalError
+from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.records import SealedRecord, is_kind
 from agentfsm.journal.run_info import RunInfo, RunQuery, called_model, first_info, info_of
 from agentfsm.journal.store import Head, Status, Store, consistent_read, off_loop
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, VerificationReport
 from agentfsm.loop.canonical_json import decode
+from agentfsm.loop.keys import Keyring
 
-__all__ = ["compute_run_info", "ended_at", "find_listing", "iterate_runs", "needs_rebuild", "verify_listing"]
+__all__ = [
+    "compute_run_info",
+    "ended_at",
+    "find_listing",
+    "iterate_runs",
+    "needs_rebuild",
+    "rebuild_run_info",
+    "verify_listing",
+]
 
 _KINDS_AFTER_END = frozenset({"redaction", "checkpoint", "run.adopted"})
 
@@ -149,3 +159,38 @@ def _differences(listed: RunInfo, records: Sequence[SealedRecord]) -> list[str]:
     if listed.metadata is None:  # an earlier release listed it
         names.remove("metadata")
     return [name for name in names if getattr(listed, name) != getattr(expected, name)]
+
+
+async def rebuild_run_info(store: Store, run_id: str, keyring: Keyring | None = None) -> RunInfo:
+    """Write what a run is listed by anew, from its records; for a run of an earlier release, for the first time.
+
+    Args:
+        store: The store that has the run; no process may be running it.
+        run_id: The run.
+        keyring: The keys of the host, under which what the store keeps about the run is sealed.
+
+    Returns:
+        What it is listed by now.
+
+    Raises:
+        UnknownRunError: There is no such run, or it has no record yet.
+        JournalError: Its journal cannot be read.
+        StaleLease: Another owner holds the run, or it has new records.
+        StoreError: The store cannot be read or written.
+    """
+    from agentfsm.journal.journal_writer import owner_name  # verify lists runs without writing any
+
+    records, head = await consistent_read(store, run_id)
+    if head is None or not records:
+        raise UnknownRunError(f"run {run_id!r} has no record yet")
+    status = head.status
+    info = await off_loop(lambda rows: compute_run_info(run_id, rows, status), records)
+    lease = await store.acquire(run_id, owner_name(), keyring=keyring)
+    try:
+        if lease.hash != records[-1].hash:
+            raise JournalError(f"run {run_id!r} is not listed anew: it has new records")
+        await store.append(lease, (), status, info)
+    finally:
+        with contextlib.suppress(StoreError):  # the lease is released whether or not the append succeeded
+            await store.release(lease)
+    return info

@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from agentfsm.errors import GraphError, JournalError, NoTransitionError
+from agentfsm.journal.history_verifier import ENDING_EVENTS
 from agentfsm.journal.outcome_codec import load_failure
 from agentfsm.journal.records import RenameMap, SealedRecord, is_kind, open_record
 from agentfsm.journal.rehydrate import RehydratedRun
-from agentfsm.journal.verification import ENDING_EVENTS
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.human_input import PendingRequest

@@ -26,6 +26,7 @@ from agentfsm.loop.outcomes import (
     RUN_CALLS,
 )
 from agentfsm.loop.quorum import APPROVING_REPLIES
+from agentfsm.loop.reply_reader import continue_answer
 from agentfsm.loop.state import CallState, RunState, StateCall, request_digest, state_call_number
 from agentfsm.loop.tool_batch import (
     append_tool_results,
@@ -36,7 +37,6 @@ from agentfsm.loop.tool_batch import (
     record_result,
     record_results,
 )
-from agentfsm.loop.truncation import continue_answer
 from agentfsm.machine.declaration import StateSpec, Transition
 from agentfsm.machine.engine import Decision
 

@@ -24,21 +24,14 @@ from agentfsm.loop.withholding import lacks_values
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import check_approval, request_about
 from agentfsm.runtime.context import AgentConfig, Context
+from agentfsm.runtime.delegation import BudgetShare, CallingRun, Delegation
 from agentfsm.runtime.output_validators import AnswerRefusedError, validate_answer
 from agentfsm.runtime.permissions import policies_of
 from agentfsm.runtime.timeout import CancelRequests, Timeout
 from agentfsm.runtime.tool_channel import CallChannel, ToolWaits
+from agentfsm.runtime.tool_context import ToolContext
 from agentfsm.runtime.tool_execution import failed_result, run_call, run_delegation, validate_call
-from agentfsm.runtime.tools import (
-    BudgetShare,
-    CallingRun,
-    Delegation,
-    Tool,
-    ToolContext,
-    call_secrets,
-    describe_validation_error,
-    run_secrets,
-)
+from agentfsm.runtime.tools import Tool, call_secrets, describe_validation_error, run_secrets
 
 __all__ = ["calling_run", "check_call", "is_repeatable", "run_calls", "tool_call_context"]
 

@@ -21,8 +21,10 @@ from agentfsm.loop.human_input import SuspendedSubRun
 from agentfsm.loop.messages import Image, ToolCall, ToolResult
 from agentfsm.loop.read_only import MAX_NESTING, FrozenDict
 from agentfsm.loop.withholding import MASK
+from agentfsm.runtime.delegation import Delegation
 from agentfsm.runtime.timeout import CutOffError, TimeLimitError, Timeout, reraise_cancellation
-from agentfsm.runtime.tools import Delegation, Tool, ToolContext, problems
+from agentfsm.runtime.tool_context import ToolContext
+from agentfsm.runtime.tools import Tool, problems
 
 __all__ = [
     "failed_result",

@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 from pydantic import SecretStr, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticSerializationError, to_json
 
-from agentfsm.errors import ToolDefinitionError, ToolError
-from agentfsm.loop.events import Event
+from agentfsm.errors import ToolDefinitionError
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.human_input import HumanReply, SuspendedSubRun
-from agentfsm.loop.messages import Message, ToolResult, Usage
 from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.quorum import Approval
 from agentfsm.loop.read_only import thaw
 from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.withholding import SecretPaths, marks_secrets, secret_values
-from agentfsm.runtime.host import Host
-from agentfsm.runtime.run_context import Deps, RunContext
+from agentfsm.runtime.delegation import CallingRun, Delegation
+from agentfsm.runtime.tool_context import ToolContext
 from agentfsm.runtime.tool_schema import describe_function, has_context_parameter
 
 if TYPE_CHECKING:
@@ -34,13 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ApprovalRequirement",
-    "BudgetShare",
-    "CallingRun",
     "Delegate",
-    "Delegation",
     "SchemaTool",
     "Tool",
-    "ToolContext",
     "as_tool",
     "call_secrets",
     "describe_validation_error",
@@ -65,162 +59,6 @@ UI_MESSAGE = "_ui_message"
 """An argument that a model may add to any call, with text for the user; passed to the tool only if it declares it."""
 
 _TOOL_NAME = re.compile(r"\A[A-Za-z0-9_-]{1,64}\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolContext(RunContext[Deps]):
-    """Information about a tool call and its run; a tool that declares it as its first parameter receives it.
-
-    It has the attributes of ``RunContext``, too.
-
-    Attributes:
-        call_id: The call's id in the transcript.
-        idempotency_key: The same for every attempt at this call, and different for every other call.
-        attempt: Which attempt this is, from 1.
-        channel: What ``progress`` and ``ask`` use; None in a context that was not made by a run.
-    """
-
-    call_id: str
-    idempotency_key: str
-    attempt: int
-    channel: ToolChannel | None = field(default=None, kw_only=True, repr=False, compare=False)
-
-    def progress(self, message: str, fraction: float | None = None) -> None:
-        """Say how far the tool is: whoever follows the run gets a ``ToolProgress`` event.
-
-        It costs nearly nothing if nobody follows the run, and may be called as often as you like, from any thread: at
-        most ten events a second are sent, the last one always. It is not journaled.
-
-        Args:
-            message: What the tool does now.
-            fraction: How much of its work is done, from 0 to 1; None if that is not known.
-
-        Raises:
-            ValueError: The fraction is not between 0 and 1.
-        """
-        if self.channel is not None:
-            self.channel.progress(message, fraction)
-
-    async def ask(self, question: str, *, context: str = "", choices: Iterable[str] = ()) -> str:
-        """Ask a person, and go on with the answer; for tools that are made with ``@tool(asks=True)``.
-
-        The tool is left here and the run suspended. Once it is resumed with an answer, in whatever process, the tool
-        is called again from its start, and gets the answers so far from ``ask``. So what it does before its last
-        question is done several times: ask before you act, or make it idempotent. It has to ask the same questions in
-        the same order.
-
-        Args:
-            question: The question.
-            context: Background for it.
-            choices: Answers to choose from, if there are only a few. A person may answer something else.
-
-        Raises:
-            ToolError: The tool does not declare that it asks, the question is blank, or it asks another question than
-                the one that was answered.
-        """
-        if self.channel is None:
-            raise ToolError("only a tool that a run has called can ask a person")
-        return self.channel.ask(question, context, tuple(choices))
-
-
-class ToolChannel(Protocol):
-    """What a running tool tells its run."""
-
-    def progress(self, message: str, fraction: float | None) -> None:
-        """Say how far the tool is.
-
-        Args:
-            message: What it does.
-            fraction: How much of it is done, from 0 to 1, or None.
-        """
-        ...
-
-    def ask(self, question: str, context: str, choices: tuple[str, ...]) -> str:
-        """A person's answer.
-
-        Args:
-            question: The question.
-            context: Background for it.
-            choices: Answers to choose from, or empty.
-        """
-        ...
-
-
-class Delegation(Protocol):
-    """One call that is answered by a sub-agent's run, or by a server that may ask a person or a model."""
-
-    @property
-    def run_id(self) -> str:
-        """The id of the run that answers it; empty until it exists, and if there is none."""
-        ...
-
-    @property
-    def usage(self) -> Usage:
-        """What the call has used since it was started or resumed."""
-        ...
-
-    @property
-    def model_calls(self) -> int:
-        """How many model calls were made for it since then, the one that was cut off included."""
-        ...
-
-    @property
-    def secrets(self) -> tuple[Any, ...]:
-        """What that run knows to be secret."""
-        ...
-
-    async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
-        """The call's result; or what is suspended, if it waits for a human.
-
-        Args:
-            arguments: The call's validated arguments.
-
-        Raises:
-            agentfsm.errors.ToolError: The call failed.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetShare:
-    """A sub-agent's share of the calling run's remaining budget.
-
-    Attributes:
-        shared_by: How many sub-agents start together; each gets an equal share.
-        uncharged: What other calls of the batch have used that the run has not been charged for yet.
-        uncharged_model_calls: How many model calls these have made.
-    """
-
-    shared_by: int = 1
-    uncharged: Usage = field(default_factory=Usage)
-    uncharged_model_calls: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CallingRun:
-    """The run that calls a sub-agent, and what it imposes on the sub-agent's run.
-
-    Attributes:
-        run: The run.
-        host: Its host.
-        share: The sub-agent's share of what is left of its budgets.
-        uncharged_s: Seconds that have passed since the run was last charged for its time.
-        permissions: Its permission policies: they decide about the sub-agent's calls too.
-        on_event: Receives the events of the sub-agent's run; None if nobody receives those of the calling run.
-        deps: Its dependencies, or None.
-        secrets: What it knows to be secret.
-        progress: Says how far the call is, as ``ToolContext.progress``; None if nobody follows the calling run.
-    """
-
-    run: RunState
-    host: Host
-    share: BudgetShare
-    uncharged_s: float = 0.0
-    permissions: tuple[Callable[[Any], Any], ...] = ()
-    on_event: Callable[[Event], None] | None = None
-    deps: Any = field(default=None, repr=False)
-    secrets: tuple[Any, ...] = ()
-    progress: Callable[[str, float | None], None] | None = None
 
 
 class Delegate(Protocol):
@@ -266,85 +104,6 @@ class Delegate(Protocol):
 
         Raises:
             agentfsm.errors.SuspensionRecordError: It cannot.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRequest:
-    """What a server asks a model during a call of one of its tools.
-
-    Attributes:
-        messages: The conversation; the last message is the user's.
-        instructions: The system prompt that it wishes, or an empty string.
-        settings: The sampling settings that it wishes, by the names of ``ModelSettings``.
-        max_tokens: The maximum length of the reply, in tokens.
-    """
-
-    messages: tuple[Message, ...]
-    instructions: str
-    settings: Mapping[str, Any]
-    max_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class SampledReply:
-    """What a model replied.
-
-    Attributes:
-        text: The text.
-        truncated: Whether it reached the maximum length.
-        model: The model's name.
-    """
-
-    text: str
-    truncated: bool
-    model: str
-
-
-class Sample(Protocol):
-    """One request of a server for a model's reply, which is answered by a run."""
-
-    @property
-    def run_id(self) -> str:
-        """The id of that run."""
-        ...
-
-    @property
-    def usage(self) -> Usage:
-        """What it has used."""
-        ...
-
-    @property
-    def model_calls(self) -> int:
-        """How many model calls were made for it."""
-        ...
-
-    async def reply(self, spent: Usage, model_calls: int, elapsed_s: float) -> SampledReply:
-        """The reply.
-
-        Args:
-            spent: What the call has used before, for which the calling run is not charged yet.
-            model_calls: How many model calls were made for it.
-            elapsed_s: Seconds for which the call runs.
-
-        Raises:
-            ToolError: There is none; the text says why.
-        """
-        ...
-
-
-class Sampler(Protocol):
-    """Answers what servers ask a model, within the budgets of the runs that call them."""
-
-    def sample(self, caller: CallingRun, call_id: str, run_id: str, request: SampleRequest) -> Sample:
-        """Answer one request.
-
-        Args:
-            caller: The calling run.
-            call_id: The id of the call during which the server asks.
-            run_id: The id of the run that answers it; the same if the call is repeated after a crash.
-            request: The request.
         """
         ...
 

@@ -38,7 +38,8 @@ from agentfsm import (
     with_votes,
 )
 from agentfsm.journal.hash_chain import InvalidRecordError
-from agentfsm.journal.verification import GOOD, HistoryVerifier, verify
+from agentfsm.journal.history_verifier import HistoryVerifier
+from agentfsm.journal.verification import GOOD, verify
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
 ANN, BOB, CY = (Actor(name, ("manager",)) for name in ("ann", "bob", "cy"))

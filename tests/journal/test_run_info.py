@@ -29,8 +29,7 @@ from agentfsm import (
 )
 from agentfsm.journal.fork import fork
 from agentfsm.journal.journal_writer import LISTED_EVERY_S
-from agentfsm.journal.listing import compute_run_info, needs_rebuild, verify_listing
-from agentfsm.journal.rebuild import rebuild_run_info
+from agentfsm.journal.listing import compute_run_info, needs_rebuild, rebuild_run_info, verify_listing
 from agentfsm.journal.redact import redact
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
 from agentfsm.journal.sqlite.sqlite_damage import find_row_damage, find_schema_damage

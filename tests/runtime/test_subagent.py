@@ -67,7 +67,7 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state_json import dump_state
 from agentfsm.loop.tool_batch import charge
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.runtime.tools import BudgetShare, CallingRun
+from agentfsm.runtime.delegation import BudgetShare, CallingRun
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_transcript
 from tests.helpers.stepped_clock import SteppedClock

@@ -28,7 +28,8 @@ from agentfsm.loop.human_input import HumanReply, PendingRequest, SuspendedSubRu
 from agentfsm.loop.messages import ToolCall, ToolResult, Usage
 from agentfsm.loop.reducer import GIVEN_UP_TEXT
 from agentfsm.loop.state import CallState
-from agentfsm.runtime.tools import CallingRun, Sampler, Tool
+from agentfsm.runtime.delegation import CallingRun, Sampler
+from agentfsm.runtime.tools import Tool
 
 if TYPE_CHECKING:
     from mcp import Client, types

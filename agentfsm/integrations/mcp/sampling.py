@@ -17,7 +17,8 @@ from agentfsm.errors import ToolError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.messages import Image, Message, Role, Usage
 from agentfsm.loop.state import CallState
-from agentfsm.runtime.tools import CallingRun, Sample, SampledReply, Sampler, SampleRequest, Tool
+from agentfsm.runtime.delegation import CallingRun, Sample, SampledReply, Sampler, SampleRequest
+from agentfsm.runtime.tools import Tool
 
 __all__ = ["Samples", "SamplingAgent", "read_request", "sampler_of"]
 

@@ -1,0 +1,171 @@
+"""Calls that another run answers: a sub-agent's, or one that an MCP server starts when it asks a model or a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agentfsm.loop.events import Event
+from agentfsm.loop.human_input import SuspendedSubRun
+from agentfsm.loop.messages import Message, ToolResult, Usage
+from agentfsm.loop.state import RunState
+from agentfsm.runtime.host import Host
+
+__all__ = ["BudgetShare", "CallingRun", "Delegation", "Sample", "SampleRequest", "SampledReply", "Sampler"]
+
+
+class Delegation(Protocol):
+    """One call that is answered by a sub-agent's run, or by a server that may ask a person or a model."""
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run that answers it; empty until it exists, and if there is none."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """What the call has used since it was started or resumed."""
+        ...
+
+    @property
+    def model_calls(self) -> int:
+        """How many model calls were made for it since then, the one that was cut off included."""
+        ...
+
+    @property
+    def secrets(self) -> tuple[Any, ...]:
+        """What that run knows to be secret."""
+        ...
+
+    async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
+        """The call's result; or what is suspended, if it waits for a human.
+
+        Args:
+            arguments: The call's validated arguments.
+
+        Raises:
+            agentfsm.errors.ToolError: The call failed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetShare:
+    """A sub-agent's share of the calling run's remaining budget.
+
+    Attributes:
+        shared_by: How many sub-agents start together; each gets an equal share.
+        uncharged: What other calls of the batch have used that the run has not been charged for yet.
+        uncharged_model_calls: How many model calls these have made.
+    """
+
+    shared_by: int = 1
+    uncharged: Usage = field(default_factory=Usage)
+    uncharged_model_calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CallingRun:
+    """The run that calls a sub-agent, and what it imposes on the sub-agent's run.
+
+    Attributes:
+        run: The run.
+        host: Its host.
+        share: The sub-agent's share of what is left of its budgets.
+        uncharged_s: Seconds that have passed since the run was last charged for its time.
+        permissions: Its permission policies: they decide about the sub-agent's calls too.
+        on_event: Receives the events of the sub-agent's run; None if nobody receives those of the calling run.
+        deps: Its dependencies, or None.
+        secrets: What it knows to be secret.
+        progress: Says how far the call is, as ``ToolContext.progress``; None if nobody follows the calling run.
+    """
+
+    run: RunState
+    host: Host
+    share: BudgetShare
+    uncharged_s: float = 0.0
+    permissions: tuple[Callable[[Any], Any], ...] = ()
+    on_event: Callable[[Event], None] | None = None
+    deps: Any = field(default=None, repr=False)
+    secrets: tuple[Any, ...] = ()
+    progress: Callable[[str, float | None], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """What a server asks a model during a call of one of its tools.
+
+    Attributes:
+        messages: The conversation; the last message is the user's.
+        instructions: The system prompt that it wishes, or an empty string.
+        settings: The sampling settings that it wishes, by the names of ``ModelSettings``.
+        max_tokens: The maximum length of the reply, in tokens.
+    """
+
+    messages: tuple[Message, ...]
+    instructions: str
+    settings: Mapping[str, Any]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampledReply:
+    """What a model replied.
+
+    Attributes:
+        text: The text.
+        truncated: Whether it reached the maximum length.
+        model: The model's name.
+    """
+
+    text: str
+    truncated: bool
+    model: str
+
+
+class Sample(Protocol):
+    """One request of a server for a model's reply, which is answered by a run."""
+
+    @property
+    def run_id(self) -> str:
+        """The id of that run."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """What it has used."""
+        ...
+
+    @property
+    def model_calls(self) -> int:
+        """How many model calls were made for it."""
+        ...
+
+    async def reply(self, spent: Usage, model_calls: int, elapsed_s: float) -> SampledReply:
+        """The reply.
+
+        Args:
+            spent: What the call has used before, for which the calling run is not charged yet.
+            model_calls: How many model calls were made for it.
+            elapsed_s: Seconds for which the call runs.
+
+        Raises:
+            ToolError: There is none; the text says why.
+        """
+        ...
+
+
+class Sampler(Protocol):
+    """Answers what servers ask a model, within the budgets of the runs that call them."""
+
+    def sample(self, caller: CallingRun, call_id: str, run_id: str, request: SampleRequest) -> Sample:
+        """Answer one request.
+
+        Args:
+            caller: The calling run.
+            call_id: The id of the call during which the server asks.
+            run_id: The id of the run that answers it; the same if the call is repeated after a crash.
+            request: The request.
+        """
+        ...
