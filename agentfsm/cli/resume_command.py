@@ -43,6 +43,7 @@ from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.signals import SignalQueue
 from agentfsm.journal.store import Store
 from agentfsm.loop.suspension import SuspensionRecord
+from agentfsm.runs import Runs
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.driver import escalation_is_due
 from agentfsm.runtime.run import Run
@@ -401,7 +402,7 @@ def resume(
 ) -> None:
     """Resume RUN, with REPLY if it waits for one; without a REPLY, you are asked at the terminal.
 
-    RUN is the id of a run in the store (agentfsm runs lists them), or the file of a suspension record. A record
+    RUN is a run's id or the beginning of it (agentfsm runs lists them), or the file of a suspension record. A record
     must have been signed with the same AGENTFSM_SECRET, and can be used once. Without RUN, all interrupted runs
     of the store are resumed, and those that were answered or cancelled; those that wait for a person are listed.
 
@@ -426,8 +427,10 @@ def resume(
         record = SuspensionRecord.from_json(file.read_bytes())
         agent = agent_opts.build_agent()
         ctx.exit(drive_and_report(agent, reply_opts.resume_record(agent, record), agent_opts, report_opts))
-    agent = migration_opts.apply_to(_build_agent_with_store(agent_opts, run_or_record), run_or_record)
-    ctx.exit(drive_and_report(agent, reply_opts.resume_run(agent, run_or_record), agent_opts, report_opts))
+    agent = _build_agent_with_store(agent_opts, run_or_record)
+    run_id = await_result(Runs(require_store(agent.config)).find_id(run_or_record))
+    agent = migration_opts.apply_to(agent, run_id)
+    ctx.exit(drive_and_report(agent, reply_opts.resume_run(agent, run_id), agent_opts, report_opts))
 
 
 def _refuse_for_all_runs(reply_opts: _ReplyOptions, migration_opts: _MigrationOptions) -> None:

@@ -175,7 +175,7 @@ def _json_object(arguments: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 class HookAbortError(Exception):
-    """A hook aborts the run; caught by the driver."""
+    """A hook, or a function for ``requires_approval``, aborts the run; caught by the driver."""
 
 
 async def run_hooks(
@@ -259,7 +259,7 @@ async def check_approval(
         None if it may run; its result if it was skipped or denied; or the approval request for a human.
 
     Raises:
-        HookAbortError: A hook aborted the run, or tried to change it.
+        HookAbortError: A hook aborted the run, or tried to change it; or ``requires_approval`` raised.
         ReadOnlyError: ``requires_approval`` tried to change the run.
     """
     call, question = call_state.call, ""
@@ -304,6 +304,7 @@ def _required_approval(context: Context, call: ToolCall, tool: Tool, arguments: 
     """What ``requires_approval`` says about a call.
 
     Raises:
+        HookAbortError: It is a function that raised.
         ReadOnlyError: It is a function that tried to change the run.
     """
     rule = tool.requires_approval
@@ -313,8 +314,13 @@ def _required_approval(context: Context, call: ToolCall, tool: Tool, arguments: 
     given: tuple[Any, ...] = (shown,)
     if tool.approval_takes_context:
         given = (shown, HookContext(State.DISPATCH_TOOL, context.view(), call, tool, shown, context.deps))
-    with user_code("requires_approval", rule, context.run.change_attempts):
-        required = rule(*given)
+    try:
+        with user_code("requires_approval", rule, context.run.change_attempts):
+            required = rule(*given)
+    except ReadOnlyError:
+        raise
+    except Exception as error:
+        raise HookAbortError(f"requires_approval of {call.name!r} raised {describe_exception(error)}") from error
     return required if isinstance(required, Approval) else bool(required)
 
 

@@ -28,12 +28,11 @@ from agentfsm.loop.events import (
 )
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.messages import ToolCall
-from agentfsm.loop.quorum import Actor
 from agentfsm.loop.read_only import FrozenDict, read_only
 from agentfsm.loop.state import RunView
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.graph import State
-from agentfsm.runtime.run_context import Deps
+from agentfsm.runtime.run_context import AboutRun, Deps
 from agentfsm.runtime.tools import Tool
 
 __all__ = [
@@ -87,8 +86,10 @@ HookDecision = AbortRun | SkipCall | DenyCall | AskApproval | None
 
 @read_only
 @dataclass(frozen=True, slots=True)
-class HookContext(Generic[Deps]):
+class HookContext(AboutRun, Generic[Deps]):
     """What a hook sees. It cannot change any of it but ``deps``: an attempt ends the run as aborted.
+
+    It has the attributes of ``RunContext``, too.
 
     Attributes:
         state: The state whose effect is about to run.
@@ -106,11 +107,6 @@ class HookContext(Generic[Deps]):
     tool: Tool | None = None
     arguments: Mapping[str, Any] = field(default_factory=FrozenDict, repr=False)
     deps: Deps = field(default=cast("Any", None), repr=False)
-
-    @property
-    def actor(self) -> Actor | None:
-        """Who requested the run, or None."""
-        return self.run.requester
 
 
 @dataclass(frozen=True)

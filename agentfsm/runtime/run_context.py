@@ -11,9 +11,9 @@ from typing_extensions import TypeVar
 from agentfsm.errors import RunError
 from agentfsm.loop.quorum import Actor
 from agentfsm.loop.read_only import FrozenDict
-from agentfsm.loop.state import RunState
+from agentfsm.loop.state import RunState, RunView
 
-__all__ = ["AgentDeps", "Deps", "Output", "RunContext", "check_deps", "run_context"]
+__all__ = ["AboutRun", "AgentDeps", "Deps", "Output", "RunContext", "check_deps", "run_context"]
 
 
 AgentDeps = TypeVar("AgentDeps", default=None)
@@ -45,6 +45,38 @@ class RunContext(Generic[Deps]):
     tags: tuple[str, ...] = field(default=(), kw_only=True)
     metadata: Mapping[str, Any] = field(default_factory=FrozenDict, kw_only=True, repr=False)
     deps: Deps = field(default=cast("Any", None), kw_only=True, repr=False)
+
+
+class AboutRun:
+    """The attributes of ``RunContext``, for a context that has the whole run."""
+
+    __slots__ = ()
+    run: RunView
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.run.run_id
+
+    @property
+    def session_id(self) -> str:
+        """The conversation's id, or an empty string."""
+        return self.run.session_id
+
+    @property
+    def actor(self) -> Actor | None:
+        """Who requested the run, or None."""
+        return self.run.requester
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The run's tags."""
+        return self.run.tags
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The run's metadata: a JSON object that cannot be changed."""
+        return self.run.metadata
 
 
 def run_context(run: RunState, deps: Any) -> RunContext[Any]:

@@ -42,7 +42,7 @@ from agentfsm.machine.declaration import StateSpec
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.host import Clock
 from agentfsm.runtime.model_call import reply_or_failure
-from agentfsm.runtime.run_context import Deps
+from agentfsm.runtime.run_context import AboutRun, Deps
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 from agentfsm.runtime.tool_channel import CallChannel
 from agentfsm.runtime.tool_dispatch import check_call, is_repeatable, tool_call_context
@@ -64,8 +64,10 @@ class _EffectWaits(BaseException):  # not an error: it leaves an effect that mus
     """Leaves the effect, past its ``except Exception``, when a call must wait for a person."""
 
 
-class StateContext(Generic[Deps]):
+class StateContext(AboutRun, Generic[Deps]):
     """What the effect of a user-defined state may use. It makes one call at a time, and ends with the effect.
+
+    It has the attributes of ``RunContext``, too.
 
     Attributes:
         run: Everything the run knew when the effect began; it cannot be changed.

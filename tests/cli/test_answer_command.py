@@ -52,6 +52,15 @@ def test_what_nobody_has_acted_on_is_shown_with_the_run_to_who_has_the_secret(cl
     assert json.loads(cli("runs", "--json", *STORE).stdout)["sent"] == []
 
 
+def test_resume_takes_the_beginning_of_an_id_as_every_command_does(cli: Cli, folder: Path) -> None:
+    run_id = start_run(cli, folder)
+    done, _ = resume(cli, run_id[:8], "allow", answer="Removed.")
+    assert (done.exit_code, done.stdout) == (0, "Removed.\n")
+    unknown, _ = resume(cli, "nobody", "allow")
+    assert unknown.exit_code == 2
+    assert "there is no run 'nobody'" in unknown.stderr
+
+
 def test_resume_of_one_run_acts_on_its_answer(cli: Cli, folder: Path) -> None:
     run_id = start_run(cli, folder)
     assert cli("answer", run_id, "deny not today", *STORE).exit_code == 0

@@ -419,6 +419,7 @@ def test_an_approval_function_that_raises_fails_closed(answer):
     result = run_script(call("give", amount=1), tools=[give])
     assert ran == []
     assert result.outcome.failure.kind is FailureKind.aborted
+    assert result.outcome.reason == f"requires_approval of 'give' raised {type(answer).__name__}: {answer}"
 
 
 def test_a_hook_may_ask_for_approval_with_its_own_question():

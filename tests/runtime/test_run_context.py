@@ -109,6 +109,33 @@ def test_hooks_approvals_and_own_states_get_the_dependencies():
     assert [each[2] for each in seen] == [Actor("kim"), ("x",), Actor("kim"), {"n": 1}]
 
 
+def test_every_context_says_what_the_run_was_given():
+    seen: list[tuple[Any, ...]] = []
+
+    def note(context: Any) -> None:
+        seen.append((context.run_id, context.session_id, context.actor, context.tags, context.metadata))
+
+    def needs_approval(arguments: dict[str, Any], context: HookContext) -> bool:
+        note(context)
+        return False
+
+    @tool(requires_approval=needs_approval)
+    def pay(context: ToolContext, usd: int) -> str:
+        """Pay."""
+        note(context)
+        return "paid"
+
+    graph = LOOP.with_state(
+        StateSpec("look", "look", effect=note),
+        [Transition("look", None, State.TERMINAL, ends="completed")],
+        entered_by="post_llm.otherwise",
+    )
+    model = ScriptedModel([call("pay", usd=1), "ok"])
+    agent = Agent(model, tools=[pay], hooks=[hook("pre_step")(note)], graph=graph)
+    assert agent.run_sync("go", run_id="r", session_id="s", actor="kim", tags=("x",), metadata={"n": 1}).ok
+    assert seen == [("r", "s", Actor("kim"), ("x",), {"n": 1})] * 5  # hook, approval, tool, hook, state
+
+
 def test_a_run_shows_its_dependencies_but_its_representations_do_not():
     run = Agent(ScriptedModel(["ok"]), deps_type=Desk).run("go", deps=Desk("secret"))
     assert run.deps == Desk("secret")
