@@ -110,7 +110,7 @@ Examples:
   agentfsm check --preset feedback
   agentfsm check my_agent.py:AGENT --guardrails max_iterations=8 --guardrails max_tool_retries=0
   agentfsm check my_graphs.py:GRAPH --must-pass call_llm:pre_step
-  agentfsm check my_graphs.py:GRAPH --must-pass dispatch_tool:approval_required:needs_approval
+  agentfsm check my_graphs.py:GRAPH --must-pass dispatch_tool:approval_decided:approval_required
   agentfsm check my_agent.py:AGENT --needs-approvals pay=2
   agentfsm check --never-after call_llm:suspended --output broken.svg
   agentfsm check my_agent.py:AGENT --reviewed bounds.json     for CI: still what was reviewed?

@@ -228,6 +228,12 @@ def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
         run: The run.
         outcome: The outcome, such as a human's reply.
     """
+    trial = _with_outcome(run, outcome)
+    return machine.would_move(trial) and trial.aborted is run.aborted  # a guard that raises must not end a wait
+
+
+def _with_outcome(run: RunState, outcome: Outcome) -> RunState:
+    """A copy of a run to which an outcome has happened."""
     trial = copy.copy(run)
     trial.messages = list(run.messages)
     trial.recent_calls, trial.recent_results = list(run.recent_calls), list(run.recent_results)
@@ -238,22 +244,32 @@ def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
     trial.failure_attempts, trial.call_failures = dict(run.failure_attempts), dict(run.call_failures)
     trial.counters = dict(run.counters)
     on_outcome(trial, outcome)
-    return machine.would_move(trial) and trial.aborted is run.aborted  # a guard that raises must not end a wait
+    return trial
 
 
 def require_transition(machine: Machine, run: RunState, outcome: Outcome) -> None:
     """Check that a suspended run has a transition for an outcome, before anything is changed.
 
     Raises:
-        NoTransitionError: The graph has no row for it; the run is unchanged, and its record is unused.
+        NoTransitionError: The graph has no row for it, or a guard raised; the run is unchanged, and its record is
+            unused.
     """
-    if not would_transition(machine, run, outcome):
-        what = outcome.reply.kind if isinstance(outcome, HumanAnswered) else type(outcome).__name__.lower()
-        rows = ", ".join(row.name for row in machine.graph.rows(run.state))
+    trial = _with_outcome(run, outcome)
+    moved = machine.would_move(trial)
+    raised = None if trial.aborted is run.aborted else trial.aborted
+    if moved and raised is None:
+        return
+    what = outcome.reply.kind if isinstance(outcome, HumanAnswered) else type(outcome).__name__.lower()
+    waits = f"run {run.run_id!r} waits in {str(run.state)!r}, and"
+    if raised is not None:
         raise NoTransitionError(
-            f"run {run.run_id!r} waits in {str(run.state)!r}, and no row of that state accepts {what!r} (rows: "
-            f"{rows}); the run is unchanged, and its record is unused: add a row to the graph"
+            f"{waits} with {what!r}, {raised.explanation}; the run is unchanged, and its record is unused"
         )
+    rows = ", ".join(row.name for row in machine.graph.rows(run.state))
+    raise NoTransitionError(
+        f"{waits} no row of that state accepts {what!r} (rows: {rows}); the run is unchanged, and its record is unused:"
+        " add a row to the graph"
+    )
 
 
 class Driver:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import agentfsm
@@ -38,6 +40,16 @@ def test_every_command_has_help_with_examples(cli: Cli, command: str) -> None:
     assert cli(command, "-h").stdout == result.stdout
     assert all(len(line) <= 100 for line in result.stdout.splitlines())
     assert app.commands[command].short_help
+
+
+@pytest.mark.parametrize("name", sorted(app.commands))
+def test_the_examples_of_a_command_have_options_that_it_has(cli: Cli, name: str) -> None:
+    command = app.commands[name]
+    lines = cli(name, "--help").stdout.partition("Examples:\n")[2].splitlines()
+    for line in lines:
+        words = shlex.split(line.strip().partition("    ")[0])
+        if words[:2] == ["agentfsm", name]:
+            command.make_parser(click.Context(command, **command.context_settings)).parse_args(words[2:])
 
 
 def test_commands_are_listed_in_the_order_a_new_user_needs_them(cli: Cli) -> None:

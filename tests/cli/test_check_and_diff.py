@@ -340,6 +340,14 @@ def test_check_and_diff_have_help(cli: Cli) -> None:
         assert command in cli("--help").stdout
 
 
+def test_the_properties_in_the_examples_of_check_can_be_checked(cli: Cli) -> None:
+    examples = cli("check", "--help").stdout.partition("Examples:\n")[2]
+    properties = re.findall(r"(--must-pass|--never-after) (\S+)", examples)
+    assert len(properties) >= 3
+    for option, value in properties:
+        assert cli("check", option, value).exit_code in (0, 1)
+
+
 EDITED = MINE.replace("return False", "return bool(run.batch)")
 
 

@@ -409,8 +409,8 @@ MUTANTS = (
     Mutant(
         "a reply for which there is no transition is used",
         "agentfsm/runtime/driver.py",
-        "    if not would_transition(machine, run, outcome):\n        what",
-        "    if False:\n        what",
+        "    if moved and raised is None:",
+        "    if moved or raised is None:",
         REFUSALS,
     ),
     Mutant(

@@ -160,7 +160,7 @@ class WorldModel:
         if name == "ask_user":
             arguments = {"question": "which?"}
         elif name == "return_done":
-            arguments = {"result": "done"}
+            arguments = {"output": "done"}
         elif name == "return_unable":
             arguments = {"rationale": "no"}
         if dice.random() < 0.08:
