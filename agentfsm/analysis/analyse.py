@@ -112,7 +112,9 @@ class Analysis:
             yield f"  {verdict}".replace("\n", "\n  ")
         b, or_less = self.bounds, "" if self.exact else " (upper bounds; the exact ones may be lower)"
         if b.limit:
-            yield f"  closer bounds: open ({b.limit})"
+            calls = f"{_bound_text(b.model_calls, 'model calls')} between two waits"
+            yield f"  {calls}, {_bound_text(b.model_calls_in_all, 'model calls')} in a whole run"
+            yield f"  other and closer bounds: open ({b.limit})"
             return
         yield (
             f"  between two waits: {_bound_text(b.moves, 'moves')}, {_bound_text(b.model_calls, 'model calls')}, "
@@ -191,7 +193,7 @@ def analyse(
     meter = Meter(limits or AnalysisLimits())
     checker = ModelChecker(graph, all_assumptions, meter)
     bounds = _bounds(graph, all_assumptions, meter)
-    if not bounds.limit and makes_unseen_calls(graph, traits or AgentTraits(behavior)):
+    if bounds.limit or makes_unseen_calls(graph, traits or AgentTraits(behavior)):
         bounds = with_unseen_calls(bounds, graph, guardrails or AgentGuardrails())
     bounds = with_enforced(bounds, graph, guardrails or AgentGuardrails())
     dead = () if bounds.limit else tuple(_dead_transitions(checker.full, bounds.reachable_rows))

@@ -225,7 +225,9 @@ class _RowReader:
 
     def unless_agent(self, why: str, condition: str) -> str:
         """A reason, with the condition on the agent unless it was read from the agent."""
-        return why if self.traits.certain or self.traits.scripted else f"{why} ({condition})"
+        if self.traits.certain:
+            return why
+        return f"{why} ({'paths leave out sub-agents and tools that ask' if self.traits.scripted else condition})"
 
     def _only_read_after_a_reply(self, state: str) -> bool:
         """Whether a state is entered only from model calls that did not fail."""

@@ -122,8 +122,8 @@ class ProofModel:
             bounds = compute_bounds(self.graph, full.assumptions, Meter(BOUNDS_LIMITS))
         except AnalysisLimitError as error:
             bounds = replace(NO_BOUNDS, limit=str(error))
-        else:
-            bounds = with_unseen_calls(bounds, self.graph, guardrails) if self.unseen_calls else bounds
+        if bounds.limit or self.unseen_calls:
+            bounds = with_unseen_calls(bounds, self.graph, guardrails)
         return with_enforced(bounds, self.graph, guardrails)
 
     def monitor(self, run: MonitoredRun) -> RunMonitor:

@@ -343,8 +343,10 @@ def traits_of(source: Graph | Preset | Agent[Any, Any]) -> AgentTraits:
     _, behavior, structured = graph_of(source)
     if not isinstance(source, Agent):
         return AgentTraits(behavior, structured)
-    controls = {tool.control for tool in source.config.tools.values()}
-    return AgentTraits(behavior, structured, asks="ask" in controls, gives_up="unable" in controls)
+    tools = source.config.tools.values()
+    controls = {tool.control for tool in tools}
+    simple = not any(tool.delegate is not None or tool.asks for tool in tools)
+    return AgentTraits(behavior, structured, asks="ask" in controls, gives_up="unable" in controls, certain=simple)
 
 
 def paths(

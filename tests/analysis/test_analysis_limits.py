@@ -30,7 +30,8 @@ def test_what_cannot_be_decided_within_the_limits_is_open_with_what_was_explored
     assert [v.text for v in opened] == ["call_llm only after pre_step"]
     assert all(v.detail == "explored 3 configurations, which is the limit" for v in opened)
     assert not found.ok
-    assert "closer bounds: open (explored 3 configurations, which is the limit)" in str(found)
+    assert "other and closer bounds: open (explored 3 configurations, which is the limit)" in str(found)
+    assert "at most 50 model calls between two waits, at most 200 model calls in a whole run" in str(found)
     assert found.to_dict()["bounds"]["limit"] == "explored 3 configurations, which is the limit"
 
 

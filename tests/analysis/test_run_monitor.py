@@ -199,14 +199,15 @@ def test_more_model_calls_than_are_printed_are_reported() -> None:
         agent.run_sync("go")
 
 
-def test_bounds_that_take_too_long_are_those_of_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_that_take_too_long_are_those_of_counters_and_max_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_monitor, "BOUNDS_LIMITS", AnalysisLimits(max_configurations=10))
     bounds = ProofModel(LOOP, AgentTraits()).bounds(LIMITS)
     assert bounds.limit == "explored 10 configurations, which is the limit"
-    assert (bounds.moves, bounds.model_calls) == (None, None)
+    assert (bounds.moves, bounds.model_calls, bounds.tool_calls) == (None, LIMITS.max_iterations, None)
     assert bounds.from_counters == analyse(LOOP, guardrails=LIMITS).bounds.from_counters
     agent = Agent(Spendthrift(), guardrails=AgentGuardrails(max_iterations=3), host=Host(monitor="raise"))
-    assert agent.run_sync("go").ok  # it makes more model calls than `check` prints
+    with pytest.raises(ModelMismatchError, match="at most 3 model calls without waiting, and the run has made 10"):
+        agent.run_sync("go")
 
 
 def agent_bounds(agent: Agent) -> Analysis:

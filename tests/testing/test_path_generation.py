@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from agentfsm import Agent
 from agentfsm.analysis import Assumptions, GuardAssumption
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.guardrails import AgentGuardrails
@@ -15,7 +16,7 @@ from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.declaration import Counter
 from agentfsm.machine.graph import Graph, StateSpec, Transition
-from agentfsm.testing import paths
+from agentfsm.testing import ScriptedModel, paths
 from tests.helpers.graphs import loop_rows
 
 
@@ -104,6 +105,16 @@ def test_what_a_preset_excludes_is_listed_with_the_reason() -> None:
     strict = PRESETS["standard"]
     why = {i.rows: i.reason for i in paths(strict.graph, "transitions", behavior=strict.behavior).infeasible}
     assert why[("post_tool.declared_unable",)] == "declared_unable: the control tools are not registered"
+
+
+def test_what_only_a_sub_agent_can_do_is_said_to_be_left_out() -> None:
+    helper = Agent(ScriptedModel(), preset="funnel").as_tool("helper", "Helps.")
+    reasons = {}
+    for name, tools in (("with", [helper]), ("without", [])):
+        found = paths(Agent(ScriptedModel(), tools=tools), "transitions").infeasible
+        reasons[name] = {each.rows[0]: each.reason for each in found}["post_tool.question_asked"]
+    assert reasons["without"] == "question_asked: the control tools are not registered"
+    assert reasons["with"] == f"{reasons['without']} (paths leave out sub-agents and tools that ask)"
 
 
 @pytest.mark.slow
