@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from agentfsm.diagrams.box import FONT_SIZES, EndingText, wrap_words
 from agentfsm.diagrams.edge_routing import COLUMN, Route, Side, choose_routes
-from agentfsm.diagrams.layout import endings
+from agentfsm.diagrams.layout import KIND_TEXTS, endings
 from agentfsm.diagrams.style import Palette, Theme, escape_xml, palette_for
 from agentfsm.diagrams.view import Box, LegendKey, RowKind, TableRow, View
 from agentfsm.errors import ConfigurationError
@@ -87,8 +87,8 @@ def _document(view: View, p: Palette, dpi: int | None) -> Iterator[str]:
     yield "  graph [rankdir=TB, splines=spline, newrank=true, outputorder=edgesfirst, nodesep=0.8, ranksep=0.4,"
     yield f'    bgcolor="{p.paper}", pad=0.3, labelloc=t, labeljust=l,'
     yield f'    fontname="{FONT_NAMES}", fontsize=11, fontcolor="{p.grey}",'
-    lines = [view.caption, *([_legend_text(view)] if view.legend else [])]
-    label = "".join(f'<BR ALIGN="LEFT"/>{escape_xml(line)}' for line in lines)
+    lines = [escape_xml(view.caption), _kinds_text(view, p), escape_xml(_legend_text(view))]
+    label = "".join(f'<BR ALIGN="LEFT"/>{line}' for line in lines if line)
     yield f'    label=<{title}{label}<BR ALIGN="LEFT"/>>]'
     yield f'  node [shape=plain, fontname="{FONT_NAMES}", fontsize=12, fontcolor="{p.ink}"]'
     yield "  edge [arrowsize=0.65]"
@@ -116,6 +116,14 @@ _LOOKS: dict[LegendKey, str] = {
     "dim": "grey", "current": "thick frame",
 }  # fmt: skip
 """How the marks of overlays look, in words."""
+
+
+def _kinds_text(view: View, p: Palette) -> str:
+    """What each color means: the meanings in their colors."""
+    kinds = {row.kind for box in view.boxes for row in box.rows}
+    return ", ".join(
+        _font(text, p.line[kind], FONT_SIZES["caption"]) for kind, text in KIND_TEXTS.items() if kind in kinds
+    )
 
 
 def _legend_text(view: View) -> str:
@@ -162,8 +170,9 @@ def _edge(joined: list[Route], rank: dict[str, int], p: Palette) -> str:
 def _box_table(box: Box, exits: list[Side | None], foot: list[EndingText], p: Palette) -> Iterator[str]:
     color = p.faint if box.dim else p.line[box.kind]
     look = f'BORDER="{4 if box.current else 1}" STYLE="ROUNDED" COLOR="{color}" BGCOLOR="{p.box}"'
-    name = _font(_strikethrough(escape_xml(box.name), box.mark == "removed"), color, 14)
-    note = _font(escape_xml(box.note) or " ", p.grey, 11)
+    ink, grey = (p.dim, p.dim) if box.dim else (color, p.grey)
+    name = _font(_strikethrough(escape_xml(box.name), box.mark == "removed"), ink, 14)
+    note = _font(escape_xml(box.note) or " ", grey, 11)
     head = f'<TD ALIGN="LEFT"><B>{name}</B></TD><TD ALIGN="RIGHT">{note}</TD>'
     head = f'<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="0"><TR>{head}</TR></TABLE>'
     yield f'    <TABLE {look} CELLBORDER="0" CELLSPACING="0" CELLPADDING="2">'

@@ -44,6 +44,7 @@ from agentfsm.machine.declaration import ENDINGS
 __all__ = [
     "ARROW_LENGTH",
     "BAR_WIDTH",
+    "KIND_TEXTS",
     "LEGEND_LINE_LENGTH",
     "Layout",
     "LegendSample",

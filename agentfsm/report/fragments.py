@@ -42,6 +42,7 @@ __all__ = [
     "sub_runs_html",
     "summary_html",
     "table_html",
+    "text_html",
     "transcript_html",
     "verdict_html",
     "verification_html",
@@ -86,6 +87,11 @@ def _text(value: str) -> str:
 
 def _block(value: str) -> str:
     return f'<pre class="said" dir="auto">{escape(value)}</pre>' if value else ""
+
+
+def text_html(value: str) -> str:
+    """Somebody else's text with its line breaks."""
+    return _block(value)
 
 
 def list_html(lines: Sequence[str], otherwise: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agentfsm.diagrams import FORMATS, Coverage, Format, RunPath, diagram, image, write
-from agentfsm.diagrams.style import DARK, LIGHT, Palette
+from agentfsm.diagrams.style import DARK, LIGHT, Palette, Theme
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine import Graph
@@ -348,6 +348,21 @@ def test_every_text_has_the_contrast_that_readers_need(palette: Palette) -> None
         pairs += [(colour, ground) for ground in (palette.paper, palette.box, palette.tint[kind], *marks)]
     low = [(text, ground, contrast(text, ground)) for text, ground in pairs if contrast(text, ground) < 4.5]
     assert low == []
+
+
+@pytest.mark.parametrize(("theme", "palette"), [("light", LIGHT), ("dark", DARK)])
+def test_every_text_of_a_faded_dot_picture_has_that_contrast(theme: Theme, palette: Palette) -> None:
+    text = diagram(LOOP, "dot", theme=theme, overlay=RunPath({"pre_step.otherwise": 1}, "call_llm"))
+    colours = set(re.findall(r'<FONT [^>]*COLOR="([^"]+)"', text))
+    assert {palette.dim, palette.ink} <= colours
+    assert [each for each in colours if contrast(each, palette.box) < 4.5] == []
+
+
+def test_every_colour_of_a_dot_picture_is_in_its_legend() -> None:
+    heading, _, boxes = diagram(LOOP, "dot").partition("  node [")
+    named = dict(re.findall(r'<FONT [^>]*COLOR="([^"]+)">([^<]+)</FONT>', heading))
+    assert named["#0969da"] == "waiting"
+    assert set(re.findall(r' color="([^"]+)"', boxes)) - {LIGHT.ink} <= set(named)
 
 
 def test_the_svg_is_readable_in_greyscale() -> None:

@@ -14,7 +14,7 @@ from agentfsm.journal.replay import Divergence
 from agentfsm.loop.presets import PRESETS
 from agentfsm.runs import Runs
 from agentfsm.testing import ScriptedModel, call
-from agentfsm.viewer.pages.compare_page import in_plain_words
+from agentfsm.viewer.pages.compare_page import PRESETS_IN_WORDS, in_plain_words
 from tests.helpers.browser import elsewhere, has_text, site_page
 from tests.helpers.viewer_server import served
 
@@ -173,3 +173,8 @@ def test_what_makes_no_sense_is_refused_with_a_reason(browser: Any, site: str, q
 )
 def test_the_first_difference_is_told_in_plain_words(recorded: str, instead: str, expected: str) -> None:
     assert in_plain_words(Divergence(9, recorded, instead), 5, "strict", PRESETS["strict"].graph) == expected
+
+
+def test_every_preset_is_explained_in_a_sentence() -> None:
+    assert PRESETS_IN_WORDS.keys() == PRESETS.keys()
+    assert all(words.startswith(f"The preset {name} ") for name, words in PRESETS_IN_WORDS.items())

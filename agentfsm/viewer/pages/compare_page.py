@@ -29,13 +29,27 @@ from agentfsm.viewer.step_reader import move_json
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json
 from agentfsm.viewer.viewer_page import Page, PageError, json_response, markup_response, shown
 
-__all__ = ["PAGE", "FirstDifference", "first_difference", "in_plain_words"]
+__all__ = ["PAGE", "PRESETS_IN_WORDS", "FirstDifference", "first_difference", "in_plain_words"]
 
 BLOCK = 200
 """So many moves are read at a time."""
 
 SHOWN_BEFORE, SHOWN_AFTER = 3, 5
 """How many moves of each run are shown before and after the first difference."""
+
+PRESETS_IN_WORDS: Mapping[str, str] = {
+    "standard": "The preset standard retries what may succeed the next time, asks a person about repeated calls, and "
+    "hands the task off when it cannot go on.",
+    "funnel": "The preset funnel lets only a call of return_done end the run: text without a call is no answer. Failed "
+    "tool calls are retried less often than under standard.",
+    "feedback": "The preset feedback returns every mistake to the model, which has five calls in all; a failed model "
+    "call ends the run.",
+    "breaker": "The preset breaker returns errors to the model until the same one has occurred five times in a row, "
+    "and lets only a tool end the run; a failed model call ends it, too.",
+    "strict": "The preset strict retries no failed call: the failure of a tool is a result that the model reads, and a "
+    "failed model call ends the run.",
+}
+"""What each preset does, for readers who do not know it."""
 
 
 class FirstDifference(NamedTuple):
@@ -155,6 +169,7 @@ async def compare_replay(request: Request) -> Response:
             "a": await _info_json(context, run.run_id),
             "settings": shown(name),
             "same": same,
+            "about": PRESETS_IN_WORDS.get(request.query_params.get("preset", ""), ""),
             "words": "" if first is None else shown(in_plain_words(first, same + 1, name, graph)),
             "divergences": [
                 {"seq": each.seq, "recorded": shown(each.recorded), "instead": shown(each.instead)}

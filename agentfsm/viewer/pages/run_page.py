@@ -37,6 +37,7 @@ MAX_DEPTH = 4
 """How deep sub-agents of sub-agents are shown; each of them has a page of its own."""
 
 PARTS: dict[str, Callable[[RunLedger], str]] = {
+    "answer": lambda ledger: fragments.text_html(ledger.answer),
     "decisions": lambda ledger: fragments.decisions_html(ledger.decisions),
     "transcript": lambda ledger: fragments.transcript_html(ledger.transcript),
     "failures": lambda ledger: fragments.failures_html(ledger.failures),

@@ -8,7 +8,6 @@ import {table} from './tables.js';
 const DIFFERENCES = {
   move: 'From here on they take different rows.',
   outcome: 'They take the same row here, on something else that the model, a tool or a person said.',
-  end: 'One of them has no move after this.',
   '': 'They are the same in every move.',
 };
 
@@ -60,8 +59,10 @@ const pane = (title, run, rows, same) => {
 
 async function showRuns(result, asked) {
   const found = await get('compare', asked);
+  const shorter = found.moves.a - found.starts.a < found.moves.b - found.starts.b ? found.a : found.b;
   result.replaceChildren(
-    el('p', {role: 'status'}, el('strong', {}, `They have ${total(found.starts.a + found.starts.b + found.same)} in common. `), DIFFERENCES[found.what]),
+    el('p', {role: 'status'}, el('strong', {}, `They have ${total(found.starts.a + found.starts.b + found.same)} in common. `),
+      ...(found.what === 'end' ? ['Run ', said(shorter.id), ' has no move after these.'] : [DIFFERENCES[found.what]])),
     facts([['Moves', `${found.moves.a} and ${found.moves.b}`]]),
     ...(found.graphs ? [el('details', {}, el('summary', {}, 'They follow different graphs'), el('pre', {className: 'said'}, found.graphs))] : []),
     el('div', {className: 'panes'}, ...['a', 'b'].map((name) => pane('Run', found[name], found.window[name], found.starts[name] + found.same))));
@@ -73,7 +74,7 @@ async function showReplay(result, asked) {
   result.replaceChildren(
     el('p', {role: 'status'}, el('strong', {}, found.divergences.length
       ? `Under ${found.settings}, the first ${total(found.same)} are the same.` : `Under ${found.settings}, every move is the same.`)),
-    ...(found.words ? [el('p', {}, said(found.words))] : []),
+    ...[found.about, found.words].filter(Boolean).map((text) => el('p', {}, said(text))),
     facts([
       ['Recorded ending', found.recorded_ending ? endingName(found.recorded_ending) : 'none yet'],
       ['Under these settings', [ending, found.unknown ? [': ', said(found.unknown)] : ''].flat()],

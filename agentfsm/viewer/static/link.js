@@ -1,6 +1,6 @@
 /** Opens a one-time link. Its pass leaves the address at once, and is used up only by a click: programs read mails, too. */
 
-import {ApiError, address, el, notice, said} from './common.js';
+import {ApiError, address, el, said} from './common.js';
 
 const pass = location.hash.slice(1), main = document.querySelector('main');
 history.replaceState(null, '', address('link'));
@@ -16,7 +16,6 @@ async function open(button) {
     location.replace(address(data.next));
   } catch (error) {
     main.append(el('p', {className: 'failed', role: 'alert'}, said(error.message)));
-    notice(error.message, 'error');
   }
 }
 

@@ -2,8 +2,8 @@
 
 import {el, getText, markup} from './common.js';
 
-/** Where a picture has so little width that one column of states is easier to read. */
-const NARROW = matchMedia('(max-width: 48rem), (min-width: 64rem) and (max-width: 80rem)');
+/** Where a picture in a pane has so little width that one column of states is easier to read; as in the style sheet. */
+const NARROW = matchMedia('(max-width: 48rem), (min-width: 64.01rem) and (max-width: 100rem)');
 const PAUSE_MS = 250; // between two drawings of a run that goes on
 
 /** The layout of a picture that fits the window. */

@@ -3,6 +3,7 @@
 import {address, duration, el, endingName, facts, follow, get, getText, markup, money, notice, post, runAddress, said, session, start, statusBadge, time, total, verdict, words} from './common.js';
 import {Picture} from './picture.js';
 import {stepDetail} from './step_detail.js';
+import {stacked} from './tables.js';
 import {VirtualList} from './virtual_list.js';
 
 const BLOCK = 100; // moves of the ledger that are asked for together
@@ -10,6 +11,7 @@ const PAUSE_MS = 150; // after the last key before the details of a step are ask
 const CHILDREN_MS = 1500;
 const PARTS = [['transcript', 'Transcript'], ['failures', 'Failures'], ['costs', 'Costs'],
   ['graph', 'The graph and its rows'], ['redactions', 'What was redacted']];
+const STACKED = new Set(['decisions', 'failures', 'costs']); // whose tables have few rows, with much in each
 const OPEN_UP_TO = 2000; // moves: the decisions of a longer run are read when somebody opens them
 
 const id = new URLSearchParams(location.search).get('id') ?? '';
@@ -83,7 +85,7 @@ function summary(run, found, findings) {
     [parent?.seq ? 'Forked from' : 'Called by', parent && el('a', {href: runAddress(parent.run, parent.seq)}, said(parent.run), parent.seq ? ` at record ${parent.seq}` : '')],
     ['Run by', run.owner && said(run.owner)],
   ].map(([name, value]) => [name, Array.isArray(value) ? value.filter((each) => each !== '' && each !== null && each !== undefined) : value]), true),
-  facts([['Verification', findings.verification], ['Under strict', findings.strict]])];
+  facts([['Answer', findings.answer], ['Verification', findings.verification], ['Under strict', findings.strict]])];
 }
 
 const tree = (runs) => el('ul', {className: 'tree'}, runs.map((run) => el('li', {},
@@ -92,12 +94,12 @@ const tree = (runs) => el('ul', {className: 'tree'}, runs.map((run) => el('li', 
   run.runs.length ? tree(run.runs) : '')));
 
 /** What a run would have done under a preset, in plain words. */
-function underPreset(id, preset, {same, words: parts, divergences: [first], ending, recorded_ending: recorded, unknown}) {
+function underPreset(id, preset, {about, same, words: parts, divergences: [first], ending, recorded_ending: recorded, unknown}) {
   const compared = el('a', {href: address('compare', {a: id, preset})}, 'compare');
   const end = ending ? `It would have ended ${ending === recorded ? 'in the same way' : 'otherwise'}: ${endingName(ending)}. ` : ['How it would have ended is not known: ', said(unknown), '. '];
-  if (!first) return [`All ${total(same)} would have been the same. `, end, compared].flat();
-  return [same ? `The first ${total(same)} would have been the same. ` : '', said(parts), ' ', end,
-    el('a', {href: runAddress(id, first.seq)}, `move ${same + 1}, record ${first.seq}`), ' ', compared].flat();
+  if (!first) return [`${about} All ${total(same)} would have been the same. `, end, compared].flat();
+  return [`${about} `, same ? `The first ${total(same)} would have been the same. ` : '', said(parts), ' ', end,
+    el('a', {href: runAddress(id, first.seq)}, `move ${same + 1}, record ${first.seq}`), ' \u00b7 ', compared].flat();
 }
 
 /** What can be done about a run: it is compared and answered on other pages, and cancelled here. */
@@ -128,7 +130,7 @@ await start(async (main) => {
   if (!found.run) throw new Error('the run is not listed yet: an earlier release wrote it; rebuild_run_info lists it');
 
   let current = found, run = found.run, place = -1, only = '', places = null, pending = 0, shownStep = 0;
-  const findings = {verification: '', strict: ''};
+  const findings = {answer: '', verification: '', strict: ''};
   const about = el('div', {className: 'about'}, summary(run, found, findings)), live = el('p', {className: 'note live', role: 'status'});
   const visitor = await session(), doable = el('div', {});
   let doableFor = '';
@@ -156,7 +158,7 @@ await start(async (main) => {
 
   function row(index) {
     const kind = ledger.kind(index), full = ledger.full(index), {seq, time: when} = ledger.moves[index];
-    const no = kind.said_no.length ? `no: ${kind.said_no.join(', ')}` : 'asked first';
+    const no = kind.said_no.length ? `said no: ${kind.said_no.join(', ')}` : 'asked first';
     const outcome = full ? [words(full.outcome), full.summary && [': ', said(full.summary)], full.failure && [el('em', {}, ' \u00b7 failure '), said(full.failure)],
       full.action && [el('em', {}, ' \u00b7 action '), said(full.action)], full.left.length ? el('em', {}, ` \u00b7 left: ${full.left.map(([name, left]) => `${words(name)} ${left ?? 'no limit'}`).join(', ')}`) : '',
       full.redacted ? [' ', el('em', {className: 'redacted'}, 'redacted')] : ''].flat() : ['\u2026'];
@@ -263,6 +265,7 @@ await start(async (main) => {
       if (!made.open) return;
       try {
         box.replaceChildren(...markup(await getText('run/part', {run: id, name})));
+        if (STACKED.has(name)) box.querySelectorAll('table').forEach(stacked);
       } catch (error) {
         box.replaceChildren(el('p', {}, error.message));
       }
@@ -308,15 +311,18 @@ await start(async (main) => {
   const short = ledger.moves.length <= OPEN_UP_TO;
   decisions.open = short;
 
-  /** What takes a whole run to find out: whether it is intact, and how it would have gone under the strictest preset. */
+  /** What takes a whole run to find out: its answer, whether it is intact, and how it would have gone under the preset strict. */
   async function find(name, ask) {
     findings[name] = el('span', {className: 'note'}, 'reading\u2026');
     about.replaceChildren(...summary(run, current, findings));
     findings[name] = await ask().catch((error) => said(error.message));
     about.replaceChildren(...summary(run, current, findings));
   }
+  const showAnswer = () => find('answer', async () => markup(await getText('run/part', {run: id, name: 'answer'})));
   const verify = () => find('verification', async () => verdict(id, await get('verification/run', {run: id})));
   const replay = () => find('strict', async () => underPreset(id, 'strict', await get('compare/replay', {a: id, preset: 'strict'})));
+  let foundFor = run.status;
+  const findAll = () => Promise.all([run.ending === 'completed' && showAnswer(), ...(visitor.only_run ? [] : [verify(), replay()])]);
   const onDemand = (text, work) => el('button', {type: 'button', onclick: work}, text);
   follow('run/events', {run: id, from: `${found.seq}-${found.moves.length}-${found.kinds.length}`}, (told) => {
     grow(told);
@@ -324,12 +330,14 @@ await start(async (main) => {
     childrenWanted = setTimeout(() => {
       if (decisions.open) decisions.dispatchEvent(new Event('toggle'));
       showChildren().catch(() => {});
+      if (short && run.status !== foundFor) {
+        foundFor = run.status;
+        findAll();
+      }
     }, CHILDREN_MS);
   }, (lost) => { live.textContent = lost ? 'the viewer cannot be reached; trying again' : current.status === 'running' ? 'live' : ''; });
-  await Promise.all([drawn, showChildren()]);
-  if (visitor.only_run) return;
-  if (short) await Promise.all([verify(), replay()]);
-  else {
+  await Promise.all([drawn, showChildren(), short && findAll()]);
+  if (!short && !visitor.only_run) {
     Object.assign(findings, {verification: onDemand('Verify', verify), strict: onDemand('Replay', replay)});
     about.replaceChildren(...summary(run, current, findings));
   }

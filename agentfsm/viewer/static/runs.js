@@ -10,7 +10,7 @@ function row(run) {
     run.waiting.roles.length && said(`by ${run.waiting.roles.join(' or ')}`),
     run.expires && ['until ', time(run.expires)]].filter(Boolean).flatMap((each) => [each, ' ']).flat();
   const cells = [
-    statusBadge(run), el('a', {href: runAddress(run.id)}, run.prompt ? said(run.prompt) : '(no text)'), time(run.started), took,
+    statusBadge(run), el('a', {href: runAddress(run.id)}, run.prompt ? said(run.prompt) : '(redacted, or no text)'), time(run.started), took,
     money(run.cost), said(run.actor), run.tags.map((tag) => el('span', {className: 'tag'}, said(tag))), waits ?? '',
     el('a', {href: runAddress(run.id)}, el('code', {className: 'id', title: run.id}, run.id)),
   ];
@@ -21,7 +21,7 @@ await start(async (main) => {
   const form = filterForm();
   const body = el('tbody'), count = el('p', {className: 'note', role: 'status'}), live = el('span', {className: 'note live'});
   const newer = el('button', {type: 'button'}, 'Newest'), older = el('button', {type: 'button'}, 'Older');
-  const table = el('table', {className: 'runs'}, el('caption', {}, 'The runs of the store, the newest first. Times are UTC.'),
+  const table = el('table', {className: 'runs stacked'}, el('caption', {}, 'The runs of the store, the newest first. Times are UTC.'),
     el('thead', {}, el('tr', {}, COLUMNS.map((name) => el('th', {scope: 'col'}, name)))), body);
   main.append(form, el('div', {className: 'bar'}, count, live),
     el('div', {className: 'scroll', role: 'region', 'aria-label': 'Runs', tabIndex: 0}, table),

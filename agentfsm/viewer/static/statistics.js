@@ -7,7 +7,7 @@ import {bar, runCells, table} from './tables.js';
 const NARROW = matchMedia('(max-width: 48rem)');
 const sum = (counts) => Object.values(counts).reduce((total, each) => total + each, 0);
 
-const counts = (found) => Object.entries(found).map(([name, count]) => `${words(name)} ${count}`).join(', ');
+const counts = (found) => Object.entries(found).map(([name, count]) => `${name === 'suspended' ? 'waiting' : words(name)} ${count}`).join(', ');
 
 function days(found) {
   const most = (name) => Math.max(...found.map((day) => (typeof day[name] === 'object' ? sum(day[name] ?? {}) : day[name])));

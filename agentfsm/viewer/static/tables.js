@@ -4,9 +4,17 @@ import {el, runAddress, said, statusBadge, time} from './common.js';
 
 /** A table that scrolls if it is wide; cells are texts, elements or lists of them. */
 export const table = (caption, heads, rows) =>
-  el('div', {className: 'scroll', role: 'region', 'aria-label': caption, tabIndex: 0},
+  el('div', {className: 'scroll', role: 'region', 'aria-label': caption, tabIndex: 0}, stacked(
     el('table', {}, el('caption', {}, caption), el('thead', {}, el('tr', {}, heads.map((head) => el('th', {scope: 'col'}, head)))),
-      el('tbody', {}, rows.map((cells) => el('tr', {}, cells.map((cell) => el('td', {}, cell)))))));
+      el('tbody', {}, rows.map((cells) => el('tr', {}, cells.map((cell) => el('td', {}, cell))))))));
+
+/** The same table, whose cells stand one below the other on a phone, each after the name of its column. */
+export function stacked(made) {
+  const heads = [...made.tHead.rows[0].cells].map((head) => head.textContent);
+  made.classList.add('stacked');
+  for (const row of made.tBodies[0].rows) [...row.cells].forEach((cell, place) => { cell.dataset.label = heads[place]; });
+  return made;
+}
 
 /** A number with a bar beside it, which is as long as its share of the largest. */
 export const bar = (value, most, text = value.toLocaleString('en')) =>

@@ -2,7 +2,7 @@
 
 import {el} from './common.js';
 
-const ROW_HEIGHT = 44; // pixels, as in the style sheet
+const ROW_HEIGHT = 64; // pixels, as in the style sheet
 const SPARE = 6; // rows kept above and below
 
 export class VirtualList {
