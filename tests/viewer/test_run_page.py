@@ -188,6 +188,7 @@ def test_the_parts_of_a_report_are_there_when_they_are_opened(browser: Any, site
         opened(page, "/run?id=whole")
         page.locator("[data-part=decisions] table").wait_for()
         assert '{"amount": 2.0, "to": "Bob"}' in page.inner_text("[data-part=decisions]")
+        has_text(page.locator(".about"), "all done")
         for name, text in (("transcript", "all done"), ("failures", "busy"), ("graph", "fingerprint")):
             page.locator(f"[data-part={name}] summary").click()
             page.locator(f"[data-part={name}]").get_by_text(text).first.wait_for()

@@ -160,8 +160,9 @@ async def compare_replay(request: Request) -> Response:
     try:
         replay = await context.runs.replay(run.run_id, settings)
         graph = settings.graph or graph_of_run(run.path.pins)
-    except (AgentfsmError, ValidationError) as error:  # such as a limit that does not fit the recorded ones
-        raise PageError(422, f"the run cannot be replayed: {error}") from error
+    except (AgentfsmError, ValidationError) as error:  # such as a value that was redacted, or a changed record
+        a = await _info_json(context, run.run_id)
+        return json_response({"a": a, "settings": shown(name), "error": shown(f"the run cannot be replayed: {error}")})
     first = replay.divergences[0] if replay.divergences else None
     same = next((at for at, move in enumerate(run.path.moves) if first and move.seq >= first.seq), len(run.path.moves))
     return json_response(

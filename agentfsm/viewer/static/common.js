@@ -214,8 +214,7 @@ export async function start(page) {
   try {
     await Promise.all([showPerson(), page(document.querySelector('main'))]);
   } catch (error) {
-    notice(error.message, 'error');
-    document.querySelector('main').append(el('p', {className: 'failed'}, said(error.message)));
+    document.querySelector('main').append(el('p', {className: 'failed', role: 'alert'}, said(error.message)));
     if (!(error instanceof ApiError)) throw error;
   }
 }

@@ -70,6 +70,10 @@ async function showRuns(result, asked) {
 
 async function showReplay(result, asked) {
   const found = await get('compare/replay', asked);
+  if (found.error) {
+    result.replaceChildren(el('p', {className: 'failed', role: 'status'}, said(found.error)));
+    return;
+  }
   const ending = found.ending ? `It would end: ${endingName(found.ending)}` : 'How it would end is not known';
   result.replaceChildren(
     el('p', {role: 'status'}, el('strong', {}, found.divergences.length

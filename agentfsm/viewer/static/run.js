@@ -94,7 +94,8 @@ const tree = (runs) => el('ul', {className: 'tree'}, runs.map((run) => el('li', 
   run.runs.length ? tree(run.runs) : '')));
 
 /** What a run would have done under a preset, in plain words. */
-function underPreset(id, preset, {about, same, words: parts, divergences: [first], ending, recorded_ending: recorded, unknown}) {
+function underPreset(id, preset, {error, about, same, words: parts, divergences: [first] = [], ending, recorded_ending: recorded, unknown}) {
+  if (error) return [said(error)];
   const compared = el('a', {href: address('compare', {a: id, preset})}, 'compare');
   const end = ending ? `It would have ended ${ending === recorded ? 'in the same way' : 'otherwise'}: ${endingName(ending)}. ` : ['How it would have ended is not known: ', said(unknown), '. '];
   if (!first) return [`${about} All ${total(same)} would have been the same. `, end, compared].flat();
