@@ -116,8 +116,6 @@ def summary_html(ledger: RunLedger, verdict: str) -> str:
         ledger.status, f"not yet: in {ledger.state}" if ledger.state else "not yet"
     )
     seconds = ledger.ended - ledger.started
-    cost = sum(line.cost_usd for line in ledger.costs)
-    tokens = sum(line.input_tokens + line.output_tokens for line in ledger.costs)
     return _definitions(
         [
             ("Verification", verdict_html(verdict)),
@@ -129,7 +127,7 @@ def summary_html(ledger: RunLedger, verdict: str) -> str:
             ("Started", escape(format_time(ledger.started)) if ledger.records else ""),
             ("Last record", escape(f"{format_time(ledger.ended)}, {seconds:.1f} s later") if ledger.records else ""),
             ("Moves", escape(f"{len(ledger.moves)}, in {ledger.last_seq} records")),
-            ("Cost", escape(f"{cost:.4f} USD, {tokens:,} tokens") if tokens or cost else ""),
+            ("Cost", escape(ledger.cost)),
             ("Called by", _text(ledger.caller)),
             ("Forked from", _text(ledger.forked_from)),
         ]
@@ -222,7 +220,7 @@ def decision_cells(decision: HumanDecision) -> list[Cell]:
         escape(format_time(decision.time)),
         who or "not recorded",
         f"<b>{escape(_ANSWERS.get(decision.answer, decision.answer))}</b>{_block(decision.text)}",
-        "<br>".join(filter(None, request)),
+        "".join(f"<div>{part}</div>" for part in request if part),
         happened,
         "<br>".join(
             f"{what}: {_held(row)}"

@@ -275,6 +275,15 @@ class RunLedger:
     last_seq: int = 0
     last_hash: str = ""
 
+    @property
+    def cost(self) -> str:
+        """What its model calls came to, in words; an empty string if there were none that say so."""
+        usd = sum(line.cost_usd for line in self.costs)
+        tokens = sum(line.input_tokens + line.output_tokens for line in self.costs)
+        if usd:
+            return f"{usd:.4f} USD, {tokens:,} tokens"
+        return f"{tokens:,} tokens without a price" if tokens else ""
+
 
 def read_ledger(run_id: str, sealed: Sequence[SealedRecord]) -> RunLedger:
     """What the journal of a run says.

@@ -73,6 +73,8 @@ def _head(run: ReportedRun, ledger: RunLedger, called: Sequence[RunLedger]) -> I
         yield f"- Asked by: {_said(ledger.requester)}"
     if ledger.ending == "completed":
         yield f"- Answer: {_said(ledger.answer)}"
+    if ledger.cost:
+        yield f"- Cost: {ledger.cost}"
     if ledger.waiting_for:
         yield f"- Waits for: {_said(ledger.waiting_for)}"
     for each in called[:MAX_LISTED]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+
+import pytest
 
 from agentfsm import Actor, Agent, Allow, Approval, Deny, Edit, Host, tool
 from agentfsm.journal.fork import fork
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.report.fragments import summary_html
-from agentfsm.report.ledger import AskedGuard, RunLedger, read_ledger
+from agentfsm.report.ledger import AskedGuard, CostLine, RunLedger, read_ledger
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, waiting_run
 
@@ -162,3 +165,16 @@ def test_a_run_says_who_called_it_and_what_it_was_forked_from() -> None:
     pages = {name: summary_html(ledger, "intact") for name, ledger in said.items()}
     assert [words in pages[child] for words in ("Called by", "Forked from")] == [True, False]
     assert [words in pages["other"] for words in ("Called by", "Forked from")] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("costs", "words"),
+    [
+        ((CostLine("m", 2, 1_000, 20, 0.01), CostLine("tool", 1, 5, 5, 0.002)), "0.0120 USD, 1,030 tokens"),
+        ((CostLine("m", 1, 1_000, 30),), "1,030 tokens without a price"),
+        ((CostLine("m", 1),), ""),
+        ((), ""),
+    ],
+)
+def test_what_a_run_cost_in_words(costs: tuple[CostLine, ...], words: str) -> None:
+    assert replace(read_ledger("empty", ()), costs=costs).cost == words

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from agentfsm import Agent, Host
+from agentfsm import Agent, Host, Message, Reply
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.verification import TAMPERED, VerificationReport, verify
+from agentfsm.loop.messages import Usage
 from agentfsm.report.findings import Findings, ReportedRun
 from agentfsm.report.markdown_report import MAX_COMMENT, run_markdown
 from agentfsm.testing import ScriptedModel, call
@@ -43,10 +44,18 @@ def test_a_report_has_the_facts_the_answers_the_picture_and_the_moves() -> None:
     assert text.startswith("### Run `whole`: `completed`\n")
     assert "- Verification: **intact**" in text
     assert "- Asked: `Do it all.`" in text
+    assert "- Cost: " not in text  # its model says neither tokens nor a price
     assert '| 1970-01-12 13:46:42 UTC | not recorded | **`edit`** `{"amount": 2.0, "to": "Bob"}` |' in text
     assert "```mermaid\nflowchart TD\n" in text
     assert "| 7 | `call_llm` | `transient_provider` | `recover` | `cancelled, aborted` |" in text
     assert text.endswith("Verified with key 00, compared with a checkpoint.")
+
+
+def test_a_report_says_what_the_run_cost() -> None:
+    store = MemoryStore()
+    reply = Reply(Message.assistant("It is blank."), usage=Usage(1_000, 30, cost_usd=0.0125))
+    Agent(ScriptedModel([reply]), host=Host(store=store)).run_sync("What is on page 1?", run_id="priced")
+    assert "- Cost: 0.0125 USD, 1,030 tokens\n" in run_markdown([reported(store, "priced")], FINDINGS)
 
 
 def test_a_report_has_the_prompts_as_they_were_sent_each_message_once() -> None:
