@@ -163,7 +163,12 @@ def test_the_row_of_a_move_scrolls_into_sight_and_the_ledger_stays_beside_it(bro
         last = page.locator(".picture g.now")
         has_count(last, 1)
         assert last.evaluate(in_sight)
-        assert page.locator("[role=listbox] .row").last.evaluate(in_sight)
+        page.get_by_role("heading", name="Move 29 of 29").wait_for()  # the details take half of the ledger's height
+        page.wait_for_function("document.querySelector('[role=listbox]').clientHeight < innerHeight / 2")
+        end = "(part) => part.getBoundingClientRect().bottom"
+        assert page.locator(".row").last.evaluate(in_sight)
+        assert page.locator(".row").last.evaluate(end) <= page.locator("[role=listbox]").evaluate(end)
+        assert page.get_by_role("heading", name="Move 29 of 29").evaluate(in_sight)
         assert events == []
 
 

@@ -151,7 +151,7 @@ await start(async (main) => {
   const where = el('output', {'aria-live': 'polite'}, 'the whole run');
   const back = el('button', {type: 'button', onclick: () => go(place - 1)}, 'Back'), on = el('button', {type: 'button', onclick: () => go(place + 1)}, 'Next');
   const rows = el('select', {onchange: () => filter(rows.value)}), keep = el('input', {type: 'checkbox', checked: found.status === 'running'});
-  const detail = el('section', {className: 'detail', 'aria-label': 'Details of the move'}, el('p', {className: 'note'}, 'Choose a move to see all about it.'));
+  const detail = el('section', {className: 'detail', 'aria-label': 'Details of the move', tabIndex: 0}, el('p', {className: 'note'}, 'Choose a move to see all about it.'));
   const children = el('section', {hidden: true}, el('h2', {}, 'Sub-agents'), el('p', {className: 'note'}, 'Their cost is part of the cost of this run.'), el('div', {}));
   const parts = el('section', {}, el('h2', {}, 'More about the run'), PARTS.map(([name, title]) => part(name, title)));
   const decisions = part('decisions', 'Who allowed what');
@@ -282,8 +282,8 @@ await start(async (main) => {
         el('div', {className: 'steps'}, back, slider, on, where),
         el('div', {className: 'bar'}, el('label', {}, 'Only row ', rows), follows,
           el('button', {type: 'button', onclick: () => { filter(''); detail.replaceChildren(); }}, 'The whole run')),
-        list.element)),
-    detail, children, parts);
+        list.element, detail)),
+    children, parts);
   list.count = ledger.moves.length;
   slider.max = list.count;
   go(-1);

@@ -26,7 +26,7 @@ export class VirtualList {
       const row = event.target.closest('[role=option]');
       if (row) this.chosen(Number(row.dataset.place));
     });
-    new ResizeObserver(() => this.#draw()).observe(this.element);
+    new ResizeObserver(() => (this.#selected < 0 ? this.#draw() : this.select(this.#selected))).observe(this.element);
   }
 
   get count() { return this.#count; }
