@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,6 +37,7 @@ __all__ = [
     "command_runner",
     "complete_run_id",
     "default_store",
+    "full_run_ids",
     "key_file",
     "open_existing_store",
     "open_runs",
@@ -194,6 +195,22 @@ def open_runs(location: StoreLocation, *, sealed: bool = True) -> tuple[Store, R
         require_keyring(location)
     found = store_secrets(location)
     return store, Runs(store, secret=found[0] if found else None, old_secrets=found[1:])
+
+
+def full_run_ids(store: Store, run_ids: Sequence[str]) -> list[str]:
+    """The ids of the runs that have these ids, or whose ids begin with them; those of purged runs as they are.
+
+    Raises:
+        agentfsm.errors.UnknownRunError: There is no such run, or there are several.
+        agentfsm.errors.StoreError: The store cannot be read.
+    """
+    from agentfsm.runs import Runs  # loads pictures and reports: not for what only prints its help
+
+    async def find() -> list[str]:
+        runs, purged = Runs(store), store.maintenance.was_purged
+        return [each if await purged(each) else await runs.find_id(each) for each in run_ids]
+
+    return await_result(find())
 
 
 def write_for_a_moment(store: Store, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:

@@ -16,6 +16,7 @@ from agentfsm.cli.console import shorten, single_line
 from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
+    full_run_ids,
     open_existing_store,
     open_runs,
     require_keyring,
@@ -538,10 +539,11 @@ def adopt(run_ids: tuple[str, ...], by: str, location: StoreLocation) -> None:
 
     For journals of an earlier release, which are not sealed, and for those whose secret is lost. Whoever could write
     the file may have changed them: adopt only what you trust. What was approved and has not run yet is asked again.
+    RUN may be the beginning of an id.
     """
     store = open_existing_store(location)
     keyring = require_keyring(location, create=True)
-    for run_id in run_ids or [head.run_id for head in await_result(store.heads()) if head.seq]:
+    for run_id in full_run_ids(store, run_ids) or [head.run_id for head in await_result(store.heads()) if head.seq]:
         adopted = write_for_a_moment(store, partial(adopt_run, run_id=run_id, keyring=keyring, by=by))
         click.echo(single_line(f"{run_id}  {'adopted' if adopted else 'was sealed already'}"))
     await_result(store.aclose())

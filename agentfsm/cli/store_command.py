@@ -15,6 +15,7 @@ from agentfsm.cli.console import shorten, single_line
 from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
+    full_run_ids,
     open_existing_store,
     open_store_for_writing,
     require_keyring,
@@ -59,7 +60,8 @@ def store() -> None:
 
 
 @store.command(
-    epilog="\b\nExamples:\n  agentfsm store init --store runs.db\n  agentfsm store init --sql > schema.sql\n"
+    short_help="Create the tables of a store.",
+    epilog="\b\nExamples:\n  agentfsm store init --store runs.db\n  agentfsm store init --sql > schema.sql\n",
 )
 @click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for PostgreSQL instead, for whoever may run it.")
 @click.option(
@@ -83,7 +85,10 @@ def init(as_sql: bool, wait: float, location: StoreLocation) -> None:
     click.echo(f"{location.name} is ready")
 
 
-@store.command(epilog="\b\nExamples:\n  agentfsm store migrate --store runs.db\n")
+@store.command(
+    short_help="Bring the tables of a store up to date.",
+    epilog="\b\nExamples:\n  agentfsm store migrate --store runs.db\n",
+)
 @click.option(
     "--wait", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="Wait for a server to start."
 )
@@ -113,7 +118,10 @@ def _prepare(location: StoreLocation, wait: float) -> Store:
             time.sleep(min(1.0, max(0.0, give_up - time.monotonic())))
 
 
-@store.command(epilog="\b\nExamples:\n  agentfsm store check\n  agentfsm store check --json --store runs.db\n")
+@store.command(
+    short_help="Say what a store is, and what stands in the way.",
+    epilog="\b\nExamples:\n  agentfsm store check\n  agentfsm store check --json --store runs.db\n",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_option
 @click.pass_context
@@ -146,7 +154,10 @@ def check(ctx: click.Context, as_json: bool, location: StoreLocation) -> None:
     ctx.exit(1 if problems else 0)
 
 
-@store.command(epilog="\b\nExamples:\n  agentfsm store backup /backups/runs-2026-11-23.db\n")
+@store.command(
+    short_help="Copy a SQLite store to a file, also while it is written.",
+    epilog="\b\nExamples:\n  agentfsm store backup /backups/runs-2026-11-23.db\n",
+)
 @click.argument("target", type=click.Path(path_type=Path))
 @store_option
 def backup(target: Path, location: StoreLocation) -> None:
@@ -166,29 +177,36 @@ def backup(target: Path, location: StoreLocation) -> None:
 # -- holds ---------------------------------------------------------------------------------------------
 
 
-@store.command("hold", epilog="\b\nExamples:\n  agentfsm store hold 3f9c0a1b2c3d4e5f --reason 'case 4711' --by Ann\n")
+@store.command(
+    "hold",
+    short_help="Keep runs from being purged or redacted.",
+    epilog="\b\nExamples:\n  agentfsm store hold 3f9c0a1b2c3d4e5f --reason 'case 4711' --by Ann\n",
+)
 @click.argument("run_ids", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run_id)
 @click.option("--reason", default="", metavar="TEXT", help="Why, such as the number of a case.")
 @click.option("--by", default="", metavar="NAME", help="Who holds them.")
 @store_option
 @tenant_option
 def hold_runs(run_ids: tuple[str, ...], reason: str, by: str, location: StoreLocation) -> None:
-    """Hold RUNs: from now on they are neither purged nor redacted, whether they go on or have ended."""
+    """Hold RUNs: from now on they are neither purged nor redacted, whether they go on or have ended.
+
+    RUN may be the beginning of an id.
+    """
     opened, keyring = open_existing_store(location), require_keyring(location)
-    for run_id in run_ids:
+    for run_id in full_run_ids(opened, run_ids):
         await_result(hold_run(opened.maintenance, run_id, Hold(reason, by, time.time()), keyring))
         click.echo(single_line(f"{run_id}  on hold"))
 
 
-@store.command("unhold", epilog="\b\nExamples:\n  agentfsm store unhold 3f9c0a1b2c3d4e5f\n")
+@store.command("unhold", short_help="End holds.", epilog="\b\nExamples:\n  agentfsm store unhold 3f9c0a1b2c3d4e5f\n")
 @click.argument("run_ids", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run_id)
 @click.option("--by", default="", metavar="NAME", help="Who ends the holds.")
 @store_option
 @tenant_option
 def unhold_runs(run_ids: tuple[str, ...], by: str, location: StoreLocation) -> None:
-    """End the hold of RUNs."""
+    """End the hold of RUNs; RUN may be the beginning of an id."""
     opened, keyring = open_existing_store(location), require_keyring(location)
-    for run_id in run_ids:
+    for run_id in full_run_ids(opened, run_ids):
         await_result(end_hold(opened.maintenance, run_id, keyring, by=by))
         click.echo(single_line(f"{run_id}  not on hold"))
 
@@ -227,7 +245,7 @@ class _PurgeOptions:
     reason: str
 
 
-@store.command(epilog=_PURGE_EXAMPLES)
+@store.command(short_help="Delete whole runs that ended.", epilog=_PURGE_EXAMPLES)
 @click.argument("run_ids", metavar="[RUN]...", nargs=-1, shell_complete=complete_run_id)
 @collect_options(
     _PurgeOptions,
@@ -258,9 +276,10 @@ def purge(
 ) -> None:
     """Delete whole RUNs that ended, or with --days all that ended long ago. Nothing can bring them back.
 
-    A run goes with the runs that it called. Its id, its last hash, who purged it and why remain as a tombstone under
-    the secret of the store, by which agentfsm verify, also with an older checkpoint, tells a purge from a theft. Runs
-    on hold, runs that go on or wait, and runs that do not verify remain, each with the reason.
+    RUN may be the beginning of an id. A run goes with the runs that it called. Its id, its last hash, who purged it
+    and why remain as a tombstone under the secret of the store, by which agentfsm verify, also with an older
+    checkpoint, tells a purge from a theft. Runs on hold, runs that go on or wait, and runs that do not verify remain,
+    each with the reason.
 
     Exit codes: 0 purged, or there was nothing to purge; 1 something remains; 2 wrong usage.
     """
@@ -269,13 +288,14 @@ def purge(
     if wanted.days is None and (wanted.tag is not None or wanted.session is not None):
         raise click.UsageError("--tag and --session say which of the runs of --days are purged, and nothing else")
     opened, keyring = open_existing_store(location), require_keyring(location)
+    ids = full_run_ids(opened, run_ids)
 
     def carry_out(dry: bool) -> PurgeReport:
         if wanted.days is not None:
             rule = RetentionRule(days=wanted.days, tag=wanted.tag, session=wanted.session)
             return await_result(apply_retention(opened, rule, keyring, by=wanted.by, reason=wanted.reason, dry_run=dry))
-        ids = run_ids or _abandoned(opened)
-        return await_result(purge_runs(opened, ids, keyring, by=wanted.by, reason=wanted.reason, dry_run=dry))
+        every = ids or _abandoned(opened)
+        return await_result(purge_runs(opened, every, keyring, by=wanted.by, reason=wanted.reason, dry_run=dry))
 
     report = carry_out(dry_run or not yes)
     if not (dry_run or yes) and report.purged:
@@ -300,7 +320,9 @@ def _count(run_ids: Sequence[str]) -> str:
     return f"{len(run_ids)} run{'s' * (len(run_ids) != 1)}"
 
 
-@store.command("compact", epilog="\b\nExamples:\n  agentfsm store compact\n")
+@store.command(
+    "compact", short_help="Return the space of what was deleted.", epilog="\b\nExamples:\n  agentfsm store compact\n"
+)
 @store_option
 def compact_store(location: StoreLocation) -> None:
     """Return the space of what was purged or redacted, so that nothing of it is left in the store.
@@ -335,7 +357,7 @@ class _Person:
     text: str
 
 
-@store.command(epilog=_ERASE_EXAMPLES)
+@store.command(short_help="Erase a person's data from all runs.", epilog=_ERASE_EXAMPLES)
 @collect_options(
     _Person,
     "person",
@@ -402,7 +424,9 @@ def _print_erasure(report: ErasureReport, dry_run: bool) -> None:
 # -- listings ------------------------------------------------------------------------------------------
 
 
-@store.command(epilog="\b\nExamples:\n  agentfsm store rebuild\n")
+@store.command(
+    short_help="List runs again by what their records say.", epilog="\b\nExamples:\n  agentfsm store rebuild\n"
+)
 @store_option
 @click.pass_context
 def rebuild(ctx: click.Context, location: StoreLocation) -> None:

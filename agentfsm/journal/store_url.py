@@ -17,6 +17,7 @@ __all__ = ["StoreLocation", "locate_store", "open_store", "server_database"]
 _FORMS = "sqlite:///runs.db (relative), sqlite:////var/lib/runs.db (absolute), postgresql://HOST/DATABASE, memory:"
 _LEVELS = ("full", "normal")
 _POSTGRES = ("postgresql", "postgres")
+_SCHEMES = ("sqlite", "memory", *_POSTGRES)
 _POSTGRES_OPTIONS = ("liveness", "lease_s", "wait_s", "listen_url")
 
 
@@ -111,10 +112,15 @@ def _server_name(parts: SplitResult) -> str:
 def _split(url: str | Path) -> SplitResult:
     """The parts of a URL; a plain path has no scheme."""
     text = str(url)
+    before, slashes, _ = text.partition("//")
+    if slashes and before in _SCHEMES:
+        raise ConfigurationError(
+            f"the URL of the store lacks a colon after {before}; for a file, write ./{before}//..."
+        )
     scheme = text.partition(":")[0].lower() if isinstance(url, str) and ":" in text else ""
     if len(scheme) < 2 or not scheme.isalnum() or scheme[0].isdigit():  # a path, also one of Windows with its drive
         return SplitResult("", "", text, "", "")
-    if scheme not in ("sqlite", "memory", "postgresql", "postgres"):
+    if scheme not in _SCHEMES:
         raise ConfigurationError(f"there is no store for {scheme}: URLs; there are: {_FORMS}, or the path of a file")
     return urlsplit(text)
 

@@ -72,6 +72,7 @@ def test_a_store_is_created_and_checked(url: str, cli: Cli) -> None:
     assert (facts["running"], facts["suspended"], facts["finished"], facts["interrupted"]) == ("1", "1", "2", "1")
     assert facts["problems"] == []
     assert facts["kind"].startswith(("SQLite", "PostgreSQL"))
+    assert "-0.0 s" not in facts.get("clock", "")
 
 
 def test_runs_are_held_purged_and_verified(url: str, cli: Cli, tmp_path: Path) -> None:
@@ -95,6 +96,29 @@ def test_runs_are_held_purged_and_verified(url: str, cli: Cli, tmp_path: Path) -
     assert "by cron (kept for 1 days)" in cli("verify", "other").stdout
     assert "(the demo is over)" in cli("verify", "old").stdout
     assert "it was purged under a secret that is not given" in cli("verify", AGENTFSM_SECRET="another one").stdout
+
+
+def test_runs_are_held_and_purged_by_the_beginnings_of_their_ids(url: str, cli: Cli) -> None:
+    fill(url)
+    assert cli("store", "hold", "ol", "oth").stdout == "old  on hold\nother  on hold\n"
+    assert cli("store", "unhold", "ol").stdout == "old  not on hold\n"
+    purged = cli("store", "purge", "ol", "oth", "--yes")
+    assert (purged.exit_code, purged.stdout) == (1, "old  purged\nother  remains: it is on hold\n")
+    for command in ("hold", "unhold", "purge"):
+        unknown = cli("store", command, "nobody", "waits")
+        assert (unknown.exit_code, unknown.stdout) == (2, "")
+        assert "there is no run 'nobody'" in unknown.output
+    again = cli("store", "purge", "old", "--yes")  # as a list of ids that is purged a second time
+    assert (again.exit_code, again.stdout) == (1, "old  remains: there is no such run\n")
+
+
+def test_the_beginning_of_several_ids_names_no_run_to_hold_or_purge(url: str, cli: Cli) -> None:
+    fill(url)
+    for command in ("hold", "purge"):
+        result = cli("store", command, "o")
+        assert result.exit_code == 2
+        assert "several runs begin with 'o': " in result.output
+    assert cli("store", "holds").stdout == ""
 
 
 def test_a_persons_data_is_erased_and_what_remains_is_said(url: str, cli: Cli) -> None:

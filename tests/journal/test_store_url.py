@@ -24,6 +24,7 @@ from agentfsm.testing import ScriptedModel
         ("runs.db", "runs.db"),
         ("./memory:x.db", "memory:x.db"),
         ("C:\\runs.db", "C:\\runs.db"),
+        ("./postgres//runs.db", "postgres/runs.db"),
         ("50% of ?.db", "50% of ?.db"),
         (Path("sqlite:/odd.db"), "sqlite:/odd.db"),
     ],
@@ -44,8 +45,11 @@ def test_a_url_or_a_path_names_a_file(url: str | Path, path: str) -> None:
         ("sqlite:///runs.db?mode=ro", "the only option is synchronous"),
         ("mysql://localhost/runs", "no store for mysql: URLs"),
         ("memory://runs", "which is 'memory:'"),
+        ("postgresql//ann:pw@localhost/runs", r"^the URL of the store lacks a colon after postgresql; [^@]*$"),
+        ("sqlite//runs.db", "lacks a colon"),
         ("postgresql://localhost/runs?liveness=clock", "liveness is session or lease"),
         ("postgres://localhost/runs?lease_s=soon", "lease_s and wait_s are seconds"),
+        ("postgres://a:pw@localhost/x?sslmod=require", '/database: neither libpq nor agentfsm has an option "sslmod"$'),
     ],
 )
 def test_what_names_no_store_is_refused_with_the_reason(url: str, why: str) -> None:

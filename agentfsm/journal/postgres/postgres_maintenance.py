@@ -151,11 +151,12 @@ async def _describe(db: Connection) -> list[Fact]:
     row = await (await db.execute(_DESCRIBE)).fetchone()
     assert row is not None  # noqa: S101  # a query without FROM has one row
     server, size, standby, clock, missing = row
+    ahead_s = round(clock - time.time(), 1) or 0.0  # and not -0.0
     facts = [
         Fact("kind", f"PostgreSQL {server}"),
         Fact("schema", f"version {await read_version(db)}"),
         Fact("size", f"{size:,} bytes"),
-        Fact("clock", f"the server's is {clock - time.time():+.1f} s from the one here; only the server's counts"),
+        Fact("clock", f"the server's is {ahead_s:+.1f} s from the one here; only the server's counts"),
     ]
     if standby:
         facts.append(Fact("standby", "this server is read-only: connect to the primary one", is_problem=True))

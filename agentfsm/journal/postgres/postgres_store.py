@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import weakref
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
@@ -159,9 +160,11 @@ class PostgresStore:
         try:
             conninfo_to_dict(url)
             conninfo_to_dict(listen_url)
-        except ProgrammingError:
+        except ProgrammingError as error:  # its text may have the password
+            unknown = re.search(r'query parameter: ("[^"]*")$', str(error).strip())
             raise ConfigurationError(
                 "that is not the URL of a PostgreSQL database, such as postgresql://user:password@host/database"
+                + (f": neither libpq nor agentfsm has an option {unknown[1]}" if unknown else "")
             ) from None
         if liveness not in ("session", "lease") or not lease_s > 0 or not wait_s > 0:
             raise ConfigurationError("liveness is session or lease, and lease_s and wait_s are greater than 0")
