@@ -54,7 +54,7 @@ from agentfsm.runtime import context
 from agentfsm.testing import FakeClock
 from tests.helpers import journal_scenarios
 from tests.helpers.crash_injection import migration_point
-from tests.helpers.read_now import read_now
+from tests.helpers.read_now import read_at_once
 
 SECRET = b"of the tests"
 KEYRING = Keyring(SECRET)
@@ -176,7 +176,7 @@ class SimulatedWorld(journal_scenarios.CrashWorld):
     def effect(self, name: str, key: str, result: str) -> str:
         run_id, _, eid = key.partition(":")
         self.begun[key] += 1
-        records = read_now(self.store.records(run_id))
+        records = read_at_once(self.store.records(run_id))
         intents = sum(f'"eid":"{eid}"' in r.body and '"effect.intent"' in r.body for r in records)
         if intents < self.begun[key]:
             self.broken.append(f"{name} {key} began for the {self.begun[key]}. time, and {intents} intents are durable")
@@ -288,7 +288,7 @@ async def _run_once(agent: Agent, world: SimulatedWorld, store: SlowStore, run_i
 def final_state(rows: Sequence[Any], scenario: str, run_id: str, store: MemoryStore) -> tuple[Any, ...]:
     """The final messages and result of a run, whose journal must verify and replay."""
     past = rehydrate(rows, SecretOpener(KEYRING))
-    told = verify(run_id, rows, asyncio.run(store.head(run_id)))
+    told = verify(run_id, rows, read_at_once(store.head(run_id)))
     assert told.code == GOOD, told
     graphs = {graph.fingerprint: graph for graph in GRAPHS[journal_scenarios.SCENARIOS[scenario][0]]}
     assert replay(rows, graphs[past.graph["fingerprint"]]).same
@@ -300,7 +300,7 @@ def expected_final_state(scenario: str) -> tuple[Any, ...]:
     if scenario not in _EXPECTED:
         store = SlowStore(random.Random(0), 0.0, 0.0)
         asyncio.run(continue_run(SimulatedWorld(store, 0.0), scenario, store, FakeClock(), "r"))
-        _EXPECTED[scenario] = final_state(asyncio.run(store.records("r")), scenario, "r", store)
+        _EXPECTED[scenario] = final_state(read_at_once(store.records("r")), scenario, "r", store)
     return _EXPECTED[scenario]
 
 
@@ -337,7 +337,7 @@ def simulate(seed: int) -> tuple[Counter[str], str]:
         except (AssertionError, RunError) as error:
             raise AssertionError(f"seed {seed}: {run_id} ({scenario}): {error}") from error
         told.update({"runs": 1, "forks": scenario == "fork"})
-        for row in asyncio.run(store.records(run_id)):
+        for row in read_at_once(store.records(run_id)):
             told["doubts"] += '"dispatch_tool.in_doubt"' in row.body
             told["withheld"] += row.hidden.count("[sealed ")
             told["changes"] += '"kind":"run.migrated"' in row.body
@@ -350,7 +350,7 @@ def simulate(seed: int) -> tuple[Counter[str], str]:
 
 def _check_run(run_id: str, scenario: str, world: SimulatedWorld, store: SlowStore) -> None:
     assert not world.broken, world.broken[0]
-    assert final_state(asyncio.run(store.records(run_id)), scenario, run_id, store) == expected_final_state(scenario)
+    assert final_state(read_at_once(store.records(run_id)), scenario, run_id, store) == expected_final_state(scenario)
     effects = world.effects()
     once_each = {key: result for _, key, result in effects}
     assert sorted(once_each.values()) == sorted(SIDE_EFFECTS[scenario])

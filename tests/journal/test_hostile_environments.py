@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.child_process import run_helper
 from tests.helpers.hostile_environments import ENVIRONMENTS
 
-PART, GROUP = 25, 10
+PART, GROUP = 25, 25
 ALL = [
     pytest.param(first, PART, range(group, group + GROUP), marks=pytest.mark.soak, id=f"{first}-{group}")
     for first in range(0, 1_025, PART)
