@@ -30,7 +30,8 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
     """Start a new run from the state of another one after one of its records.
 
     The new run has its own idempotency keys. Tool calls that were in progress at that record are in doubt, as after
-    a crash.
+    a crash. An approval is for a call of the run in which it was given: for calls that have no result yet, the new run
+    asks again, and no vote counts in it.
 
     Args:
         store: The store that has the run; the new run is stored there too.
@@ -61,6 +62,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
     if parent.unclaimed_results:
         on_outcome(run, ToolsRan(tuple(parent.unclaimed_results.values())))
     run.run_id, run.parent = new_id, None
+    run.withdraw_approvals()
     commitments = CommitmentWriter()
     copied = ("form", "guardrails", "rules", "versions", "seed", "deps")
     committed = ("policy", "session", "tags", "metadata")
@@ -101,6 +103,8 @@ def _suspended_body(suspension: Mapping[str, Any]) -> tuple[str, dict[str, Any],
         name: commitments.commitment_value(value) if name in _HIDDEN_REQUEST_FIELDS else value
         for name, value in suspension["waiting"].items()
     }
+    if waiting.get("quorum"):
+        waiting["quorum"] = {**waiting["quorum"], "votes": []}
     suspended = {"id": suspension["id"], "expires": suspension["expires"], "waiting": waiting}
     return "run.suspended", suspended, commitments.dump()
 

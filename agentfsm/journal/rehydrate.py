@@ -250,10 +250,7 @@ class RehydratedRun:
 
     def _adopt(self, body: Data) -> None:
         """What a person has approved, and has not run yet, is asked again: nobody knows who wrote the approval."""
-        state_tools = (each.tool for each in self.run.state_calls.values() if each.tool is not None)
-        for call in (*self.run.batch, *state_tools):
-            if call.result is None:
-                call.approved, call.approved_tool, call.quorum = False, "", None
+        self.run.withdraw_approvals()
 
     def _finish(self, body: Data) -> None:
         self.finished = True

@@ -10,7 +10,7 @@ import hashlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter, itemgetter
 from typing import Any, NoReturn, Self, TypeVar, dataclass_transform
 
@@ -403,6 +403,16 @@ class RunState(_HiddenSlots):
         """Keep a failure as a lesson: the newest of each kind, at most ``MAX_LESSONS`` kinds."""
         others = [lesson for lesson in self.lessons_learned if lesson.kind != failure.kind]
         self.lessons_learned = [*others, failure][-MAX_LESSONS:]
+
+    def withdraw_approvals(self) -> None:
+        """Have people asked again about the calls that they have approved, and that have no result yet."""
+        state_tools = (each.tool for each in self.state_calls.values() if each.tool is not None)
+        for call in (*self.batch, *state_tools):
+            if call.result is None:
+                call.approved, call.approved_tool, call.quorum = False, "", None
+        request = self.pending_request
+        if request is not None and request.quorum is not None:
+            self.pending_request = replace(request, quorum=replace(request.quorum, votes=()))
 
     def abort(self, by: str, error: BaseException) -> None:
         """Record that user code raised; the first exception wins."""

@@ -8,14 +8,18 @@ import pytest
 
 from agentfsm import (
     LOOP,
+    Actor,
     Agent,
     AgentGuardrails,
     Allow,
+    Approval,
     DefaultPolicy,
     FailureKind,
     Host,
+    ItDidNotRun,
     MemoryStore,
     RunExistsError,
+    Runs,
     ToolContext,
     UnknownRunError,
     tool,
@@ -24,7 +28,7 @@ from agentfsm.errors import HumanReplyError, JournalError, JournalGraphError, Ru
 from agentfsm.journal.fork import fork
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
-from agentfsm.journal.verification import GOOD, OPEN, verify
+from agentfsm.journal.verification import GOOD, OPEN, verify, verify_stored_run
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run
@@ -157,6 +161,50 @@ def test_a_fork_has_its_own_idempotency_keys():
 
     asyncio.run(live())
     assert keys == ["child:1.0", "parent:1.0"]
+
+
+def test_an_approval_holds_in_the_run_in_which_it_was_given_and_not_in_its_forks():
+    paid, (ann, bob) = [], (Actor(name, ("manager",)) for name in ("ann", "bob"))
+
+    @tool(requires_approval=Approval(n=2, roles=("manager",)))
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    host = Host(store=MemoryStore())
+
+    def agent(*script):
+        return Agent(ScriptedModel(script), tools=[pay], host=host)
+
+    async def votes(run_id):
+        head = await host.store.head(run_id)
+        if head.status == "running":  # it has no request yet
+            await agent().resume(run_id)
+        return str((await Runs(host.store).get(run_id)).request.quorum)
+
+    async def live():
+        await agent(call("pay", amount=5)).run("Pay 5.", run_id="parent")
+        await agent().resume("parent", Allow(), by=ann)
+        await agent("Paid.").resume("parent", Allow(), by=bob)
+        assert paid == [5]
+        rows = await host.store.records("parent")
+        asked, began = seq_of(rows, "post_llm.tool_calls"), next(r.seq for r in rows if '"eid":"1.0"' in r.body)
+        for at in range(asked, began):  # also between the second vote and the call
+            child = f"child-{at}"
+            await fork(host.store, "parent", at, child, host.keyring)
+            assert (await votes(child)).startswith("0 of 2 approvals")
+            await agent().resume(child, Allow(), by=ann)
+            assert paid == [5]
+            assert (await verify_stored_run(host.store, child, keyring=host.keyring)).code == OPEN
+        await agent("Paid.").resume(child, Allow(), by=bob)
+        assert paid == [5, 5]
+        await fork(host.store, "parent", began, "doubtful", host.keyring)
+        assert (await agent().resume("doubtful")).outcome.kind == "in_doubt"
+        assert (await agent().resume("doubtful", ItDidNotRun())).outcome.kind == "approval"
+        assert paid == [5, 5]
+
+    asyncio.run(live())
 
 
 def test_an_invalid_fork_changes_nothing():
