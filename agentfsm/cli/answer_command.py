@@ -17,7 +17,7 @@ from agentfsm.cli.local_store import (
     tenant_option,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
-from agentfsm.cli.terminal_prompt import TerminalPrompter, claimed_actor, parse_extension, parse_reply
+from agentfsm.cli.terminal_prompt import TerminalPrompter, claimed_actor, parse_extension, parse_reply, require_name
 from agentfsm.errors import HumanReplyError
 from agentfsm.journal.load import StoredRequest
 from agentfsm.journal.rehydrate import rehydrate
@@ -105,6 +105,7 @@ def answer(
     run = await_result(runs.get(run_id))
     if run.request is None:
         raise HumanReplyError(f"run {run.info.run_id!r} asks nothing: it is {run.info.status}")
+    require_name(run.request.quorum, sender.by)
     chosen, shown = _reply(store, run.request, reply, extend)
     sent = await_result(runs.answer(run.info.run_id, chosen, by=sender.actor(), to=digest or shown))
     await_result(store.aclose())

@@ -34,7 +34,14 @@ from agentfsm.cli.run_report import (
     print_report,
     report_json,
 )
-from agentfsm.cli.terminal_prompt import HumanRequest, TerminalPrompter, claimed_actor, parse_extension, parse_reply
+from agentfsm.cli.terminal_prompt import (
+    HumanRequest,
+    TerminalPrompter,
+    claimed_actor,
+    parse_extension,
+    parse_reply,
+    require_name,
+)
 from agentfsm.errors import AgentfsmError, ConfigurationError, SuspensionToolError
 from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
 from agentfsm.journal.migration import Migration
@@ -191,7 +198,7 @@ def _print_summary(summary: _ResumeSummary, console: CliConsole, agent_opts: Age
         if request.has_expired(time.time()):
             print_expired_hint(console, request.run_id, agent_opts)
         else:
-            print_resume_hint(console, request.run_id, request.kind, request.digest, agent_opts)
+            print_resume_hint(console, request.run_id, request.kind, request.quorum, request.digest, agent_opts)
     if not (summary.reports or summary.skipped):
         console.err.print("no run of this store was interrupted")
 
@@ -266,12 +273,15 @@ class _ReplyOptions:
         """The reply from the command line, or else from the user at the terminal."""
         if self.extend is not None:
             return parse_extension(self.extend, self.reply or "")
-        if self.reply is not None:
-            return parse_reply(request.kind, self.reply)
         console = open_console()
-        if not console.interactive:
+        if self.reply is None and not console.interactive:
             raise click.UsageError(f"there is no terminal to ask at: give a REPLY to {request.question!r}")
-        return TerminalPrompter(console.err).answer(request)
+        require_name(request.quorum, self.by)
+        return (
+            TerminalPrompter(console.err).answer(request)
+            if self.reply is None
+            else parse_reply(request.kind, self.reply)
+        )
 
 
 def _reply_options(command: CommandFunction) -> CommandFunction:

@@ -33,11 +33,12 @@ from agentfsm.cli.options import (
 )
 from agentfsm.cli.progress import ProgressDisplay
 from agentfsm.cli.run_report import RunReport, exit_code, print_failure, print_json, print_report
-from agentfsm.cli.terminal_prompt import REPLY_FORMATS, TerminalPrompter
+from agentfsm.cli.terminal_prompt import TerminalPrompter, must_say_who, valid_replies
 from agentfsm.errors import ConfigurationError, HumanReplyError, SessionOpenError
 from agentfsm.loop.events import UserInputRequested
 from agentfsm.loop.keys import SECRET_VARIABLE
 from agentfsm.loop.messages import MEDIA_TYPES, File, Image
+from agentfsm.loop.quorum import Quorum
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.approval import HumanInput
@@ -171,7 +172,7 @@ def drive_and_report(agent: Agent, run: Run, agent_opts: AgentCliOptions, report
 
 def drive_with_progress(agent: Agent, run: Run, console: CliConsole) -> RunReport:
     """Drive a run and show its progress; at a terminal, the user is asked what the run asks."""
-    get_answer = TerminalPrompter(console.err).answer if console.interactive else _leave_suspended
+    get_answer = partial(_ask_at_terminal, TerminalPrompter(console.err)) if console.interactive else _leave_suspended
     store = agent.config.host.store
     if store is not None:  # printed first, so that the run can be resumed if this process dies
         console.err.print(Text(f"run {run.run_id}", "dim"), soft_wrap=True)
@@ -193,6 +194,11 @@ def _check_report_options(report_opts: ReportOptions) -> None:
 
 def _leave_suspended(request: UserInputRequested) -> None:
     """Without a terminal there is no answer, so the run stays suspended."""
+
+
+def _ask_at_terminal(prompter: TerminalPrompter, request: UserInputRequested) -> HumanInput | None:
+    """The user's answer; None if it would not count, because nobody has said who the user is."""
+    return None if must_say_who(request.quorum) else prompter.answer(request)
 
 
 def _write_suspension_record(record: SuspensionRecord, path: Path) -> None:
@@ -222,11 +228,17 @@ def _print_suspended_hint(
     if record is None and not report.stored:
         click.echo(request.suspension_record.to_json())
         record = "RECORD.json"
-    print_resume_hint(console, record or request.run_id, request.kind, "" if record else request.digest, agent_opts)
+    digest = "" if record else request.digest
+    print_resume_hint(console, record or request.run_id, request.kind, request.quorum, digest, agent_opts)
 
 
 def print_resume_hint(
-    console: CliConsole, run_or_record: str, kind: str, digest: str, agent_opts: AgentCliOptions
+    console: CliConsole,
+    run_or_record: str,
+    kind: str,
+    quorum: Quorum | None,
+    digest: str,
+    agent_opts: AgentCliOptions,
 ) -> None:
     """Print the command that resumes a run, and the valid replies.
 
@@ -236,15 +248,24 @@ def print_resume_hint(
         console: Where to print it.
         run_or_record: The run's id, or the file of its suspension record.
         kind: The kind of request the run waits for.
+        quorum: Its rule about who may answer, and the votes so far; None if it has none.
         digest: The digest of the request, which binds the reply to it; empty if unknown.
         agent_opts: The agent's options.
     """
     digest_option = ["--to", digest[:12]] if digest else []
     reply = _SUGGESTED_REPLIES.get(kind, "YOUR ANSWER")
-    line = shlex.join(["agentfsm", "resume", run_or_record, reply, *digest_option, *agent_opts.to_args()])
+    words = [reply, *digest_option, *_who_options(quorum), *agent_opts.to_args()]
+    line = shlex.join(["agentfsm", "resume", run_or_record, *words])
     console.err.print(Text(f"  resume with: {line}"), soft_wrap=True)
-    if kind in REPLY_FORMATS:
-        console.err.print(Text(f"  valid replies: {REPLY_FORMATS[kind]}"), soft_wrap=True)
+    if replies := valid_replies(kind, quorum):
+        console.err.print(Text(f"  valid replies: {replies}"), soft_wrap=True)
+
+
+def _who_options(quorum: Quorum | None) -> list[str]:
+    """The options that say who replies, if there is a rule about that."""
+    if quorum is None or not must_say_who(quorum):
+        return []
+    return ["--by", "NAME", *(["--role", quorum.roles[0]] if quorum.roles else [])]
 
 
 def print_expired_hint(console: CliConsole, run_id: str, agent_opts: AgentCliOptions) -> None:
@@ -267,6 +288,7 @@ Examples:
   agentfsm run "Tidy up" -m gpt-5-mini -t my_tools.py --record wait.json --json
   agentfsm run "What does this bill say?" -m claude-sonnet-4-6 --file bill.pdf --image lamp.png
   agentfsm run "And yesterday?" -m gpt-5-mini --session ann-42
+  agentfsm run "Pay the bill" -m gpt-5-mini -t my_tools.py --actor ann
 """
 
 
@@ -277,6 +299,7 @@ class _PromptOptions:
     image: tuple[Path, ...]
     file: tuple[Path, ...]
     session: str | None
+    actor: str | None
 
     def read_parts(self) -> list[Image | File]:
         """The images and files.
@@ -306,6 +329,7 @@ _prompt_options = collect_options(
             help="A PDF, text or image that follows the prompt and its images; repeatable.",
         ),
         click.option("--session", metavar="ID", help="Continue or begin this conversation; PROMPT may be left out."),
+        click.option("--actor", metavar="NAME", help="Who requests the run; recorded as claimed, not verified."),
     ],
 )
 
@@ -322,7 +346,7 @@ def _read_part(option: str, path: Path, read: Callable[[bytes], Image | File]) -
         raise click.BadParameter(f"{path}: {error}", param_hint=option) from None
 
 
-def _session_run(agent: Agent, session_id: str, prompt: Sequence[str | Image | File] | None) -> Run:
+def _session_run(agent: Agent, session_id: str, prompt: Sequence[str | Image | File] | None, actor: str | None) -> Run:
     """The next run of a session, read from the store.
 
     Raises:
@@ -331,7 +355,7 @@ def _session_run(agent: Agent, session_id: str, prompt: Sequence[str | Image | F
     if agent.config.host.store is None:
         raise ConfigurationError("--session continues a conversation that is stored: leave --no-store out")
     try:
-        return command_runner().run(agent.session(session_id).run(prompt).load())
+        return command_runner().run(agent.session(session_id).run(prompt, actor=actor).load())
     except SessionOpenError as error:
         asks = "was interrupted" if error.request is None else f"asks: {error.request}"
         reply = "" if error.request is None else " ANSWER"
@@ -370,6 +394,6 @@ def run(
         raise click.UsageError("the prompt is empty")
     parts = None if text is None else [text, *attached]
     agent = agent_opts.build_agent(require_store=prompt_opts.session is not None)
-    session = prompt_opts.session
-    made = agent.run(parts or "") if session is None else _session_run(agent, session, parts)
+    session, actor = prompt_opts.session, prompt_opts.actor
+    made = agent.run(parts or "", actor=actor) if session is None else _session_run(agent, session, parts, actor)
     ctx.exit(drive_and_report(agent, made, agent_opts, report_opts))

@@ -196,6 +196,8 @@ def _next_step(plan: str) -> Iterator[str]:
 def _request_details(end: UserInputRequested) -> Iterator[str]:
     if end.limit is not None:
         yield str(end.limit)
+    if end.quorum is not None:
+        yield str(end.quorum)
     if end.context:
         yield end.context
     if end.tool and end.arguments:

@@ -18,10 +18,19 @@ from agentfsm.cli.console import parse_json_object, sanitize
 from agentfsm.errors import HumanReplyError
 from agentfsm.loop.extension import GUARDRAIL_OF_UNIT
 from agentfsm.loop.human_input import ReachedLimit
-from agentfsm.loop.quorum import Actor
+from agentfsm.loop.quorum import Actor, Quorum
 from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, GiveUp, HumanInput, ItDidNotRun, ItRan
 
-__all__ = ["REPLY_FORMATS", "HumanRequest", "TerminalPrompter", "claimed_actor", "parse_extension", "parse_reply"]
+__all__ = [
+    "HumanRequest",
+    "TerminalPrompter",
+    "claimed_actor",
+    "must_say_who",
+    "parse_extension",
+    "parse_reply",
+    "require_name",
+    "valid_replies",
+]
 
 with contextlib.suppress(ImportError):
     import readline as readline  # importing it is enough to give the prompt line editing
@@ -72,9 +81,48 @@ class HumanRequest(Protocol):
         ...
 
     @property
+    def quorum(self) -> Quorum | None:
+        """For an approval with a rule about who may answer, the rule and the votes so far; else None."""
+        ...
+
+    @property
     def arguments(self) -> Mapping[str, Any]:
         """The arguments of that call."""
         ...
+
+
+def must_say_who(quorum: Quorum | None) -> bool:
+    """Whether a reply to a request with these votes counts only if it says who gives it."""
+    return quorum is not None and quorum.rule.asks_who
+
+
+def require_name(quorum: Quorum | None, by: str) -> None:
+    """Check that a reply says who gives it, if that matters.
+
+    Args:
+        quorum: The rule and the votes of the request.
+        by: The name, or an empty string.
+
+    Raises:
+        click.UsageError: It matters, and there is no name.
+    """
+    if must_say_who(quorum) and not by.strip():
+        raise click.UsageError(f"the approval has a rule about who may answer ({quorum}): say who you are with --by")
+
+
+def valid_replies(kind: str, quorum: Quorum | None) -> str:
+    """The valid replies to a request, in words; empty if any text is one.
+
+    Args:
+        kind: The kind of the request.
+        quorum: Its rule and votes, or None.
+    """
+    return 'allow, deny, or "deny REASON"' if _needs_several(quorum) else REPLY_FORMATS.get(kind, "")
+
+
+def _needs_several(quorum: Quorum | None) -> bool:
+    """Whether several people have to approve the same arguments, so that none can edit them."""
+    return quorum is not None and quorum.rule.n > 1
 
 
 def claimed_actor(by: str, roles: tuple[str, ...]) -> Actor | str:
@@ -195,6 +243,8 @@ class TerminalPrompter:
         self.console.print(Text(sanitize(request.question), "bold cyan"))
         if request.limit is not None:
             self.console.print(Text(str(request.limit)))
+        if request.quorum is not None:
+            self.console.print(Text(sanitize(str(request.quorum))))
         if request.context:
             self.console.print(Text(sanitize(request.context)))
         if request.tool and request.kind not in ("question", "form"):
@@ -205,7 +255,8 @@ class TerminalPrompter:
     def _prompt_once(self, request: HumanRequest) -> HumanInput | None:
         match request.kind:
             case "approval":
-                typed = self.read_line("[a]llow, [d]eny or [e]dit?").strip()
+                choices = "[a]llow or [d]eny?" if _needs_several(request.quorum) else "[a]llow, [d]eny or [e]dit?"
+                typed = self.read_line(choices).strip()
                 return self._parse_approval(typed, request)
             case "form" | "in_doubt":
                 return _parse_if_given(request.kind, self.read_line(f"Reply ({REPLY_FORMATS[request.kind]}):"))

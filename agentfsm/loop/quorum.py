@@ -241,7 +241,7 @@ class Quorum:
         if kind == "deny":
             return
         if self.bars_requester(actor):
-            who = "nobody is recorded as its requester: agent.run(..., actor=...)"
+            who = "nobody is recorded as its requester (agent.run(..., actor=...), or --actor)"
             if self.requester is not None:
                 who = f"{actor.id!r} requested it"
             raise ActorIsRequesterError(f"whoever requests the run may not approve, and {who}; the run still waits")

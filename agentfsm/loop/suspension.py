@@ -25,6 +25,7 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.human_input import HumanReply, ReachedLimit
 from agentfsm.loop.keys import KeyPurpose, Keyring
+from agentfsm.loop.quorum import Quorum
 from agentfsm.loop.read_only import freeze
 from agentfsm.loop.state import RunState, withhold_secrets_of
 from agentfsm.loop.state_json import KEPT_FIELDS, TEXT_FIELDS, dump_state, load_state
@@ -98,16 +99,23 @@ class SuspensionRecord(BaseModel):
     @property
     def limit(self) -> ReachedLimit | None:
         """For a limit, how much of it is used up, and what a reply grants by default; else None."""
-        request = self.state.get("waiting")
-        if not isinstance(request, Mapping):
-            return None
-        return TypeAdapter(ReachedLimit | None).validate_python(cast("Mapping[str, Any]", request).get("limit"))
+        return TypeAdapter(ReachedLimit | None).validate_python(self._request.get("limit"))
+
+    @property
+    def quorum(self) -> Quorum | None:
+        """For an approval with a rule about who may answer, the rule and the votes so far; else None."""
+        return TypeAdapter(Quorum | None).validate_python(self._request.get("quorum"))
 
     @property
     def form(self) -> Mapping[str, Any]:
         """For a form, the JSON schema of the object to fill in; else empty."""
+        return self._request.get("form") or {}
+
+    @property
+    def _request(self) -> Mapping[str, Any]:
+        """What the run asks, as JSON data; empty if the record was changed so that it has none."""
         request = self.state.get("waiting")
-        return cast("Mapping[str, Any]", request).get("form") or {} if isinstance(request, Mapping) else {}
+        return cast("Mapping[str, Any]", request) if isinstance(request, Mapping) else {}
 
     @field_validator("arguments", "state")
     @classmethod
