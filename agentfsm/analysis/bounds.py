@@ -33,7 +33,7 @@ from agentfsm.analysis.layered_graph import (
 from agentfsm.analysis.liveness import dead_variables
 from agentfsm.analysis.state_space import BreadthFirstSearch, Configuration, StateSpace
 from agentfsm.errors import GraphError
-from agentfsm.loop.detectors import ITERATIONS
+from agentfsm.loop.detectors import CONTINUES, ITERATIONS
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.guards import approval_required, in_doubt
 from agentfsm.loop.outcomes import CALL_MODEL, RUN_CALLS
@@ -156,8 +156,10 @@ def with_unseen_calls(bounds: Bounds, graph: Graph, guardrails: AgentGuardrails)
     most = guardrails.max_iterations
     if any(ITERATIONS.name in row.refills for row in graph):
         most = None
-    extensions = guardrails.max_continues if any(row.extends for row in graph) else 0
-    in_all = None if most is None else most * (1 + extensions)
+    extensions: int | None = guardrails.max_continues if any(row.extends for row in graph) else 0
+    if extensions and any(CONTINUES.name in row.refills for row in graph):
+        extensions = None
+    in_all = None if most is None or extensions is None else most * (1 + extensions)
     return replace(bounds, model_calls=most, model_calls_in_all=in_all)
 
 

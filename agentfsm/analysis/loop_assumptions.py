@@ -263,17 +263,22 @@ class _VariableBuilder(_RowReader):
         effect = self.source(row).effect
         if name == d.ITERATIONS.name and effect is CALL_MODEL:
             spent += 1
+        refilled = name in row.refills
         if row.extends and self.source(row).waits and not self.into_wait(row):
-            if name == d.ITERATIONS.name:  # filled up, or as far as the person says
+            if name == d.ITERATIONS.name:  # filled up, or as far as the person says, after what the row spends
                 most = cap if counter == d.ITERATIONS else cap + 1  # one of another limit may be left empty
-                least = min(cap, spent)
                 # where the real value may be larger anyway, the least stands for all
-                left = range(least, least + 1 if self.charged_unseen(counter) else max(most, spent + 1))
+                left = range(1 if self.charged_unseen(counter) else max(most, 1))
                 yield Update.of(row, to=tuple(left), when="about == iteration_limit")
             elif name == d.CONTINUES.name:
                 for label in _LIMIT_LABELS:
-                    yield Update.of(row, spent + 1, when=f"about == {label}")
-        if name in row.refills:
+                    when = f"about == {label}"
+                    yield (
+                        Update.of(row, to=(min(cap, spent + 1),), when=when)
+                        if refilled
+                        else Update.of(row, spent + 1, when=when)
+                    )
+        if refilled:
             yield Update.of(row, to=(min(cap, spent),))
         elif spent:
             yield Update.of(row, spent)

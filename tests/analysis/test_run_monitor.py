@@ -15,10 +15,12 @@ from agentfsm import (
     Agent,
     AgentGuardrails,
     Allow,
+    Graph,
     Host,
     Message,
     ModelRequest,
     Reply,
+    RunResult,
     RunState,
     RunWarning,
     StateContext,
@@ -53,6 +55,12 @@ async def fragile(text: str) -> str:
     raise ValueError("broken")
 
 
+@tool
+async def sound(text: str) -> str:
+    """It never fails."""
+    return text
+
+
 @tool(requires_approval=True)
 async def gated(text: str) -> str:
     """It needs approval."""
@@ -60,7 +68,7 @@ async def gated(text: str) -> str:
 
 
 def asking_agent(monitor: str) -> Agent:
-    script = [call("ask_user", question="which?"), call("return_done", result="done")]
+    script = [call("ask_user", question="which?"), call("return_done", output="done")]
     return Agent(ScriptedModel(script), preset="funnel", host=Host(secret=SECRET, monitor=monitor))
 
 
@@ -176,6 +184,53 @@ def test_a_users_guard_with_the_name_of_a_built_in_one_may_hold_at_any_time() ->
     agent = Agent(ScriptedModel([call("fragile", text="a"), "done"] * 4), tools=[fragile], graph=graph, host=host)
     ids = [d.transition.id for d in agent.run_sync("go").decisions]
     assert "post_tool.question_asked" in ids
+
+
+REPLY_REFILLS = {
+    "continues": ({"refills": ("continues",)}, 1),
+    "iterations, which it spends, too": ({"refills": ("iterations",), "spends": ("iterations",)}, 2),
+    "both, which it spends, too": ({"refills": ("iterations", "continues"), "spends": ("iterations", "continues")}, 2),
+}
+
+
+@pytest.mark.parametrize(("changes", "continues"), REPLY_REFILLS.values(), ids=REPLY_REFILLS)
+def test_a_reply_that_extends_a_limit_may_refill_and_spend_counters(changes: dict[str, Any], continues: int) -> None:
+    """By hand: a row refills and spends first; then the reply fills up the model calls, and is one more extension."""
+    replied = LOOP.transition("suspended.replied")
+    graph = replace(LOOP, transitions=tuple(replace(r, **changes) if r is replied else r for r in LOOP))
+    result, replies = extend_often(graph, [], 2)
+    assert result.run_state.model_calls == 2 * (1 + replies)
+    assert result.run_state.counters["iterations"] == 2
+    assert result.run_state.counters["continues"] == continues
+
+
+def test_a_row_that_refills_the_extensions_leaves_no_bound_on_the_model_calls_of_a_whole_run() -> None:
+    """Of an agent with a sub-agent: nothing but the number of extensions bounds the model calls in all."""
+    helper = Agent(ScriptedModel(), host=Host(monitor="off")).as_tool("helper", "Helps.")
+    each = LOOP.transition("post_llm.tool_calls")
+    refilling = replace(each, refills=(*each.refills, "continues"))
+    graph = replace(LOOP, transitions=tuple(refilling if row is each else row for row in LOOP))
+    result, replies = extend_often(graph, [helper], 3)
+    assert (replies, result.run_state.model_calls) == (3, 2 + 3 * 2)
+    few = AnalysisLimits(max_configurations=10)
+    bounds = analyse(graph, guardrails=LIMITS, traits=AgentTraits(sub_agents=True), limits=few).bounds
+    assert (bounds.model_calls, bounds.model_calls_in_all) == (2, None)
+
+
+def extend_often(graph: Graph, tools: list[Any], replies: int) -> tuple[RunResult, int]:
+    """A monitored run of an agent that may make two model calls, and is granted two more by each reply."""
+    guardrails = LIMITS.model_copy(update={"max_continues": 2, "max_steps": 100})
+    script = [call("sound", text=str(n)) for n in range(100)]
+    host = Host(secret=SECRET, monitor="raise")
+    agent = Agent(ScriptedModel(script), tools=[sound, *tools], graph=graph, guardrails=guardrails, host=host)
+
+    async def scene() -> tuple[RunResult, int]:
+        result, granted = await agent.run("go"), 0
+        while isinstance(result.outcome, UserInputRequested) and granted < replies:
+            result, granted = await agent.resume(result.outcome.suspension_record, "go on"), granted + 1
+        return result, granted
+
+    return asyncio.run(scene())
 
 
 # -- bounds ---------------------------------------------------------------------------------------------
