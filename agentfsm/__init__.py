@@ -121,13 +121,13 @@ if TYPE_CHECKING:
     from agentfsm.loop.model import Model, ModelRequest, ToolSpec
     from agentfsm.loop.outcomes import StateResult
     from agentfsm.loop.partial_output import PartialOutput
-    from agentfsm.loop.presets import Preset
+    from agentfsm.loop.presets import PRESETS, Preset
     from agentfsm.loop.quorum import Actor, Approval
     from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy
     from agentfsm.loop.state import RunState, RunView
     from agentfsm.loop.suspension import SuspensionRecord
     from agentfsm.loop.transition_table import LOOP, with_votes
-    from agentfsm.machine.declaration import Counter, Exhausted, exhausted
+    from agentfsm.machine.declaration import Counter, Exhausted, Guard, exhausted
     from agentfsm.machine.engine import Decision, Machine
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
     from agentfsm.runs import Runs, StoredRun
@@ -149,6 +149,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LOOP",
+    "PRESETS",
     "AbortRun",
     "Action",
     "Actor",
@@ -189,6 +190,7 @@ __all__ = [
     "GiveUp",
     "Graph",
     "GraphError",
+    "Guard",
     "Handoff",
     "HookContext",
     "Host",
@@ -370,13 +372,13 @@ if not TYPE_CHECKING:
             "agentfsm.loop.outcomes": "StateResult",
             "agentfsm.loop.recovery_policy": "DefaultPolicy Recovery RecoveryPolicy",
             "agentfsm.loop.partial_output": "PartialOutput",
-            "agentfsm.loop.presets": "Preset",
+            "agentfsm.loop.presets": "PRESETS Preset",
             "agentfsm.loop.quorum": "Actor Approval",
             "agentfsm.loop.human_input": "ReachedLimit",
             "agentfsm.loop.state": "RunState RunView",
             "agentfsm.loop.suspension": "SuspensionRecord",
             "agentfsm.loop.transition_table": "LOOP with_votes",
-            "agentfsm.machine.declaration": "Counter Exhausted exhausted",
+            "agentfsm.machine.declaration": "Counter Exhausted Guard exhausted",
             "agentfsm.machine.engine": "Decision Machine",
             "agentfsm.machine.graph": "Graph State StateSpec Transition",
             "agentfsm.runtime.approval": "Allow Deny Edit Extend Fill GiveUp ItDidNotRun ItRan",

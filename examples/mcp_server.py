@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from agentfsm import Agent, allow, permissions
-from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.testing import ScriptedModel, call
 
 

@@ -10,9 +10,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from agentfsm import Agent, Usage
+from agentfsm import Agent, Message, Reply, Usage
 from agentfsm.integrations.otel import tracing
-from agentfsm.loop.messages import Message, Reply
 from agentfsm.testing import ScriptedModel, call
 
 collected = InMemorySpanExporter()

@@ -7,8 +7,7 @@ The models are scripted, so no API key is needed.
 
 import asyncio
 
-from agentfsm import Agent, Allow, RunResult, Usage, UserInputRequested, tool
-from agentfsm.loop.messages import Message, Reply
+from agentfsm import Agent, Allow, Message, Reply, RunResult, Usage, UserInputRequested, tool
 from agentfsm.testing import ScriptedModel, call
 
 

@@ -1,14 +1,16 @@
 """A help desk whose dependencies and answers are typed: mypy and pyright find each misspelt field.
 
 Shows: deps_type and output_type, tools, instructions, a hook, an approval and an output validator that read the
-dependencies, a sub-agent with the same dependencies, tags and metadata, a run that is resumed with its dependencies.
+dependencies, a sub-agent with the same dependencies, the tools of an MCP server, a session, tags and metadata, a run
+that is resumed with its dependencies.
 
-The models are scripted, so no API key is needed.
+Needs the extra ``mcp``, and the package ``mcp-server-time``. The models are scripted, so no API key is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +23,19 @@ from agentfsm import (
     Allow,
     Approval,
     HookContext,
+    Host,
+    MemoryStore,
     Run,
     RunContext,
     RunResult,
+    Session,
     ToolContext,
     ToolError,
     UserInputRequested,
     hook,
     tool,
 )
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.testing import ScriptedModel, call
 
 # -- what the app works with --------------------------------------------------------------------------
@@ -117,22 +123,28 @@ def refund_was_paid(context: RunContext[Desk], resolution: Resolution) -> None:
 
 rules = Agent(ScriptedModel(["Up to 30 days, in full."]), instructions="You know the rules of returns.", deps_type=Desk)
 
-clerk = Agent(
-    ScriptedModel(
-        [
-            call("look_up", order_number="A-1"),
-            call("rules", task="May a lamp be returned after 10 days?"),
-            call("refund", order_number="A-1", usd=80),
-            '{"order_number": "A-1", "refunded_usd": 80, "message": "You get 80 USD back."}',
-        ]
-    ),
-    tools=[look_up, refund, rules.as_tool("rules", "Knows the rules of returns.")],
-    hooks=[only_while_open],
-    instructions=greet,
-    deps_type=Desk,
-    output_type=Resolution,
-    output_validators=[refund_was_paid],
-)
+SCRIPT = [
+    call("look_up", order_number="A-1"),
+    call("time_get_current_time", timezone="UTC"),
+    call("rules", task="May a lamp be returned after 10 days?"),
+    call("refund", order_number="A-1", usd=80),
+    '{"order_number": "A-1", "refunded_usd": 80, "message": "You get 80 USD back."}',
+    '{"order_number": "A-1", "refunded_usd": 80, "message": "You will have it in three days."}',
+]
+
+
+def clerk_with(clock: MCPTools) -> Agent[Desk, Resolution]:
+    """The clerk, who can also use the tools of a server."""
+    return Agent(
+        ScriptedModel(SCRIPT),
+        tools=[look_up, refund, rules.as_tool("rules", "Knows the rules of returns."), *clock],
+        hooks=[only_while_open],
+        instructions=greet,
+        deps_type=Desk,
+        output_type=Resolution,
+        output_validators=[refund_was_paid],
+        host=Host(store=MemoryStore()),
+    )
 
 
 def report(result: RunResult[Resolution]) -> str:
@@ -141,21 +153,31 @@ def report(result: RunResult[Resolution]) -> str:
     return f"{resolution.message} ({resolution.order_number}: {resolution.refunded_usd:.2f} USD)"
 
 
-async def main(shop: Shop) -> RunResult[Resolution]:
-    """Handle one complaint."""
-    desk = Desk(shop, clerk_limit_usd=50)
-    complaint, about = "The lamp of order A-1 is broken.", {"tenant": "acme"}
-    run: Run[Desk, Resolution] = clerk.run(complaint, deps=desk, actor="sam", tags=["returns"], metadata=about)
+async def complain(session: Session[Desk, Resolution], desk: Desk) -> RunResult[Resolution]:
+    """Handle one complaint, with the manager's approval if it is needed."""
+    run: Run[Desk, Resolution] = session.run(
+        "The lamp of order A-1 is broken.", deps=desk, actor="sam", tags=["returns"], metadata={"tenant": "acme"}
+    )
     print("The limit of this run:", run.deps.clerk_limit_usd)
     result = await run
     if isinstance(request := result.outcome, UserInputRequested):
         print(request.question, request.arguments)
         manager = Actor("mia", roles=("manager",))
-        result = await clerk.resume(request.suspension_record, Allow(), by=manager, deps=desk)
+        result = await session.resume(Allow(), to=request.digest, by=manager, deps=desk)
     return result
+
+
+async def main(shop: Shop) -> None:
+    """Handle a complaint, and a question about it."""
+    desk = Desk(shop, clerk_limit_usd=50)
+    settings = MCPSettings(prefix="time_", only=("get_current_time",))
+    async with MCPTools.stdio(sys.executable, ["-m", "mcp_server_time"], settings=settings) as clock:
+        session = clerk_with(clock).session("kim-1")
+        print(report(await complain(session, desk)))
+        print(report(await session.run("When do I get it?", deps=desk)))
 
 
 if __name__ == "__main__":
     shop = Shop({"A-1": Order(number="A-1", customer="kim", total_usd=80)})
-    print(report(asyncio.run(main(shop))))
+    asyncio.run(main(shop))
     print("Refunds:", shop.refunds)

@@ -10,6 +10,7 @@ The blocks of a page run in order, in one empty folder. Every provider is a smal
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
@@ -20,12 +21,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-import agentfsm
 from agentfsm import LOOP, AgentGuardrails, SqliteStore
 from agentfsm.cli.app import app
 from agentfsm.journal.records import read_records
@@ -304,8 +305,58 @@ def test_every_guardrail_is_listed_with_its_default() -> None:
     }
 
 
-def test_every_name_of_the_package_is_in_a_guide_or_an_example() -> None:
+def reference() -> ModuleType:
+    """The module that writes the reference of the site."""
+    spec = spec_from_file_location("reference_pages", ROOT / "docs" / "reference_pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+REFERENCE = reference()
+GUIDES = [*DOCS, README, *(ROOT / "examples").rglob("*.py")]
+
+
+def words_in_code(page: Path) -> set[str]:
+    """The words of a program, or of the code of a page: its blocks, and what stands between backticks."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".md":
+        prose = FENCE.sub("", text)
+        text = "\n".join([*(block.text for block in blocks(page)), *re.findall(r"`([^`]+)`", prose)])
+    return set(re.findall(r"\w+", text))
+
+
+@pytest.mark.parametrize("package", REFERENCE.PACKAGES)
+def test_every_public_name_is_in_a_guide_or_an_example(package: str) -> None:
     """All are in the reference, which is written from the same list."""
-    guides = [*DOCS, README, *(ROOT / "examples").rglob("*.py")]
-    words = set(re.findall(r"\w+", "\n".join(page.read_text(encoding="utf-8") for page in guides)))
-    assert [name for name in agentfsm.__all__ if name not in words] == []
+    words = set[str]().union(*map(words_in_code, GUIDES))
+    assert [name for name in REFERENCE.public_names(package) if name not in words] == []
+
+
+def test_the_packages_of_the_reference_are_those_that_are_stable() -> None:
+    page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+    stable = page[page.index("## Stable") : page.index("## Not stable")]
+    for package in REFERENCE.PACKAGES:
+        name = package if f"`{package}`" in stable else package.rpartition(".")[2]
+        assert re.search(rf"`(?:from_)?{re.escape(name)}`", stable), package
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_guides_and_examples_import_only_public_names(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    sources = [text] if page.suffix == ".py" else [b.text for b in blocks(page) if b.language == "python"]
+    for node in (node for source in sources for node in ast.walk(ast.parse(source))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "agentfsm":
+            assert node.module in REFERENCE.PACKAGES, f"{node.module} is not public"
+            names = {alias.name for alias in node.names} - {"invariants", "strategies"}  # modules of agentfsm.testing
+            assert names <= set(REFERENCE.public_names(node.module))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_block_that_is_a_file_says_so_in_its_first_line(page: Path) -> None:
+    """Neither the site nor a browser of the repository shows what stands behind the language of a block."""
+    for block in blocks(page):
+        if block.language == "python" and block.name:
+            assert block.text.splitlines()[0] == f"# {block.name}", str(block)

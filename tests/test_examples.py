@@ -37,6 +37,7 @@ PRINTED = {
 The limit of this run: 50
 May 'refund' run with these arguments? {'order_number': 'A-1', 'usd': 80}
 You get 80 USD back. (A-1: 80.00 USD)
+You will have it in three days. (A-1: 80.00 USD)
 Refunds: [('A-1', 80.0)]
 """,
     "own_detector": """\

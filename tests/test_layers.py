@@ -29,7 +29,7 @@ LAYERS = {
     "runtime": {"errors", "machine", "loop"},
     "analysis": {"errors", "machine", "loop"},
     "diagrams": {"errors", "machine", "loop", "analysis"},
-    "journal": {"errors", "machine", "loop", "runtime"},
+    "journal": {"errors", "lazy_imports", "machine", "loop", "runtime"},
     "report": {"errors", "machine", "loop", "runtime", "analysis", "diagrams", "journal"},
     "models": {"errors", "lazy_imports", "machine", "loop", "runtime"},
     "integrations": {"errors", "machine", "loop", "runtime", "models"},

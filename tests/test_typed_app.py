@@ -21,8 +21,8 @@ MISSPELT = {
     "run.deps.clerk_limit_usd)": "run.deps.clerk_limit)",
     "resolution.message}": "resolution.massage}",
     "resolution = result.output": "resolution = result.outputs",
-    "result = await clerk.resume(": "result = await clerk.resumed(",
-    'tags=["returns"]': 'tag=["returns"]',
+    ").session(": ").sesion(",
+    "settings=settings)": "setting=settings)",
 }  # fmt: skip
 """What stands in the app, and what is planted in its place; each in a line of its own."""
 

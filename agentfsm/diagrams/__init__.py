@@ -33,7 +33,7 @@ from agentfsm.diagrams.overlays import (
     Overlay,
     RunPath,
 )
-from agentfsm.diagrams.promela import promela
+from agentfsm.diagrams.promela import promela, promela_model
 from agentfsm.diagrams.style import Theme
 from agentfsm.diagrams.svg import svg
 from agentfsm.diagrams.text_formats import markdown, mermaid, plain_text, plantuml
@@ -57,6 +57,7 @@ __all__ = [
     "diagram",
     "format_for_path",
     "image",
+    "promela_model",
     "write",
 ]
 

@@ -11,9 +11,8 @@ import pytest
 from app import APPROVAL_ABOVE, GRAPH, HURRIED, MAX_REFUND, support
 from hypothesis import given, settings
 
-from agentfsm import Handoff, UserInputRequested
+from agentfsm import Guard, Handoff, UserInputRequested
 from agentfsm.analysis import analyse, diff, never_after
-from agentfsm.machine import Guard
 from agentfsm.testing import (
     Example,
     Path,
