@@ -487,6 +487,19 @@ class Usage:
         """Input plus output tokens."""
         return self.input_tokens + self.output_tokens
 
+    @property
+    def is_plausible(self) -> bool:
+        """Whether one reply can have consumed this; a store could not hold the sum of much larger numbers."""
+        return (
+            0 <= self.input_tokens <= MAX_COUNT
+            and 0 <= self.output_tokens <= MAX_COUNT
+            and 0 <= self.cost_usd <= MAX_COUNT
+            and 0 <= self.cached_tokens <= MAX_COUNT
+            and 0 <= self.reasoning_tokens <= MAX_COUNT
+            and 0 <= self.written_tokens <= MAX_COUNT
+            and 0 <= self.unpriced_tokens <= 2 * MAX_COUNT
+        )
+
     def __add__(self, other: Usage) -> Usage:
         return Usage(
             self.input_tokens + other.input_tokens,
@@ -498,6 +511,9 @@ class Usage:
             self.unpriced_tokens + other.unpriced_tokens,
         )
 
+
+MAX_COUNT = 10**12
+"""The largest number of tokens, or cost in USD, of one reply that is believed."""
 
 NO_USAGE = Usage()
 """The usage of a model that reports none."""

@@ -202,7 +202,7 @@ def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") ->
     text = "".join(str(block["text"]) for block in blocks if block.get("type") == "text")
     uses = [block for block in blocks if block.get("type") == "tool_use"]
     calls = parse_tool_calls([(use.get("id"), use.get("name"), use.get("input")) for use in uses], used_ids)
-    reason = as_text(top.get("stop_reason"))
+    reason = as_text(top.get("stop_reason")).lower()
     stated = _FINISH_REASONS.get(reason, FinishReason.STOP)
     refusal = None
     if stated is FinishReason.REFUSAL:

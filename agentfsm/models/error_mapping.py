@@ -16,13 +16,16 @@ message without the API key and without any part of the prompt, because servers 
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from math import isfinite
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
@@ -30,9 +33,18 @@ from pydantic import SecretStr
 from agentfsm.errors import ContextOverflowError, ModelError, ProviderError, TransientProviderError
 from agentfsm.loop.messages import Message
 from agentfsm.models.providers import Endpoint
-from agentfsm.models.wire_format import as_list, as_object, dumps
+from agentfsm.models.wire_format import as_list, as_object, as_text, dumps, loads
 
-__all__ = ["CallErrors", "ErrorObject", "error_class", "extract_error", "lacks_credit", "retry_after_s", "scrub"]
+__all__ = [
+    "CallErrors",
+    "ErrorObject",
+    "error_class",
+    "extract_error",
+    "lacks_credit",
+    "retry_after_s",
+    "scrub",
+    "stated_reason",
+]
 
 _RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
 
@@ -86,6 +98,16 @@ _STATUS_BY_ERROR_CODE = {
 }
 """The HTTP status for the type or code of an error object in a response with status 200."""
 
+_REASON_KEYS = ("message", "Message", "detail", "msg", "status_msg", "title")
+"""The fields that hold the reason in bodies without an error object.
+
+In their order: AWS, FastAPI and RFC 9457, gateways, MiniMax (in ``base_resp``), RFC 9457 without a detail.
+"""
+
+_PAGE_REASON = re.compile(r"<(title|message)\b[^>]*>([^<]+)<", re.IGNORECASE)
+"""The title of a web page, or the message in an error of a server that speaks XML."""
+
+
 _NO_CREDIT_CODES = frozenset(
     {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "billing_error"}
 )
@@ -115,22 +137,59 @@ class ErrorObject:
 
 def extract_error(body: object) -> ErrorObject | None:
     """The error in a response body or stream event, or None; a response with status 200 may contain one too."""
-    top = as_object(body)
+    top = _top(body)
     choice = as_object(next(iter(as_list(top.get("choices"))), None))
     top_level = top if top.get("object") == "error" or top.get("type") == "error" else None
     inner = as_object(top.get("response")).get("error")  # a response that failed during the stream
     value = top.get("error") or choice.get("error") or inner or top_level
-    if not value:
-        return None
     error = as_object(value)
+    if not value or (error and not any(error.values())):  # some servers send an empty error with each reply
+        return None
     if not error:
-        return ErrorObject(str(value), (), None)
+        texts = as_list(value)
+        return ErrorObject(str(texts[0] if texts else value), (), None)
     codes = tuple(str(error[k]) for k in ("code", "type", "status") if error.get(k))
-    message = error.get("message") or as_object(error.get("metadata")).get("raw") or ""
     status = next((int(c) for c in codes if re.fullmatch(r"[45]\d\d", c)), None)
     if status is None:
         status = next((_STATUS_BY_ERROR_CODE[c] for c in codes if c in _STATUS_BY_ERROR_CODE), None)
-    return ErrorObject(str(message), codes, status)
+    return ErrorObject(_message(error), codes, status)
+
+
+def stated_reason(body: object) -> str:
+    """The reason in a body without an error object; empty if there is none.
+
+    Args:
+        body: The body, parsed, or its text if it is not JSON.
+    """
+    if isinstance(body, str):
+        found = _PAGE_REASON.search(body)
+        return html.unescape(found[2]) if found else "" if body.lstrip()[:1] in ("<", "{", "[") else body
+    top = _top(body)
+    first = next(iter(as_list(top.get("errors"))), None)
+    holders = (top, as_object(first), as_object(top.get("base_resp")))
+    return next((str(h[key]) for h in holders for key in _REASON_KEYS if h.get(key)), as_text(first))
+
+
+def _top(body: object) -> dict[str, Any]:
+    """The body if it is an object, or the first one in a list, in which Google's servers send an error.
+
+    (https://github.com/FuzzAnything/PromptFuzz/issues/42)
+    """
+    return as_object(next(iter(as_list(body)), body))
+
+
+def _message(error: dict[str, Any]) -> str:
+    """The message of an error object, with what the provider behind a gateway said.
+
+    OpenRouter's own message is always the same then (https://openrouter.ai/docs/api-reference/errors).
+    """
+    raw: object = as_object(error.get("metadata")).get("raw") or ""
+    if isinstance(raw, str):
+        with suppress(ValueError):
+            raw = loads(raw)
+    behind = extract_error(raw)
+    said = behind.message if behind else raw if isinstance(raw, str) else stated_reason(raw)
+    return ": ".join(filter(None, (str(error.get("message") or ""), said)))
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
@@ -236,12 +295,11 @@ class CallErrors:
             prompt: The messages of the request, which are removed from the error text.
             default_status: What a status of 200 means if the body names no other status.
         """
-        error = extract_error(body) or ErrorObject(_plain_message(body), (), None)
+        error = extract_error(body) or ErrorObject(stated_reason(body), (), None)
         if status < 300:
             status = error.status or default_status
         kind = error_class(status, error, headers)
-        quoted = self.scrub(error.message or " ".join(error.codes), prompt)
-        server_message = f"; the server says: {quoted}" if quoted else ""
+        server_message = self._quote(error.message or " ".join(error.codes), prompt)
         if kind is ContextOverflowError:
             text = f"{self.name}: the prompt is too long for the model{_status_suffix(status)}{server_message}"
             return ContextOverflowError(text, status=status)
@@ -300,13 +358,27 @@ class CallErrors:
         """The error for a missing or incomplete response; a retry may succeed."""
         return TransientProviderError(f"{self.name}: {what} ({self.endpoint.base_url})")
 
-    def invalid_response(self, what: str, status: int | None = None) -> ProviderError:
-        """The error for a complete response that cannot be used."""
-        return ProviderError(f"{self.name}: {what} ({self.endpoint.base_url})", status=status)
+    def invalid_response(
+        self, what: str, status: int | None = None, *, body: object = None, prompt: Sequence[Message] = ()
+    ) -> ProviderError:
+        """The error for a complete response that cannot be used.
+
+        Args:
+            what: What is wrong with it.
+            status: Its HTTP status.
+            body: Its body, whose reason is quoted if it states one.
+            prompt: The messages of the request, which are removed from the error text.
+        """
+        quoted = self._quote(stated_reason(body), prompt)
+        return ProviderError(f"{self.name}: {what} ({self.endpoint.base_url}){quoted}", status=status)
 
     def scrub(self, text: str, prompt: Sequence[Message] = ()) -> str:
         """A server's text on one line, shortened, without secrets and without any part of the prompt."""
         return scrub(text, [secret.get_secret_value() for secret in self.secrets], prompt)
+
+    def _quote(self, reason: str, prompt: Sequence[Message]) -> str:
+        quoted = self.scrub(reason, prompt)
+        return f"; the server says: {quoted}" if quoted else ""
 
     def _advice(self, status: int) -> tuple[str, str]:
         """What happened, and what to do about it (may be empty)."""
@@ -330,6 +402,11 @@ class CallErrors:
                     f"{url} did not find the resource",
                     f"does it have a model {self.model!r}, and is the address right?",
                 )
+            case 407:
+                return (
+                    f"a proxy on the way to {url} wants a password",
+                    "is the one in proxy= or HTTP_PROXY right?",
+                )
             case _ if 300 <= status < 400:
                 return (
                     f"{url} redirects to another address, to which no API key is sent",
@@ -337,14 +414,6 @@ class CallErrors:
                 )
             case _:
                 return f"{url} rejects the request", ""
-
-
-def _plain_message(body: object) -> str:
-    """The message of an error response without an error object: of AWS, FastAPI's ``detail``, or plain text."""
-    if isinstance(body, str):
-        return "" if body.lstrip().startswith("<") else body
-    top = as_object(body)
-    return str(top.get("message") or top.get("Message") or top.get("detail") or "")
 
 
 def _status_suffix(status: int) -> str:

@@ -1,7 +1,7 @@
 """HTTP calls to a provider: one POST with a deadline and a size limit, without redirects, and no API key in any error.
 
-``HttpClient.open`` gives a response to read incrementally, ``HttpClient.post`` a complete one. Compressed bodies are
-decompressed in bounded chunks. Every wait has a timeout, so no server can hold a call past its deadline.
+``HttpClient.open`` gives a response to read, incrementally or as a whole. Compressed bodies are decompressed
+in bounded chunks. Every wait has a timeout, so no server can hold a call past its deadline.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pydantic import SecretStr
 from agentfsm.errors import ConfigurationError, ModelError
 from agentfsm.loop.model import ModelRequest
 from agentfsm.models.error_mapping import CallErrors, extract_error
+from agentfsm.models.stream_reader import MIDSTREAM_ERROR_STATUS, FrameParser, StreamAccumulator, StreamReader
 from agentfsm.models.transport import ApiKeyAuth, ApiKeyError, ClientPool, HttpExchange
 from agentfsm.models.wire_format import loads
 
@@ -38,6 +39,8 @@ ACCEPT_ENCODING = "gzip, deflate"
 _MAX_CHUNK_BYTES = 64 * 1024
 
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+
+_GZIP_START = b"\x1f"
 
 _MAX_ERROR_BYTES = 64 * 1024
 """How much of an error response is read; the start of it is enough."""
@@ -85,7 +88,11 @@ class Decompressor:
         if not self._is_compressed:
             yield chunk
             return
-        while chunk and not self._decompressor.eof:
+        while chunk:
+            if self._decompressor.eof:
+                if not (self._encoding.endswith("gzip") and chunk.startswith(_GZIP_START)):
+                    return
+                self._decompressor = zlib.decompressobj(31)  # several members are one body (RFC 1952, 2.2)
             try:
                 plain = self._decompressor.decompress(chunk, _MAX_CHUNK_BYTES)
             except zlib.error:
@@ -95,7 +102,7 @@ class Decompressor:
                 self._decompressor = zlib.decompressobj(-15)
                 continue
             self._started = True
-            chunk = self._decompressor.unconsumed_tail
+            chunk = self._decompressor.unconsumed_tail or self._decompressor.unused_data
             if plain:
                 yield plain
 
@@ -261,14 +268,18 @@ class HttpResponse:
             self._decompressed = self._decompressor.feed(raw)
 
     async def read_all(self) -> bytes:
-        """The complete body; of an error response only the start.
+        """The complete body; of an error response only the start, as far as it can be read: its status says more.
 
         Raises:
-            ModelError: As for ``read``.
+            ModelError: As for ``read``, for a response that is no error.
         """
         body = bytearray()
-        while (self.ok or len(body) < _MAX_ERROR_BYTES) and (chunk := await self.read()):
-            body += chunk
+        try:
+            while (self.ok or len(body) < _MAX_ERROR_BYTES) and (chunk := await self.read()):
+                body += chunk
+        except ModelError:
+            if self.ok:
+                raise
         return bytes(body)
 
     async def read_start(self) -> bytes:
@@ -322,7 +333,7 @@ class HttpResponse:
 
 
 class HttpClient:
-    """Posts JSON to one address, and returns the response or raises ``ModelError``.
+    """Posts JSON to one address, and yields the response or raises ``ModelError``.
 
     Args:
         errors: Makes the errors; it knows the model and the endpoint.
@@ -367,20 +378,6 @@ class HttpClient:
 
     def __deepcopy__(self, memo: dict[int, object]) -> HttpClient:
         return self
-
-    async def post(self, path: str, content: bytes, request: ModelRequest) -> object:
-        """Post a body and return the JSON value of the response.
-
-        Args:
-            path: The URL path after the base URL.
-            content: The body, JSON.
-            request: The request it encodes: for its timeout, and for its messages, which no error text repeats.
-
-        Raises:
-            ModelError: There was no response, it was an error, or it was not JSON.
-        """
-        async with self.open(path, content, request, self.options.max_body_bytes) as response:
-            return self.parse_response(response, await response.read_all(), request)
 
     @asynccontextmanager
     async def open(
@@ -445,7 +442,10 @@ class HttpClient:
         if problem:
             kind = self._errors.scrub(response.headers.get("content-type", "of no type")) if body else "empty"
             raise self._errors.invalid_response(
-                f"the response is {kind}, not JSON ({problem}): is base_url right?", response.status
+                f"the response is {kind}, not JSON ({problem}): is base_url right?",
+                response.status,
+                body=value,
+                prompt=request.messages,
             )
         return value
 
@@ -463,6 +463,24 @@ class HttpClient:
         now = self.options.clock()
         return self._errors.from_response(
             response.status, body, response.headers, now, request.messages, default_status=default_status
+        )
+
+    def stream_reader(
+        self, response: HttpResponse, request: ModelRequest, parser: type[FrameParser], accumulator: StreamAccumulator
+    ) -> StreamReader:
+        """What reads the stream in a response.
+
+        Args:
+            response: The response.
+            request: The request.
+            parser: Splits the stream into events.
+            accumulator: Receives the events.
+        """
+        return StreamReader(
+            parser(self.options.max_body_bytes),
+            accumulator,
+            self._errors,
+            lambda error: self.error_from_response(response, error, request, MIDSTREAM_ERROR_STATUS),
         )
 
     async def aclose(self) -> None:

@@ -6,9 +6,12 @@ decoding of a response body, and the accumulation of stream events into such a b
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
+from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -21,13 +24,7 @@ from agentfsm.models.error_mapping import CallErrors
 from agentfsm.models.http_client import HttpClient, HttpOptions
 from agentfsm.models.providers import ApiKey, Endpoint, Provider, resolve_endpoint
 from agentfsm.models.settings import ModelSettings, WithSettings
-from agentfsm.models.stream_reader import (
-    MIDSTREAM_ERROR_STATUS,
-    FrameParser,
-    SSEParser,
-    StreamAccumulator,
-    StreamReader,
-)
+from agentfsm.models.stream_reader import FrameParser, SSEParser, StreamAccumulator
 from agentfsm.models.wire_format import (
     MessageEncoder,
     RequestCache,
@@ -35,10 +32,13 @@ from agentfsm.models.wire_format import (
     call_ids,
     join_body,
     refuse_parts,
-    repair_surrogates,
 )
 
 __all__ = ["HttpModel", "takes_files"]
+
+
+_UNASKED_STREAM = "the server streamed its reply, although a whole one was requested"
+"""The repair of such a reply, in ``Reply.repairs``."""
 
 
 class HttpModel(WithSettings):
@@ -85,6 +85,9 @@ class HttpModel(WithSettings):
     Servers that ignore ``stream`` send the one and proxies the other, often with a wrong content type. No line of an
     event stream starts like this.
     """
+
+    _stream_start: ClassVar[re.Pattern[bytes]] = re.compile(rb"(\xef\xbb\xbf)?\s*(data|event|id|retry)?:")
+    """How a stream begins, and a whole response does not: some gateways stream whatever is requested."""
 
     def __init__(
         self,
@@ -155,8 +158,14 @@ class HttpModel(WithSettings):
             agentfsm.errors.ModelError: The call failed.
         """
         refuse_parts(request.messages, self.settings.images, takes_files(self.settings, self._sends_files))
-        body = await self._http.post(self._path(), self._request_body(request, stream=False), request)
-        return self._parse_reply(body, request)
+        content = self._request_body(request, stream=False)
+        async with self._http.open(self._path(), content, request, self._http.options.max_body_bytes) as response:
+            body = await response.read_all()
+            if not self._stream_start.match(body):
+                return self._parse_reply(self._http.parse_response(response, body, request), request)
+            reader = self._http.stream_reader(response, request, self._frame_parser, self._accumulator())
+            deque(chain(reader.feed(body), reader.flush()), maxlen=0)
+        return self._parse_reply(reader.body(), request, (_UNASKED_STREAM, *reader.repairs))
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
         """The reply to one request as it is generated: its chunks, and last the complete ``Reply``.
@@ -173,35 +182,22 @@ class HttpModel(WithSettings):
                 text = await response.read_remaining(chunk, options.max_body_bytes)
                 yield self._parse_reply(self._http.parse_response(response, text, request), request)
                 return
-            accumulator, frames = self._accumulator(), self._frame_parser(options.max_body_bytes)
-            reader = StreamReader(
-                accumulator,
-                self._errors,
-                lambda error: self._http.error_from_response(response, error, request, MIDSTREAM_ERROR_STATUS),
-            )
-            while chunk and not accumulator.closed:
+            reader = self._http.stream_reader(response, request, self._frame_parser, self._accumulator())
+            while chunk and not reader.closed:
                 produced = False
-                for part in reader.feed(frames.feed(chunk)):
+                for part in reader.feed(chunk):
                     produced = True
                     yield part
                     response.allow_silence(request.heartbeat_s)  # from the first piece on; a comment is silence
                 if not produced:
                     yield KeepAlive()
-                if not accumulator.closed:
+                if not reader.closed:
                     chunk = await response.read()
-            if accumulator.closed:
+            if reader.closed:
                 await response.drain()
-            else:
-                for part in reader.feed(frames.flush(), last=True):
-                    yield part
-            if not accumulator.complete:
-                raise self._errors.transient("the stream ended before the reply did")
-        try:
-            body = repair_surrogates(accumulator.body())
-        except ValueError as error:
-            raise self._errors.invalid_response(f"the response cannot be stored as JSON ({error})") from None
-        reply = self._parse_reply(body, request)
-        yield replace(reply, repairs=(*accumulator.repairs, *reply.repairs)) if accumulator.repairs else reply
+            for part in reader.flush():
+                yield part
+        yield self._parse_reply(reader.body(), request, reader.repairs)
 
     async def aclose(self) -> None:
         """Close the connections. May be called more than once; the next call opens new ones."""
@@ -258,7 +254,14 @@ class HttpModel(WithSettings):
         without_messages = replace(request, messages=[*cached.system, *(m for m in tail if m.role is Role.SYSTEM)])
         return join_body(self._encode(without_messages, stream=stream), key, cached.encoder.encoded_items(tail))
 
-    def _parse_reply(self, body: object, request: ModelRequest) -> Reply:
+    def _parse_reply(self, body: object, request: ModelRequest, repairs: tuple[str, ...] = ()) -> Reply:
+        """The reply in a response body.
+
+        Args:
+            body: The body.
+            request: The request.
+            repairs: How the body was read although the response broke rules.
+        """
         cached = request.cache.get(self)
         used_ids = cached.call_ids if isinstance(cached, RequestCache) else call_ids(request.messages)
         try:
@@ -266,7 +269,9 @@ class HttpModel(WithSettings):
         except TransientProviderError as error:
             raise self._errors.transient(str(error)) from None
         except ProviderError as error:
-            raise self._errors.invalid_response(str(error)) from None
+            raise self._errors.invalid_response(str(error), body=body, prompt=request.messages) from None
+        if repairs:
+            reply = replace(reply, repairs=(*repairs, *reply.repairs))
         return _mark_truncated(reply, self._max_output_tokens(request))
 
 

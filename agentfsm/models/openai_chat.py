@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 from agentfsm.errors import ProviderError, TransientProviderError
-from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall
+from agentfsm.loop.messages import MAX_COUNT, FinishReason, Message, Reply, Role, ToolCall
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.http_model import HttpModel, takes_files
 from agentfsm.models.output_schema import DEFAULT_SUPPORT, SchemaSupport, output_schema_block, wants_json_object
@@ -206,12 +206,12 @@ def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") ->
         raise ProviderError("the response has no choices[0].message; does base_url speak chat completions?")
     text, refusal = _decode_content(message.get("content"))
     refusal = message.get("refusal") if isinstance(message.get("refusal"), str) else refusal
-    raw = [as_object(call) for call in as_list(message.get("tool_calls"))]
+    raw = [as_object(call) for call in _items(message.get("tool_calls"))]
     functions = [(call.get("id"), as_object(call.get("function"))) for call in raw]
     if message.get("function_call") and not functions:  # the deprecated format of a call, without an id
         functions = [(None, as_object(message["function_call"]))]
     calls = parse_tool_calls([(id_, f.get("name"), f.get("arguments")) for id_, f in functions], used_ids)
-    reason = as_text(choice.get("finish_reason"))
+    reason = as_text(choice.get("finish_reason")).lower()  # some gateways pass on MAX_TOKENS
     if reason in _ABORTED_REASONS:
         raise TransientProviderError(f"the server interrupted the reply ({reason})")
     usage = as_object(as_object(body).get("usage"))
@@ -241,7 +241,9 @@ def _provider_extra(
 def _reported_cost_usd(usage: dict[str, Any]) -> float:
     """The cost that OpenRouter reports, in USD (https://openrouter.ai/docs/use-cases/usage-accounting)."""
     cost = usage.get("cost")
-    return float(cost) if isinstance(cost, int | float) and not isinstance(cost, bool) and cost > 0 else 0.0
+    if isinstance(cost, int | float) and not isinstance(cost, bool) and 0 < cost <= MAX_COUNT:
+        return float(cost)
+    return 0.0
 
 
 def _decode_content(content: object) -> tuple[str, str | None]:
@@ -250,10 +252,16 @@ def _decode_content(content: object) -> tuple[str, str | None]:
         return content or "", None
     if not isinstance(content, list):
         raise ProviderError(f"the content of the message is {type(content).__name__}, neither text nor parts")
-    parts = [as_object(part) for part in cast("list[object]", content)]
+    texts = [{"text": part} if isinstance(part, str) else part for part in cast("list[object]", content)]
+    parts = [as_object(part) for part in texts]
     text = "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
     refusal = "".join(part["refusal"] for part in parts if isinstance(part.get("refusal"), str))
     return text, refusal or None
+
+
+def _items(value: object) -> list[Any]:
+    """The value if it is a list, or a list of it if it is one object, so that no call is lost."""
+    return [value] if isinstance(value, dict) else as_list(value)
 
 
 def _new_encoder(origin: str, images: bool, files: bool, roles: RoleRules) -> PerMessageEncoder | AlternatingEncoder:
@@ -500,8 +508,10 @@ class ChatAccumulator:
                 self._top[key] = event[key]
         for choice in map(as_object, as_list(event.get("choices"))):
             if choice.get("index") in (None, 0):
-                # Some servers stream one complete response as a single chunk, with a message in place of a delta.
-                yield from self._apply_delta(as_object(choice.get("delta")) or as_object(choice.get("message")))
+                # Some servers stream one complete response as a single chunk, with a message in place of a delta;
+                # others repeat in the last chunk what they have streamed.
+                whole = {} if self._text or self._calls.calls else as_object(choice.get("message"))
+                yield from self._apply_delta(as_object(choice.get("delta")) or whole)
                 self._finish_reason = as_text(choice.get("finish_reason")) or self._finish_reason
 
     def body(self) -> object:
@@ -528,14 +538,12 @@ class ChatAccumulator:
             else:
                 self._details.append(_ReasoningDetail(dict(detail)))
         content = delta.get("content")
-        for part in [content] if isinstance(content, str) else map(as_object, as_list(content)):
-            text = part if isinstance(part, str) else as_text(part.get("text"))
-            if shown := self._text.add(text):
+        for part in [content] if isinstance(content, str) else as_list(content):
+            if shown := self._text.add(part if isinstance(part, str) else as_object(part).get("text")):
                 yield TextChunk(shown)
-            if isinstance(part, dict):
-                self._refusal.add(part.get("refusal"))
+            self._refusal.add(as_object(part).get("refusal"))
         self._refusal.add(delta.get("refusal"))
-        for part in map(as_object, as_list(delta.get("tool_calls"))):
+        for part in map(as_object, _items(delta.get("tool_calls"))):
             function = as_object(part.get("function"))
             name = as_text(function.get("name"))
             call = self._calls.call_for(part.get("index"), as_text(part.get("id")), name, function.get("arguments"))

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from agentfsm.errors import ModelError, ProviderError, TransientProviderError
 from agentfsm.loop.model import StreamChunk
 from agentfsm.models.error_mapping import CallErrors, extract_error
-from agentfsm.models.wire_format import as_object, loads_unrepaired
+from agentfsm.models.wire_format import as_object, loads_unrepaired, repair_surrogates
 
 __all__ = [
     "MIDSTREAM_ERROR_STATUS",
@@ -245,32 +245,68 @@ MIDSTREAM_ERROR_STATUS = 500
 
 
 class StreamReader:
-    """Adds the events of one stream to an accumulator, and raises the errors among them.
+    """Reads one stream: splits it into events, adds them to an accumulator, and raises the errors among them.
 
     After an event that is not JSON the stream is not used any more, since other parts may be missing. An error event
     without a status counts as a server error: the server had accepted the request.
 
     Args:
+        frames: Splits the stream.
         accumulator: Receives the events.
         errors: Makes the errors for an interrupted or invalid stream.
         make_error: Makes the error for an error event.
     """
 
     def __init__(
-        self, accumulator: StreamAccumulator, errors: CallErrors, make_error: Callable[[dict[str, Any]], ModelError]
+        self,
+        frames: FrameParser,
+        accumulator: StreamAccumulator,
+        errors: CallErrors,
+        make_error: Callable[[object], ModelError],
     ) -> None:
-        self._accumulator, self._errors, self._make_error = accumulator, errors, make_error
+        self._frames, self._accumulator = frames, accumulator
+        self._errors, self._make_error = errors, make_error
 
-    def feed(self, frames: Iterator[tuple[str, bytes]], *, last: bool = False) -> Iterator[StreamChunk]:
-        """Add events until the last one of the stream; yields the chunks of the reply.
+    @property
+    def closed(self) -> bool:
+        """Whether the last event has arrived; anything after it is not read."""
+        return self._accumulator.closed
 
-        Args:
-            frames: Names and data of events.
-            last: Whether the stream has ended.
+    @property
+    def repairs(self) -> tuple[str, ...]:
+        """How the stream broke the API's rules, and how it was read nevertheless."""
+        return self._accumulator.repairs
+
+    def feed(self, chunk: bytes) -> Iterator[StreamChunk]:
+        """Add what ends in this chunk; yields the chunks of the reply.
 
         Raises:
             ModelError: The stream was interrupted, contains an error event, or is invalid.
         """
+        return self._add(self._frames.feed(chunk), "is corrupt")
+
+    def flush(self) -> Iterator[StreamChunk]:
+        """Add what is left where the stream ends; yields the chunks of the reply.
+
+        Raises:
+            ModelError: As for ``feed``.
+        """
+        return iter(()) if self.closed else self._add(self._frames.flush(), "was truncated")
+
+    def body(self) -> object:
+        """The body of the complete response.
+
+        Raises:
+            ModelError: The reply is not complete, or cannot be stored.
+        """
+        if not self._accumulator.complete:
+            raise self._errors.transient("the stream ended before the reply did")
+        try:
+            return repair_surrogates(self._accumulator.body())
+        except ValueError as error:
+            raise self._errors.invalid_response(f"the response cannot be stored as JSON ({error})") from None
+
+    def _add(self, frames: Iterator[Frame], problem: str) -> Iterator[StreamChunk]:
         for name, data in self._parsed_frames(frames):
             if data.strip() == b"[DONE]":
                 self._accumulator.closed = True
@@ -281,18 +317,17 @@ class StreamReader:
                 if name == "error":
                     text = data.decode(errors="replace")
                     raise self._make_error({"error": {"message": text}}) from None
-                problem = "was truncated" if last else "is corrupt"
                 raise self._errors.transient(f"the stream {problem}: an event is not complete JSON ({error})") from None
             event = as_object(value)
-            if extract_error(event):
-                raise self._make_error(event)
+            if extract_error(value):
+                raise self._make_error(value)
             if name == "error":
                 raise self._make_error({"error": event or str(value)})
             yield from self._accumulator.add(event)
             if self._accumulator.closed:
                 return
 
-    def _parsed_frames(self, frames: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+    def _parsed_frames(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         try:
             yield from frames
         except TransientProviderError as error:

@@ -18,7 +18,7 @@ from math import isfinite
 from typing import Any, Protocol, cast
 
 from agentfsm.errors import ProviderError, TransientProviderError
-from agentfsm.loop.messages import File, FinishReason, Image, Message, Role, ToolCall, Transcript, Usage
+from agentfsm.loop.messages import MAX_COUNT, File, FinishReason, Image, Message, Role, ToolCall, Transcript, Usage
 from agentfsm.loop.model import ModelRequest, ToolSpec
 from agentfsm.loop.prompts import as_user_message
 
@@ -324,9 +324,9 @@ def final_finish_reason(stated: FinishReason, calls: Collection[ToolCall], refus
 
 
 def token_count(usage: Mapping[str, Any], key: str) -> int:
-    """A number of tokens; 0 where the field is missing or is not a positive integer."""
+    """A number of tokens; 0 where the field is missing, or is not a positive integer that a model can have counted."""
     value = usage.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else 0
 
 
 def openai_usage(value: object, input_key: str, output_key: str, cost_usd: float = 0.0) -> Usage:

@@ -13,7 +13,7 @@ from typing import Any
 from agentfsm.errors import ModelError, RunError, TransientProviderError
 from agentfsm.loop.events import TextDelta
 from agentfsm.loop.failures import PROVIDER_KINDS, Failure, FailureKind, describe_exception
-from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
+from agentfsm.loop.messages import NO_USAGE, FinishReason, Message, Reply, ToolCall
 from agentfsm.loop.model import (
     CallBudget,
     KeepAlive,
@@ -99,6 +99,9 @@ async def reply_or_failure(
             reply = await _admitted_reply(context, model, request, timer, stream)
         else:
             reply = await _limited_reply(context, model, request, timer, stream)
+        if not reply.usage.is_plausible:
+            context.warn(f"{model.name}: the reply has an impossible usage, which is not counted")
+            reply = replace(reply, usage=NO_USAGE)
         if reply.usage.unpriced_tokens:
             _warn_if_unpriced(context, model, reply)
         for repair in reply.repairs:

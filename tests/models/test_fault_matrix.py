@@ -18,7 +18,7 @@ import struct
 import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -264,6 +264,11 @@ def begun(case: Case, *, of_length: int | None = None) -> bytes:
     return head(content_type=kind_of(case), transfer_encoding="chunked") + chunk(part)
 
 
+async def streams(case: Case, writer: asyncio.StreamWriter) -> None:
+    """A stream, whatever was requested."""
+    await answers(good, content_type=stream_type(case.wire))(replace(case, mode="streamed"), writer)
+
+
 def some_events(case: Case, count: int = 3) -> bytes:
     return encode_events(case.wire, stream_events(case.wire, GOOD)[:count])
 
@@ -458,6 +463,7 @@ ADVICE = {
     404: "did not find the resource",
     422: "rejects the request",
 }
+FIELD = "no such field"
 REASON = "the model is being moved to another accelerator"
 
 BOTH, WHOLE, STREAMED = ("whole", "streamed"), ("whole",), ("streamed",)
@@ -504,6 +510,27 @@ FAULTS: dict[str, Fault] = {
         )
         for s, says_what in ADVICE.items()
     },
+    "status 500, packed wrongly": Fault(
+        TRANSIENT, r"unavailable \(500 Internal Server Error\)$", says(500, b"\x00\x01", content_encoding="gzip")
+    ),
+    "status 400, in a list": Fault(
+        REFUSED,
+        r"rejects the request \(400 .*; the server says: no such field$",
+        says(400, [{"error": {"message": FIELD}}]),
+    ),
+    "status 400, with a reason from behind the gateway": Fault(
+        REFUSED,
+        "the server says: Provider returned error: no such field$",
+        says(400, {"error": {"message": "Provider returned error", "metadata": {"raw": json.dumps({"error": FIELD})}}}),
+    ),
+    "status 403, on a page": Fault(
+        REFUSED,
+        "no permission for this.*; the server says: Blocked by ACME$",
+        says(403, "<html><title>Blocked by ACME</title>", content_type="text/html"),
+    ),
+    "status 200, and a reason": Fault(
+        REFUSED, f"{NO_REPLY}.*; the server says: no such field$", says(200, {"code": 7, "msg": FIELD}), modes=WHOLE
+    ),
     "status 307, elsewhere": Fault(
         REFUSED,
         "redirects to another address.*is base_url the final address",
@@ -715,6 +742,19 @@ FAULTS: dict[str, Fault] = {
     ),
     "a reused index": Fault(
         NONE, "index", answers(reused_index), modes=STREAMED, wires=("openai",), requests=2, results=SEEN
+    ),
+    "a stream, though a whole reply was requested": Fault(
+        NONE, "", streams, modes=WHOLE, wires=("openai", "responses", "anthropic", "ollama", "vertex"), requests=1
+    ),
+    "a usage that no model can have": Fault(
+        NONE,
+        "",
+        answers(lambda c: good(c).replace(b" 11", b" 1" + b"0" * 30)),
+        wires=("openai", "responses", "anthropic", "ollama", "vertex"),
+        requests=1,
+    ),
+    "packed in two members": Fault(
+        NONE, "", answers(lambda c: packed(good(c)[:50]) + packed(good(c)[50:]), content_encoding="gzip"), requests=1
     ),
     "null for what is not there": Fault(NONE, "", answers(with_nulls), requests=1),
     # the frames of Bedrock

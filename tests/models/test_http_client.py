@@ -40,7 +40,7 @@ from agentfsm.loop.events import RecoveryStarted
 from agentfsm.loop.messages import Message, ToolCall
 from agentfsm.loop.model import ModelRequest
 from agentfsm.models.error_mapping import retry_after_s
-from agentfsm.models.http_client import HttpOptions
+from agentfsm.models.http_client import Decompressor, HttpOptions
 from agentfsm.testing import FakeClock
 from tests.helpers.model_clients import (
     CANARY_KEY,
@@ -289,6 +289,19 @@ def test_both_variants_of_deflate_are_decompressed(wire: str, wbits: int) -> Non
     engine = zlib.compressobj(wbits=wbits)
     body = engine.compress(json.dumps(GOOD_BODIES[wire]).encode()) + engine.flush()
     assert request_reply(build_model(wire, packed(body, "deflate"))).message.content == "hello"
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_body_may_be_packed_in_several_members_and_what_follows_is_ignored(size: int) -> None:
+    text = b"All is well. " * 100
+    sent = gzip.compress(text[:50]) + gzip.compress(b"") + gzip.compress(text[50:])
+    engine = Decompressor("gzip")
+    assert (
+        b"".join(piece for start in range(0, len(sent), size) for piece in engine.feed(sent[start : start + size]))
+        == text
+    )
+    assert not engine.is_truncated
+    assert list(engine.feed(b"garbage")) == []
 
 
 def test_a_response_in_an_unrequested_encoding_is_rejected_and_an_error_keeps_its_status() -> None:

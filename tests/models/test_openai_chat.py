@@ -237,6 +237,7 @@ def test_invalid_usage_counts_as_zero(usage: object) -> None:
         ("", ""),
         ([{"type": "text", "text": "a"}, {"type": "thinking", "thinking": []}, {"type": "text", "text": "b"}], "ab"),
         ([], ""),
+        (["a", {"type": "text", "text": "b"}], "ab"),
     ],
 )
 def test_content_may_be_null_text_or_parts(content: object, text: str) -> None:
@@ -283,6 +284,13 @@ def test_arguments_that_are_not_an_object_make_a_malformed_call(arguments: objec
     assert why in found.malformed
 
 
+def test_one_call_may_stand_in_place_of_a_list() -> None:
+    body = calling(call('{"city": "Paris"}'))
+    message = body["choices"][0]["message"]
+    message["tool_calls"] = message["tool_calls"][0]
+    assert [dict(each.arguments) for each in decode(body).message.tool_calls] == [{"city": "Paris"}]
+
+
 def test_a_call_without_a_name_is_malformed() -> None:
     (found,) = decode(calling(call("{}", name=None))).message.tool_calls
     assert found.malformed == "the call names no tool"
@@ -326,6 +334,8 @@ def test_a_model_never_reuses_an_id_of_the_transcript() -> None:
         ("stop", FinishReason.STOP),
         ("length", FinishReason.LENGTH),
         ("max_tokens", FinishReason.LENGTH),
+        ("MAX_TOKENS", FinishReason.LENGTH),
+        ("Length", FinishReason.LENGTH),
         ("content_filter", FinishReason.CONTENT_FILTER),
         ("tool_calls", FinishReason.STOP),
         ("something new", FinishReason.STOP),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,14 +17,24 @@ from agentfsm.errors import ContextOverflowError, ModelError, ProviderError, Tra
 from agentfsm.loop.messages import FinishReason, ToolCall, Usage
 from agentfsm.loop.model import KeepAlive, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.openai_chat import ChatAccumulator
-from tests.helpers.fake_model_server import FramingStyle, ModelOutput, encode_events, stream_events, whole_body
+from tests.helpers.fake_model_server import (
+    FramingStyle,
+    ModelOutput,
+    encode_events,
+    stream_events,
+    stream_type,
+    whole_body,
+)
 from tests.helpers.model_clients import (
     GOOD_BODIES,
     TOOL_REQUEST,
     WIRES,
     AnyModel,
     build_model,
+    request_error,
+    request_reply,
     request_stream,
+    respond_with,
     stream_error,
     stream_reply,
     streaming_model,
@@ -291,6 +302,20 @@ def test_a_plain_response_to_a_streaming_request_is_accepted(wire: str, kind: st
     assert reply.message.content == "hello"
 
 
+@pytest.mark.parametrize(
+    "model_output", [ModelOutput("hello"), ModelOutput(calls=(("a", "weather", {"city": "Paris"}),))]
+)
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_stream_in_place_of_a_whole_response_is_accepted(wire: str, model_output: ModelOutput) -> None:
+    stream = encode_events(wire, stream_events(wire, model_output))
+    reply = request_reply(streaming_model(wire, b"\n" + stream, kind=stream_type(wire)))
+    expected = request_reply(build_model(wire, respond_with(200, whole_body(wire, model_output))))
+    assert reply.repairs == ("the server streamed its reply, although a whole one was requested",)
+    assert replace(reply, repairs=()) == expected
+    cut = stream[: len(stream) * 2 // 3]
+    assert type(request_error(streaming_model(wire, cut, kind=stream_type(wire)))) is TransientProviderError
+
+
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_web_page_instead_of_a_stream_hints_at_the_address(wire: str) -> None:
     error = stream_error(streaming_model(wire, b"<html><title>Please log in</title></html>", kind="text/html"))
@@ -490,6 +515,14 @@ def test_content_may_arrive_as_parts() -> None:
     received, reply = request_stream(
         chat({"content": [thinking, {"type": "text", "text": "a"}]}, {"content": "b"}, finish="stop")
     )
+    assert text_of(received) == reply.message.content == "ab"
+
+
+def test_a_last_chunk_may_repeat_what_was_streamed() -> None:
+    """A few servers send the whole message there."""
+    last = {"choices": [{"index": 0, "delta": {}, "message": {"content": "ab"}, "finish_reason": "stop"}]}
+    events: list[Any] = [*({"choices": [{"index": 0, "delta": {"content": each}}]} for each in "ab"), last, "[DONE]"]
+    received, reply = request_stream(streaming_model("openai", encode_events("openai", events)))
     assert text_of(received) == reply.message.content == "ab"
 
 

@@ -56,7 +56,13 @@ def test_all_token_counts_are_read_streamed_or_not(wire: str) -> None:
     assert request_stream(streaming_model(wire, encode_events(wire, events)))[1].usage == EXPECTED
 
 
-@pytest.mark.parametrize("odd", [None, [], "many", {}, {"prompt_tokens": -3, "input_tokens": True, "eval_count": 1.5}])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *(None, [], "many", {}, {"prompt_tokens": -3, "input_tokens": True, "eval_count": 1.5}),
+        {"prompt_tokens": 10**30, "input_tokens": 10**30, "cost": 1e308},  # more than any model can have read
+    ],
+)
 @pytest.mark.parametrize("wire", WIRES)
 def test_invalid_token_counts_are_zero(wire: str, odd: object) -> None:
     body, _ = counted(wire, odd)

@@ -17,16 +17,21 @@ from agentfsm import (
     FailureKind,
     FinishReason,
     Handoff,
+    Host,
     Message,
     ModelError,
     ProviderError,
     Reply,
     Role,
     RunResult,
+    SqliteStore,
     ToolCall,
     TransientProviderError,
+    Usage,
+    observer,
     tool,
 )
+from agentfsm.loop.events import RunWarning
 from agentfsm.loop.state_json import dump_state, load_state
 from agentfsm.testing import FakeClock, call
 from tests.helpers.scenarios import (
@@ -220,6 +225,28 @@ def test_content_that_is_not_a_string_is_a_failed_call():
     result, _ = run_script_with_requests(Message.assistant(odd))
     assert isinstance(result.outcome, Handoff)
     assert "not a string but list" in result.outcome.rationale
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [Usage(10**30), Usage(1, -5), Usage(cost_usd=math.inf), Usage(cost_usd=math.nan), Usage(cached_tokens=2**70)],
+)
+def test_a_usage_that_no_reply_can_have_is_not_counted(usage, tmp_path):
+    """A store could not hold it, or the limits of the run would be met by nothing."""
+    warned: list[str] = []
+    note = observer(lambda event: warned.append(event.text) if isinstance(event, RunWarning) else None)
+    with SqliteStore(tmp_path / "runs.db") as store:
+        host = Host(secret=b"x" * 32, store=store)
+        script = [Reply(Message.assistant("done"), usage=usage)]
+        agent, _ = scripted_agent(*script, host=host, hooks=[note])
+        result = asyncio.run(_awaited(agent.run("go")))
+    assert result.output == "done"
+    assert result.usage == Usage()
+    assert ["impossible usage" in text for text in warned] == [True]
+
+
+async def _awaited(run: Any) -> RunResult:
+    return await run
 
 
 @pytest.mark.parametrize("odd", [None, 7])
