@@ -123,20 +123,20 @@ def refund_was_paid(context: RunContext[Desk], resolution: Resolution) -> None:
 
 rules = Agent(ScriptedModel(["Up to 30 days, in full."]), instructions="You know the rules of returns.", deps_type=Desk)
 
-SCRIPT = [
-    call("look_up", order_number="A-1"),
-    call("time_get_current_time", timezone="UTC"),
-    call("rules", task="May a lamp be returned after 10 days?"),
-    call("refund", order_number="A-1", usd=80),
-    '{"order_number": "A-1", "refunded_usd": 80, "message": "You get 80 USD back."}',
-    '{"order_number": "A-1", "refunded_usd": 80, "message": "You will have it in three days."}',
-]
-
 
 def clerk_with(clock: MCPTools) -> Agent[Desk, Resolution]:
     """The clerk, who can also use the tools of a server."""
     return Agent(
-        ScriptedModel(SCRIPT),
+        ScriptedModel(
+            [
+                call("look_up", order_number="A-1"),
+                call("time_get_current_time", timezone="UTC"),
+                call("rules", task="May a lamp be returned after 10 days?"),
+                call("refund", order_number="A-1", usd=80),
+                '{"order_number": "A-1", "refunded_usd": 80, "message": "You get 80 USD back."}',
+                '{"order_number": "A-1", "refunded_usd": 80, "message": "You will have it in three days."}',
+            ]
+        ),
         tools=[look_up, refund, rules.as_tool("rules", "Knows the rules of returns."), *clock],
         hooks=[only_while_open],
         instructions=greet,

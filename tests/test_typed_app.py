@@ -65,8 +65,19 @@ def assert_found(found: Places, planted: Places, output: str) -> None:
     assert planted <= found, output
 
 
-def test_the_app_has_about_150_lines():
-    assert 120 <= len(APP.read_text(encoding="utf-8").splitlines()) <= 200
+def test_the_app_has_about_150_lines_and_all_that_an_app_needs():
+    text = APP.read_text(encoding="utf-8")
+    assert 120 <= len(text.splitlines()) <= 200
+    for part in (
+        "deps_type=",
+        "output_type=",
+        "tools=",
+        "requires_approval=",
+        ".session(",
+        ".as_tool(",
+        "MCPTools.stdio(",
+    ):
+        assert part in text
 
 
 @pytest.mark.slow
