@@ -104,3 +104,23 @@ def test_a_question_that_makes_no_sense_is_refused_with_a_reason(browser: Any, s
             answer = page.request.get(f"/api/runs?{query}")
             assert answer.status == 400
             assert answer.json()["error"]
+
+
+@pytest.mark.slow
+def test_a_store_without_runs_says_so_until_the_first_one_begins(browser: Any) -> None:
+    empty = elsewhere(MemoryStore)
+    with served(agentfsm.viewer.app(empty)) as address, site_page(browser, address) as (page, events):
+        for path in ("/", "/statistics"):
+            page.goto(path)
+            has_text(page.locator("main"), "There is no run in the store yet.")
+        page.goto("/?text=invoice")
+        has_text(page.locator("main"), "No run is like that.")
+        page.goto("/")
+        elsewhere(lambda: finished_run(empty, "first"))
+        page.locator("tr[data-run=first]").wait_for()
+        page.reload()
+        has_text(page.locator("main [role=status]"), "1 run")
+        assert page.locator("main [role=status]").inner_text() == "1 run"
+        page.goto("/statistics")
+        has_text(page.get_by_role("status").first, "This is 1 run.")
+        assert events == []

@@ -159,8 +159,11 @@ export const words = (name) => String(name).replaceAll('_', ' ');
 /** The name of a row, `state.guard -> state`, which breaks between words and not within. */
 export const rowName = (text) => el('code', {className: 'said'}, String(text).replace('->', '\u2192').split(/(?<=[._])/).flatMap((part) => [part, el('wbr')]).slice(0, -1));
 
-/** A number of moves. */
-export const total = (moves) => `${moves.toLocaleString('en')} move${moves === 1 ? '' : 's'}`;
+/** So many of something. */
+export const counted = (number, word) => `${number.toLocaleString('en')} ${word}${number === 1 ? '' : 's'}`;
+
+/** What a run cost; an empty text if its model said neither a price nor tokens. */
+export const spent = ({cost, tokens}) => (cost ? `${money(cost)}, ${counted(tokens ?? 0, 'token')}` : tokens ? `${counted(tokens, 'token')} without a price` : '');
 
 /** How a run ends, in words: the name of its last event. */
 export const endingName = (name) => ({RunCompleted: 'completed', Handoff: 'handed off', PartialRunSummary: 'partial', RunCancelled: 'cancelled', RunAborted: 'aborted',

@@ -1,6 +1,6 @@
 /** Two runs, or a run and what it would have done under other settings: where they part, in the ledger and in the picture. */
 
-import {address, el, endingName, facts, get, getText, markup, notice, rowName, runAddress, said, start, statusBadge, total, words} from './common.js';
+import {address, counted, el, endingName, facts, get, getText, markup, notice, rowName, runAddress, said, start, statusBadge, words} from './common.js';
 import {layout, reveal, wholeButton} from './picture.js';
 import {field, input, select} from './run_filters.js';
 import {table} from './tables.js';
@@ -61,7 +61,7 @@ async function showRuns(result, asked) {
   const found = await get('compare', asked);
   const shorter = found.moves.a - found.starts.a < found.moves.b - found.starts.b ? found.a : found.b;
   result.replaceChildren(
-    el('p', {role: 'status'}, el('strong', {}, `They have ${total(found.starts.a + found.starts.b + found.same)} in common. `),
+    el('p', {role: 'status'}, el('strong', {}, `They have ${counted(found.starts.a + found.starts.b + found.same, 'move')} in common. `),
       ...(found.what === 'end' ? ['Run ', said(shorter.id), ' has no move after these.'] : [DIFFERENCES[found.what]])),
     facts([['Moves', `${found.moves.a} and ${found.moves.b}`]]),
     ...(found.graphs ? [el('details', {}, el('summary', {}, 'They follow different graphs'), el('pre', {className: 'said'}, found.graphs))] : []),
@@ -77,7 +77,7 @@ async function showReplay(result, asked) {
   const ending = found.ending ? `It would end: ${endingName(found.ending)}` : 'How it would end is not known';
   result.replaceChildren(
     el('p', {role: 'status'}, el('strong', {}, found.divergences.length
-      ? `Under ${found.settings}, the first ${total(found.same)} are the same.` : `Under ${found.settings}, every move is the same.`)),
+      ? `Under ${found.settings}, the first ${counted(found.same, 'move')} are the same.` : `Under ${found.settings}, every move is the same.`)),
     ...[found.about, found.words].filter(Boolean).map((text) => el('p', {}, said(text))),
     facts([
       ['Recorded ending', found.recorded_ending ? endingName(found.recorded_ending) : 'none yet'],

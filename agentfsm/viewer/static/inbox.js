@@ -171,7 +171,7 @@ class Card {
 await start(async (main) => {
   const {actor} = await session();
   const mine = el('input', {type: 'checkbox', checked: true}), list = el('div', {className: 'cards'}), live = el('p', {className: 'note', role: 'status'});
-  const none = el('p', {}, 'Nothing waits for you.');
+  const none = el('p', {}, actor ? 'Nothing waits for you.' : 'Nothing waits for a person.');
   main.append(actor ? el('p', {className: 'bar'}, el('label', {}, mine, ' Only what I may answer')) : el('p', {className: 'note'}, 'Nobody is signed in: you see what waits, and cannot answer it.'), live, none, list);
   const cards = new Map();
   let known = [];

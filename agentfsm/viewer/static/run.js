@@ -1,6 +1,6 @@
 /** One run: its picture, its ledger, and everything about each step; followed live. */
 
-import {address, duration, el, endingName, facts, follow, get, getText, markup, money, notice, post, runAddress, said, session, start, statusBadge, time, total, verdict, words} from './common.js';
+import {address, counted, duration, el, endingName, facts, follow, get, getText, markup, money, notice, post, runAddress, said, session, spent, start, statusBadge, time, verdict, words} from './common.js';
 import {Picture} from './picture.js';
 import {stepDetail} from './step_detail.js';
 import {stacked} from './tables.js';
@@ -76,7 +76,7 @@ function summary(run, found, findings) {
       run.waiting.roles.length ? ` by ${run.waiting.roles.join(' or ')}` : '', run.expires ? [' until ', time(run.expires)] : ''].flat(2)],
     ['Started', time(run.started)],
     ['Last record', [time(run.updated), run.started === null ? '' : `, ${duration(Math.max(0, run.updated - run.started))} later`]],
-    ['Cost', run.cost === null ? '' : `${money(run.cost)}, ${(run.tokens ?? 0).toLocaleString('en')} tokens`],
+    ['Cost', spent(run)],
     ['Model', run.model && said(run.model)],
     ['Tags', run.tags.length ? run.tags.map((tag) => el('span', {className: 'tag'}, said(tag))) : ''],
     ['Metadata', run.metadata.length ? run.metadata.map((entry) => el('span', {className: 'tag'}, said(entry))) : ''],
@@ -98,8 +98,8 @@ function underPreset(id, preset, {error, about, same, words: parts, divergences:
   if (error) return [said(error)];
   const compared = el('a', {href: address('compare', {a: id, preset})}, 'compare');
   const end = ending ? `It would have ended ${ending === recorded ? 'in the same way' : 'otherwise'}: ${endingName(ending)}. ` : ['How it would have ended is not known: ', said(unknown), '. '];
-  if (!first) return [`${about} All ${total(same)} would have been the same. `, end, compared].flat();
-  return [`${about} `, same ? `The first ${total(same)} would have been the same. ` : '', said(parts), ' ', end,
+  if (!first) return [`${about} All ${counted(same, 'move')} would have been the same. `, end, compared].flat();
+  return [`${about} `, same ? `The first ${counted(same, 'move')} would have been the same. ` : '', said(parts), ' ', end,
     el('a', {href: runAddress(id, first.seq)}, `move ${same + 1}, record ${first.seq}`), ' \u00b7 ', compared].flat();
 }
 

@@ -28,6 +28,9 @@ export function filterForm(label = 'Runs', button = 'Search', others = []) {
   return form;
 }
 
+/** What stands where no run is listed. */
+export const none = (asked) => (FIELDS.some((name) => asked[name]) ? 'No run is like that.' : 'There is no run in the store yet. Each appears here as soon as an agent that writes this store begins it.');
+
 const day = (text) => (text ? Date.parse(`${text}T00:00:00Z`) / 1000 : '');
 
 /** What the form asks for; it stands in the address of the page, too. */

@@ -1,7 +1,7 @@
 /** The runs of the store: search, filters, pages, live. */
 
-import {duration, el, follow, get, money, notice, runAddress, said, start, statusBadge, time, words} from './common.js';
-import {filterForm, question} from './run_filters.js';
+import {counted, duration, el, follow, get, money, notice, runAddress, said, start, statusBadge, time, words} from './common.js';
+import {filterForm, none, question} from './run_filters.js';
 
 const COLUMNS = ['status', 'what was asked', 'started', 'took', 'cost', 'by', 'tags', 'waits for', 'run'];
 function row(run) {
@@ -39,7 +39,7 @@ await start(async (main) => {
       body.replaceChildren(...shown);
       if (focused && order.includes(focused)) rows.get(focused).querySelectorAll('a')[Math.max(0, place)].focus({preventScroll: true});
     }
-    if (!order.length) body.replaceChildren(el('tr', {}, el('td', {colSpan: COLUMNS.length}, 'No run is like that.')));
+    if (!order.length) body.replaceChildren(el('tr', {}, el('td', {colSpan: COLUMNS.length}, none(asked))));
     older.disabled = !next;
     newer.disabled = !after;
   }
@@ -58,7 +58,7 @@ await start(async (main) => {
         next = told.next;
         show(told.order, told.changed);
       }, (lost) => { live.textContent = lost ? 'the viewer cannot be reached; trying again' : 'live'; });
-    get('runs/count', asked).then((found) => { count.textContent = `${found.count.toLocaleString('en')} runs`; })
+    get('runs/count', asked).then((found) => { count.textContent = counted(found.count, 'run'); })
       .catch((error) => notice(error.message, 'error'));
   }
 

@@ -1,7 +1,7 @@
 /** Statistics of the newest runs: days, rows of each graph as a heat map, and the slowest and most expensive runs. */
 
-import {duration, el, get, getText, markup, money, notice, said, start, words} from './common.js';
-import {filterForm, input, question} from './run_filters.js';
+import {counted, duration, el, get, getText, markup, money, notice, said, start, words} from './common.js';
+import {filterForm, input, none, question} from './run_filters.js';
 import {bar, runCells, table} from './tables.js';
 
 const NARROW = matchMedia('(max-width: 48rem)');
@@ -25,7 +25,7 @@ async function graphs(found, asked) {
     getText('statistics/picture', query).then((text) => box.replaceChildren(...markup(text, 'image/svg+xml')))
       .catch((error) => box.replaceChildren(el('p', {}, error.message)));
     sections.push(el('section', {},
-      el('h3', {}, said(graph.name), ` in ${graph.runs.toLocaleString('en')} runs`), el('figure', {className: 'picture'}, box),
+      el('h3', {}, said(graph.name), ` in ${counted(graph.runs, 'run')}`), el('figure', {className: 'picture'}, box),
       el('details', {}, el('summary', {}, 'The rows as a table'),
         table('How often each row was taken', ['row', 'moves', 'runs that took it'],
           graph.rows.map((row) => [el('code', {}, said(row.id)), bar(row.moves, graph.rows[0].moves), bar(row.runs, graph.runs)])))));
@@ -43,9 +43,9 @@ await start(async (main) => {
     result.setAttribute('aria-busy', 'true');
     try {
       const found = await get('statistics', asked);
-      const of = found.read < found.count ? `the newest ${found.read.toLocaleString('en')} of ${found.count.toLocaleString('en')} runs` : `${found.read} runs`;
+      const of = found.read < found.count ? `the newest ${found.read.toLocaleString('en')} of ${counted(found.count, 'run')}` : counted(found.read, 'run');
       result.replaceChildren(
-        el('p', {className: 'note', role: 'status'}, found.read ? `These are ${of}.` : 'No run is like that.'));
+        el('p', {className: 'note', role: 'status'}, found.read ? `${found.read === 1 ? 'This is' : 'These are'} ${of}.` : none(asked)));
       if (!found.read) return;
       result.append(
         el('h2', {}, 'Day by day'), days(found.days),

@@ -1,6 +1,6 @@
 /** Whether the journals of the store are intact: a badge for each run and for the store, and what was not checked. */
 
-import {el, get, notice, runAddress, said, start, verdictBadge, words} from './common.js';
+import {counted, el, get, notice, runAddress, said, start, verdictBadge, words} from './common.js';
 import {filterForm, question} from './run_filters.js';
 import {runCells, table} from './tables.js';
 
@@ -41,7 +41,7 @@ await start(async (main) => {
         for (const run of found.runs) counts.set(run.report.verdict, (counts.get(run.report.verdict) ?? 0) + 1);
         after = found.next;
         more = Boolean(after);
-        progress.textContent = `${all.length} runs: ${[...counts].map(([name, count]) => `${count} ${name}`).join('; ') || 'none is like that'}${more ? '; verifying\u2026' : ''}`;
+        progress.textContent = `${counted(all.length, 'run')}: ${[...counts].map(([name, count]) => `${count} ${name}`).join('; ') || 'none is like that'}${more ? '; verifying\u2026' : ''}`;
         all.sort((a, b) => (b.report.code === 1) - (a.report.code === 1) || (b.report.code === 3) - (a.report.code === 3));
         list.replaceChildren(table('Those that are not good come first', ['verification', 'status', 'what was asked', 'started', 'records', 'why'],
           all.slice(0, 500).map((run) => [verdictBadge(run.report), ...runCells(run), String(run.report.records), reasons(run)])));
