@@ -32,6 +32,7 @@ from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.keys import SECRET_VARIABLE
 from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.withholding import is_secret_name
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -186,7 +187,8 @@ class AgentCliOptions:
     def to_args(self) -> list[str]:
         """The options as command-line arguments, for a command that continues with the same agent.
 
-        The values of headers, the proxy, and the user and password of the store's URL are left out: secrets.
+        What is or may be secret is left out: the values of headers, those of parameters that are named like keys, the
+        proxy, and the user and password of the store's URL.
         """
         args: list[str] = []
         for each in fields(self):
@@ -199,6 +201,9 @@ class AgentCliOptions:
             shown = value
             if each.name == "header":
                 shown = [f"{text.partition(':')[0]}: ..." for text in self.header]
+            elif each.name == "query":
+                named = [(text.partition("=")[0], text) for text in self.query]
+                shown = [f"{name}=..." if is_secret_name(name) else text for name, text in named]
             elif each.name == "proxy":
                 shown = "..."
             elif isinstance(value, StoreLocation):
@@ -208,11 +213,11 @@ class AgentCliOptions:
         return args
 
 
-def _parse_query(text: str) -> tuple[str, str]:
+def _parse_query(text: str) -> tuple[str, str | SecretStr]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ConfigurationError(f"--query {text!r}: write NAME=VALUE, as in api-version=2024-10-21")
-    return name, value
+    return name, SecretStr(value) if is_secret_name(name) else value
 
 
 def _key_command(command: str) -> Callable[[], str]:

@@ -35,6 +35,7 @@ __all__ = [
     "contains_placeholder",
     "environment_secrets",
     "header_secrets",
+    "is_secret_name",
     "lacks_values",
     "marked_values",
     "marks_secrets",
@@ -94,9 +95,7 @@ def environment_secrets(environment: Mapping[str, str]) -> list[str]:
     for name, value in environment.items():
         for password in _URL_PASSWORD.findall(value):
             found |= dict.fromkeys(filter(_is_no_word, (password, _unquote(password))))
-        named = name.upper()
-        is_secret = _SECRET_NAME.search(named) and not _PLACE_NAME.search(named)
-        if ("-----BEGIN" in value and "PRIVATE KEY" in value) or (is_secret and _is_no_word(value)):
+        if ("-----BEGIN" in value and "PRIVATE KEY" in value) or (is_secret_name(name) and _is_no_word(value)):
             found |= dict.fromkeys(value for value in _parts(value) if _is_no_word(value))
     return list(found)
 
@@ -109,10 +108,19 @@ def header_secrets(headers: Mapping[str, str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for name, value in headers.items():
-        named = name.upper().replace("-", "_")
-        if "AUTHORIZATION" in named or (_SECRET_NAME.search(named) and not _PLACE_NAME.search(named)):
+        if "AUTHORIZATION" in name.upper() or is_secret_name(name):
             found |= dict.fromkeys(filter(_is_no_word, (value, value.partition(" ")[2])))
     return list(found)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable, a header or a parameter is named like a key, a token or a password.
+
+    Args:
+        name: Its name.
+    """
+    named = name.upper().replace("-", "_")
+    return _SECRET_NAME.search(named) is not None and _PLACE_NAME.search(named) is None
 
 
 def _is_no_word(value: str) -> bool:

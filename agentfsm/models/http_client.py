@@ -114,7 +114,8 @@ class HttpOptions:
     Attributes:
         headers: More headers of every call, such as ``anthropic-beta`` or ``OpenAI-Organization``. A value that is a
             secret is a ``SecretStr``.
-        query: Parameters of every URL, such as ``api-version``.
+        query: Parameters of every URL, such as ``api-version``. A value that is a secret is a ``SecretStr``; but
+            ``httpx`` logs each URL (level INFO), so pass a key in a header if the server takes it there.
         verify: The certificates of the authorities to trust: a file in PEM format, a folder of such files, or an
             ``ssl.SSLContext`` (for a client certificate, too). By default those of ``SSL_CERT_FILE`` and
             ``SSL_CERT_DIR``, else the usual ones.
@@ -135,7 +136,7 @@ class HttpOptions:
     """
 
     headers: Mapping[str, str | SecretStr] = field(default_factory=dict[str, "str | SecretStr"], repr=False)
-    query: Mapping[str, str] = field(default_factory=dict[str, str])
+    query: Mapping[str, str | SecretStr] = field(default_factory=dict[str, "str | SecretStr"])
     verify: str | Path | ssl.SSLContext | None = None
     proxy: str | SecretStr | None = field(default=None, repr=False)
     client: httpx.AsyncClient | None = None
@@ -160,8 +161,9 @@ class HttpOptions:
 
     @property
     def secrets(self) -> tuple[SecretStr, ...]:
-        """The secrets among the headers, and the password of the proxy."""
-        found = [value for value in self.headers.values() if isinstance(value, SecretStr)]
+        """The secrets among the headers and parameters, and the password of the proxy."""
+        values = (*self.headers.values(), *self.query.values())
+        found = [value for value in values if isinstance(value, SecretStr)]
         password = urlsplit(_plain(self.proxy)).password if self.proxy is not None else None
         return (*found, *([SecretStr(unquote(password))] if password else ()))
 
@@ -369,7 +371,8 @@ class HttpClient:
             None if options.proxy is None else SecretStr(_plain(options.proxy)),
             options.client,
         )
-        self._query = urlencode(options.query, quote_via=quote)  # signatures of AWS know no other blank than %20
+        query = {name: _plain(value) for name, value in options.query.items()}
+        self._query = urlencode(query, quote_via=quote)  # signatures of AWS know no other blank than %20
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

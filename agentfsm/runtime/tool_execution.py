@@ -20,11 +20,11 @@ from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind, 
 from agentfsm.loop.human_input import SuspendedSubRun
 from agentfsm.loop.messages import Image, ToolCall, ToolResult
 from agentfsm.loop.read_only import MAX_NESTING, FrozenDict
-from agentfsm.loop.withholding import MASK
+from agentfsm.loop.withholding import MASK, secret_values
 from agentfsm.runtime.delegation import Delegation
 from agentfsm.runtime.timeout import CutOffError, TimeLimitError, Timeout, reraise_cancellation
 from agentfsm.runtime.tool_context import ToolContext
-from agentfsm.runtime.tools import Tool, problems
+from agentfsm.runtime.tools import Tool, call_secrets, problems
 
 __all__ = [
     "failed_result",
@@ -149,6 +149,29 @@ async def run_call(
     Raises:
         asyncio.CancelledError: The run is being cancelled.
     """
+    result = await _run_function(call, tool, arguments, context, timer, limit_s)
+    if not tool.has_secrets:
+        return result
+    defaults = _secret_defaults(call, tool, arguments)
+    return dataclasses.replace(result, withheld=(*result.withheld, *defaults)) if defaults else result
+
+
+def _secret_defaults(call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> list[Any]:
+    """The secrets among a call's validated arguments that the call left to their defaults."""
+    left = {name: value for name, value in arguments.items() if name not in call.arguments}
+    given = call_secrets(tool, call.arguments)
+    found = (*_secrets_in(arguments), *secret_values(left, tool.secret, {}))
+    return [value for value in found if isinstance(value, str | int | float) and value not in given]
+
+
+async def _run_function(
+    call: ToolCall,
+    tool: Tool,
+    arguments: dict[str, Any],
+    context: ToolContext[Any] | None,
+    timer: Timeout,
+    limit_s: float,
+) -> ToolResult:
     try:
         if tool.is_async:
             waiting = tool.function(context, **arguments) if context is not None else tool.function(**arguments)

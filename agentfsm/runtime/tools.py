@@ -192,6 +192,11 @@ class Tool:
         by_place = (p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
         return sum(p.default is p.empty for p in by_place) > 1
 
+    @cached_property
+    def has_secrets(self) -> bool:
+        """Whether an argument, or a value inside one, is secret."""
+        return bool(self.secret) or marks_secrets(self.spec.parameters)
+
     @property
     def name(self) -> str:
         """The tool's name."""
@@ -472,10 +477,22 @@ def _checked(made: Tool, secret: Iterable[str]) -> Tool:
             f"tool {made.name!r}: one that asks a person must be an async function with a ToolContext as its first "
             "parameter"
         )
-    names = frozenset(secret)
-    if unknown := names - made.spec.parameters.get("properties", {}).keys():
+    names, described = frozenset(secret), made.spec.parameters.get("properties", {})
+    if unknown := names - described.keys():
         raise ToolDefinitionError(f"tool {made.name!r}: it has no argument {', '.join(sorted(unknown))}")
-    return dataclasses.replace(made, secret=made.secret | names)
+    made = dataclasses.replace(made, secret=made.secret | names)
+    return _without_secret_defaults(made) if any("default" in described[name] for name in names) else made
+
+
+def _without_secret_defaults(made: Tool) -> Tool:
+    """A tool whose description does not say what its secret arguments are by default."""
+    parameters = made.spec.parameters
+    described = {
+        name: {key: value for key, value in each.items() if key != "default"} if name in made.secret else each
+        for name, each in parameters["properties"].items()
+    }
+    spec = dataclasses.replace(made.spec, parameters={**parameters, "properties": described})
+    return dataclasses.replace(made, spec=spec)
 
 
 def as_tool(function: Callable[..., Any], *, name: str | None = None, control: str | None = None) -> Tool:
@@ -537,13 +554,12 @@ def with_subagents(tools: Mapping[str, Tool]) -> Iterator[Tool]:
 
 def secret_arguments(tools: Iterable[Tool]) -> SecretPaths:
     """Where the arguments of each tool are secret, by the tool's name; tools without secret arguments are left out."""
-    return {t.name: (t.secret, t.spec.parameters) for t in tools if t.secret or marks_secrets(t.spec.parameters)}
+    return {t.name: (t.secret, t.spec.parameters) for t in tools if t.has_secrets}
 
 
 def call_secrets(tool: Tool, arguments: Mapping[str, Any]) -> list[Any]:
     """The secret values in the arguments of a call."""
-    schema = tool.spec.parameters
-    return secret_values(arguments, tool.secret, schema) if tool.secret or marks_secrets(schema) else []
+    return secret_values(arguments, tool.secret, tool.spec.parameters) if tool.has_secrets else []
 
 
 def run_secrets(run: RunState, tools: Mapping[str, Tool]) -> tuple[Any, ...]:
@@ -553,7 +569,7 @@ def run_secrets(run: RunState, tools: Mapping[str, Tool]) -> tuple[Any, ...]:
         run: The run.
         tools: The tools of its agent, by name.
     """
-    having = {name: tool for name, tool in tools.items() if tool.secret or marks_secrets(tool.spec.parameters)}
+    having = {name: tool for name, tool in tools.items() if tool.has_secrets}
     calls = [call for message in run.messages for call in message.tool_calls] if having else []
     calls += [each.call for each in run.batch] if having else []
     found = (value for c in calls if c.name in having for value in call_secrets(having[c.name], c.arguments))

@@ -113,12 +113,15 @@ def test_an_option_of_the_call_that_is_wrong_is_refused(cli: Cli, words: tuple[s
     assert says in result.stderr
 
 
+SECRET_PARAMETERS = ("--query", "api-key=...", "--query", "token=...")
+
+
 def test_a_command_to_resume_with_repeats_no_secret() -> None:
     options = dict.fromkeys(each.name for each in fields(AgentCliOptions)) | {
         "tools": (),
-        "query": ("a=b",),
+        "query": ("a=b", "api-key=hidden-3", "token=s"),
         "model": "m",
     }
     options |= {"header": ("X-Key: hidden-1",), "proxy": "http://ann:hidden-2@p:1"}
     shown = cast("Any", AgentCliOptions)(**options).to_args()
-    assert shown == ["--model", "m", "--header", "X-Key: ...", "--query", "a=b", "--proxy", "..."]
+    assert shown == ["--model", "m", "--header", "X-Key: ...", "--query", "a=b", *SECRET_PARAMETERS, "--proxy", "..."]

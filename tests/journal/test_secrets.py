@@ -16,7 +16,7 @@ from agentfsm.loop.model import secrets_of
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.loop.withholding import Withholder
 from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Priced, resolve
-from agentfsm.testing import FakeClock, ScriptedModel, call
+from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 
 PASSWORD, PIN, KEY = "correct horse battery", "471108150", "sk-env-0123456789abcdef"
 SEEN: list[object] = []
@@ -350,6 +350,34 @@ def test_a_placeholder_that_a_model_writes_opens_nothing(store):
     assert isinstance(result.outcome, UserInputRequested)
     assert result.outcome.arguments == {"database": shown}
     assert SEEN == []
+
+
+class Account(BaseModel):
+    user: str
+    password: SecretStr = SecretStr("model-default-771188")
+
+
+DEFAULT_TOKEN = SecretStr("default-token-771188")
+
+
+def test_a_secret_that_a_call_leaves_to_its_default_is_withheld_like_one_that_it_gives(store, tmp_path):
+    @tool(secret=["pin"])
+    def sign_in(account: Account, token: SecretStr = DEFAULT_TOKEN, pin: str = "default-pin-771188") -> str:
+        """Sign in."""
+        values = (account.password.get_secret_value(), token.get_secret_value(), pin)
+        if account.user == "bob":
+            raise ValueError(f"not with {values}")
+        return f"signed in with {values}"
+
+    model = RecordingModel(ScriptedModel([call("sign_in", account={"user": u}) for u in ("ann", "bob")] + ["Done."]))
+    agent = Agent(model, tools=[sign_in], host=Host(clock=FakeClock(), store=store))
+    result = agent.run_sync("Sign in.", run_id="r")
+    assert "default-token-771188" in str(result.messages)  # the model has what the tool returned
+    for secret in ("model-default-771188", "default-token-771188", "default-pin-771188"):
+        assert secret not in str(model.requests[0])  # and is told no default of a secret argument
+        assert secret not in str(asyncio.run(store.records("r")))
+        assert secret.encode() not in files(tmp_path)
+        assert secret not in repr(result)
 
 
 def test_secret_arguments_must_be_arguments():

@@ -128,16 +128,17 @@ def test_a_key_function_that_fails_is_named(function: Any, says: str) -> None:
 def test_headers_and_query_parameters_are_sent_with_every_call(wire: str) -> None:
     http = HttpOptions(
         headers={"OpenAI-Organization": "org-1", "X-Tenant": SecretStr("tenant-secret-77")},
-        query={"api-version": "2024-10-21", "q": "a b&c"},
+        query={"api-version": "2024-10-21", "q": "a b&c", "key": SecretStr("query-secret-77")},
     )
     with good_server(wire) as server:
         model = resolve(f"{PROVIDER[wire]}:m", base_url=f"{server.url}/v1", http=http)
         assert ask(model) == "hello"
         call = server.calls[0]
-    assert call.path.endswith("?api-version=2024-10-21&q=a%20b%26c")
+    assert call.path.endswith("?api-version=2024-10-21&q=a%20b%26c&key=query-secret-77")
     assert (call.headers["openai-organization"], call.headers["x-tenant"]) == ("org-1", "tenant-secret-77")
-    assert "tenant-secret-77" not in repr(http) + repr(model)
-    assert [secret.get_secret_value() for secret in model.secrets] == ["tenant-secret-77"]  # type: ignore[attr-defined]
+    secrets = ["tenant-secret-77", "query-secret-77"]
+    assert not any(secret in repr(http) + repr(model) for secret in secrets)
+    assert [secret.get_secret_value() for secret in model.secrets] == secrets  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
