@@ -508,10 +508,11 @@ class _GuardReader(_RowReader):
             yield GuardAssumption(row.id, may="steps > 1", why="there is no reply before the first step")
 
     def _counts_steps(self, state: str) -> bool:
-        """Whether a state is where runs start, and the only one whose visits are steps."""
+        """Whether a state is where runs start, the only one whose visits are steps, and steps are never refilled."""
         first, *others = self.graph.states
         alone = state == first.name and not any("steps" in spec.spends for spec in others)
-        return alone and first.effect is CHECK_BUDGETS and tuple(first.spends) == ("steps",)
+        refilled = any("steps" in row.refills for row in self.graph)
+        return alone and not refilled and first.effect is CHECK_BUDGETS and tuple(first.spends) == ("steps",)
 
     def _about_replies(self, row: Transition) -> Iterator[GuardAssumption]:
         if self.from_recovery(row) and row.guard is guards.ask_user:

@@ -15,6 +15,7 @@ from agentfsm import (
     Agent,
     AgentGuardrails,
     Allow,
+    Counter,
     Graph,
     Host,
     Message,
@@ -43,7 +44,7 @@ from agentfsm.analysis.bounds import Bounds
 from agentfsm.analysis.run_monitor import ProofModel, follow_rows
 from agentfsm.errors import GraphError, ModelMismatchError
 from agentfsm.loop.state import CallState
-from agentfsm.testing import ScriptedModel, call
+from agentfsm.testing import FakeClock, ScriptedModel, call
 
 LIMITS = AgentGuardrails(max_iterations=2)
 SECRET = b"of the tests"
@@ -215,6 +216,22 @@ def test_a_row_that_refills_the_extensions_leaves_no_bound_on_the_model_calls_of
     few = AnalysisLimits(max_configurations=10)
     bounds = analyse(graph, guardrails=LIMITS, traits=AgentTraits(sub_agents=True), limits=few).bounds
     assert (bounds.model_calls, bounds.model_calls_in_all) == (2, None)
+
+
+def test_a_first_step_after_a_refill_may_be_a_stall() -> None:
+    """The steps are counted from one again, and there is a reply before that first step."""
+    clock = FakeClock()
+
+    def again(run: RunState) -> bool:
+        clock.advance(60)
+        return True
+
+    row = Transition("post_tool", again, "pre_step", spends="rounds", refills="steps")
+    graph = LOOP.with_counter(Counter("rounds", 2)).with_transition(row)
+    script = [call("sound", text="a"), "done"]
+    agent = Agent(ScriptedModel(script), tools=[sound], graph=graph, host=Host(monitor="raise", clock=clock))
+    rows = [d.transition.id for d in agent.run_sync("go").decisions]
+    assert rows[rows.index("post_tool.again") + 1] == "pre_step.no_progress"
 
 
 def extend_often(graph: Graph, tools: list[Any], replies: int) -> tuple[RunResult, int]:
