@@ -16,7 +16,7 @@ from agentfsm.agent.agent_options import AgentOptions, has_methods, validate_typ
 from agentfsm.agent.pinned_approvals import pin_approvals
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior, check_counter_limits
 from agentfsm.loop.history import HistoryPolicy, KeepAll, Summarize, policy_to_json
 from agentfsm.loop.json_envelope import envelope_instructions
 from agentfsm.loop.model import Model, secrets_of
@@ -488,13 +488,7 @@ def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
         for row, ending in zip(graph.rows(spec.name), ("cancelled", "aborted"), strict=False):
             if row.ends != ending:
                 raise GraphError(f"{row.name!r} must end the run as {ending}", row.id)
-    for counter in graph.counters:
-        if (
-            isinstance(counter.limit, str)
-            and not hasattr(AgentGuardrails, counter.limit)
-            and (counter.limit not in AgentGuardrails.model_fields)
-        ):
-            raise GraphError(f"its limit {counter.limit!r} is no field of AgentGuardrails", counter.name)
+    check_counter_limits(counter for counter in graph.counters if counter not in LOOP.counters)
     for outcome, tool in _requested_outcomes(tools):
         for spec in graph.states:
             declared = spec.effect.on_request if isinstance(spec.effect, EffectSpec) else ()

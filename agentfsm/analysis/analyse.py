@@ -14,7 +14,7 @@ from agentfsm.analysis.bounds import MAX_TRACE_ROWS, Bounds, compute_bounds, wit
 from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions, makes_unseen_calls
 from agentfsm.analysis.model_checker import ModelChecker, SafetyProperty, Trace, find_lasso, row_ids
 from agentfsm.analysis.state_space import BreadthFirstSearch, CompiledRow, Configuration, StateSpace
-from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior, check_counter_limits
 from agentfsm.machine.graph import Graph
 
 __all__ = ["Analysis", "DeadTransition", "Verdict", "analyse"]
@@ -187,7 +187,9 @@ def analyse(
 
     Raises:
         ConfigurationError: A property or an assumption names something that does not exist.
+        GraphError: A counter's limit is a guardrail that does not exist, or is not a whole number.
     """
+    check_counter_limits(graph.counters)
     known = graph_assumptions(graph, guardrails or AgentGuardrails(), traits or AgentTraits(behavior))
     all_assumptions = known + (assumptions or Assumptions())
     meter = Meter(limits or AnalysisLimits())

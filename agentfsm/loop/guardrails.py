@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentfsm.errors import GraphError
 from agentfsm.loop.read_only import read_only
+from agentfsm.machine.declaration import Counter
 
-__all__ = ["AgentGuardrails", "Behavior", "change_guardrails"]
+__all__ = ["AgentGuardrails", "Behavior", "change_guardrails", "check_counter_limits"]
 
 
 Count = Annotated[int, Field(gt=0)]
@@ -114,6 +117,26 @@ class AgentGuardrails(BaseModel, frozen=True):
         if self.max_iterations is None:
             return STEPS_WITHOUT_ITERATION_LIMIT
         return STEPS_PER_ITERATION * self.max_iterations * (1 + self.max_continues)
+
+
+@lru_cache(maxsize=1)
+def _whole_limits() -> frozenset[str]:
+    """The names of the guardrails that are whole numbers."""
+    properties: dict[str, Any] = AgentGuardrails.model_json_schema()["properties"]
+    kinds = {name: [field, *field.get("anyOf", ())] for name, field in properties.items()}
+    return frozenset({"step_limit", *(n for n, each in kinds.items() if any(k.get("type") == "integer" for k in each))})
+
+
+def check_counter_limits(counters: Iterable[Counter]) -> None:
+    """Check that the limits of counters are numbers, or guardrails that are whole numbers.
+
+    Raises:
+        GraphError: One is not.
+    """
+    for counter in counters:
+        if isinstance(counter.limit, str) and counter.limit not in _whole_limits():
+            problem = f"its limit {counter.limit!r} is not a guardrail that is a whole number"
+            raise GraphError(problem, counter.name, f"choose one of {', '.join(sorted(_whole_limits()))}")
 
 
 def change_guardrails(guardrails: AgentGuardrails | Mapping[str, Any], limits: Mapping[str, Any]) -> AgentGuardrails:

@@ -245,6 +245,9 @@ def _check_counters(graph: Table) -> None:
     for counter in graph.counters:
         if not counter.name.isidentifier():
             raise GraphError("a counter's name must be an identifier", repr(counter.name))
+        if isinstance(counter.limit, bool) or not isinstance(counter.limit, int | str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            problem = f"the counter's limit is {counter.limit!r}; it must be a whole number or the name of a guardrail"
+            raise GraphError(problem, counter.name)
         if isinstance(counter.limit, int) and counter.limit < 0:
             raise GraphError(f"the counter's limit is {counter.limit}; it must be 0 or more", counter.name)
     _check_unique((c.name for c in graph.counters), "the counter is declared twice")

@@ -345,6 +345,12 @@ def test_a_counters_limit_is_not_negative():
     assert (error.rule, error.edge) == ("the counter's limit is -1; it must be 0 or more", "fuel")
 
 
+@pytest.mark.parametrize("limit", [2.5, True, None])
+def test_a_counters_limit_is_a_whole_number_or_a_name(limit):
+    error = refused((WORK, END), GO, counters=(Counter("fuel", limit),))
+    assert error.rule == f"the counter's limit is {limit!r}; it must be a whole number or the name of a guardrail"
+
+
 def test_no_counter_is_declared_twice():
     error = refused((WORK, END), GO, counters=(FUEL, Counter("fuel", 3)))
     assert (error.rule, error.edge) == ("the counter is declared twice", "fuel")

@@ -14,6 +14,7 @@ from agentfsm import (
     Agent,
     AgentGuardrails,
     AskApproval,
+    Counter,
     Failure,
     FailureKind,
     GraphError,
@@ -329,3 +330,16 @@ def test_an_effect_that_raises_a_stray_cancellation_aborts_the_run():
         await task
 
     assert_aborted(run_script("first", graph=reviewing(odd)), "the effect of 'review' raised CancelledError")
+
+
+@pytest.mark.parametrize("limit", ["no_such_limit", "on_limit", "max_cost_usd", "max_execution_time_s"])
+def test_a_counter_that_is_limited_by_what_is_no_whole_number_is_refused(limit: str):
+    graph = LOOP.with_counter(Counter("rounds", limit))
+    for use in (graph.analyse, lambda: Agent(ScriptedModel(), graph=graph)):
+        with pytest.raises(GraphError, match=f"rounds: its limit '{limit}' is not a guardrail that is a whole number"):
+            use()
+
+
+@pytest.mark.parametrize("limit", ["max_tool_retries", "max_tokens", "step_limit"])
+def test_a_counter_may_be_limited_by_any_guardrail_that_is_a_whole_number(limit: str):
+    assert Agent(ScriptedModel(["done"]), graph=LOOP.with_counter(Counter("rounds", limit))).run_sync("go").ok
