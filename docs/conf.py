@@ -14,13 +14,14 @@ from agentfsm import __version__
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from reference_pages import example_anchor, is_inherited, write_examples, write_reference  # noqa: E402  # beside this file
+from llms_index import llms_index  # noqa: E402  # beside this file
+from reference_pages import example_anchor, is_inherited, write_examples, write_reference  # noqa: E402
 
 project = "agentfsm"
 author = "The agentfsm authors"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_llms_txt"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 
 myst_heading_anchors = 4
@@ -35,9 +36,6 @@ maximum_signature_line_length = 88
 html_theme = "furo"
 html_title = f"agentfsm {release}"
 copybutton_prompt_text = "$ "
-
-llms_txt_title = "agentfsm"
-llms_txt_summary = "Runs an AI agent's loop as a declared state machine: reviewed, proved, tested and audited."
 
 _FILES_ABOVE = {"README": "index", "CHANGELOG": "changelog", "SECURITY": "security", "CONTRIBUTING": "contributing"}
 """Files beside this folder, and the pages that stand for them."""
@@ -70,6 +68,11 @@ def _write_pages(app: Sphinx) -> None:
     write_examples(HERE / "reference" / "examples.md", HERE.parent / "examples")
 
 
+def _write_index(app: Sphinx, error: Exception | None) -> None:
+    if error is None:
+        (Path(app.outdir) / "llms.txt").write_text(llms_index(HERE), encoding="utf-8")
+
+
 def _skip(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
     return True if is_inherited(name, value) else None
 
@@ -84,6 +87,7 @@ def _mark_code(app: Sphinx, what: str, name: str, value: Any, options: Any, line
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", _write_pages)
+    app.connect("build-finished", _write_index)
     app.connect("source-read", _page)
     app.connect("include-read", _included)
     app.connect("autodoc-process-docstring", _mark_code)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -352,6 +353,21 @@ def test_guides_and_examples_import_only_public_names(page: Path) -> None:
             assert node.module in REFERENCE.PACKAGES, f"{node.module} is not public"
             names = {alias.name for alias in node.names} - {"invariants", "strategies"}  # modules of agentfsm.testing
             assert names <= set(REFERENCE.public_names(node.module))
+
+
+def test_the_index_for_language_models_has_a_line_for_each_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    index = import_module("llms_index").llms_index(ROOT / "docs")
+    lines = re.findall(r"^- \[([^\]]+)\]\(([^)]+)\): (.+)$", index, re.MULTILINE)
+    pages = [page.stem for page in DOCS if page.stem != "index"]
+    expected = [f"_sources/{page}.md.txt" for page in pages]
+    expected += ["reference/examples.html", *(f"reference/{package}.html" for package in REFERENCE.PACKAGES)]
+    assert sorted(link for _, link, _ in lines) == sorted(expected)
+    assert (
+        "Quick start",
+        "_sources/quickstart.md.txt",
+        "Copy the blocks on this page into an empty folder, in order.",
+    ) in lines
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
