@@ -162,7 +162,8 @@ class Behavior(BaseModel):
             instead of native tool calls.
         feedback: Whether feedback that answers no call is part of one request only (``once``) or is stored as a
             tool message (``kept``).
-        addendum: Whether requests repeat what failed so far (``lessons_learned``) at their end.
+        addendum: Whether the loop adds to what the model reads: what failed so far (``lessons_learned``) at the end of
+            each request, and a note to the result of a call that was made before.
         repeats: Whether the loop guard counts calls as equal only if their results were equal too (``results``), and
             warns the model; or counts the calls alone, and logs a warning (``calls``).
         environment_errors: Whether the model may try again after an OSError in a tool (``retry``) or the run is

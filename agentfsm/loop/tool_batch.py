@@ -150,7 +150,7 @@ def append_tool_results(run: RunState) -> None:
         content = result.content
         if call.edited:
             content += "\n[Note: a person changed the arguments of this call.]"
-        if result.status in ("done", "failed") and run.behavior.repeats == "results":
+        if result.status in ("done", "failed") and run.behavior.repeats == "results" and run.behavior.addendum:
             enough = run.guardrails.loop_soft_threshold
             count = _count_repeats(run, call, enough)
             if count >= enough:

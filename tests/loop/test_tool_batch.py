@@ -243,6 +243,10 @@ def test_where_calls_alone_are_counted_the_model_is_not_warned():
     assert noted("same", "same", behavior={"repeats": "calls"}) == ["same", "same"]
 
 
+def test_where_requests_have_no_addendum_the_model_is_not_warned():
+    assert noted("same", "same", behavior={"addendum": False}) == ["same", "same"]
+
+
 def test_a_run_that_was_stored_before_results_were_compared_goes_on():
     call = make_call("9", where="here")
     batch = [CallState(call, call.signature, result=ok_result(call, "same"))]

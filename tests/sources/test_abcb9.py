@@ -357,6 +357,12 @@ def test_nothing_but_the_step_limit_stops_a_model_that_repeats_itself() -> None:
         assert not any("context_addendum" in m.content for r in model.requests for m in r.messages)
 
 
+def test_a_result_is_told_as_it_is_however_often_it_was_returned_before() -> None:
+    model = scripted_model(*[tool_call("stub_echo", '{"text":"a"}')] * 3, FINAL)
+    result = agent(model).run_sync("hi")
+    assert [m.content for m in result.messages if m.role is Role.TOOL] == ["a"] * 3
+
+
 def test_the_table_has_no_other_backstop() -> None:
     rows = {t.id for t in Agent(scripted_model(), preset="feedback").graph}
     assert not rows & {

@@ -352,6 +352,12 @@ def test_equal_calls_and_equal_successes_are_no_error() -> None:
     assert play(Agent(scripted_model(*script, DONE), tools=[fail, calculator], preset="breaker"))[1].ok
 
 
+def test_nothing_is_added_to_what_a_tool_returns_however_often() -> None:
+    model = scripted_model(*[SUCCESS] * 3, *[error("A")] * 3, DONE)
+    _, result = play(breaker(model))
+    assert [m.content for m in result.messages if m.role is Role.TOOL][:-1] == ["2.0"] * 3 + ["RuntimeError: A"] * 3
+
+
 def test_an_error_is_never_repeated_after_the_next_request() -> None:
     model = scripted_model(error("out of paper"), "text", SUCCESS, SUCCESS, DONE)
     play(breaker(model))

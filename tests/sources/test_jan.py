@@ -284,6 +284,13 @@ def test_nobody_counts_calls_or_silence() -> None:
     assert play(strict(model))[1].output == ANSWER
 
 
+def test_a_result_is_the_tools_own_however_often_it_was_returned_before() -> None:
+    model = scripted_model(*[call("search", query="same")] * 3, *[call("parse", text="x")] * 3, ANSWER)
+    play(strict(model))
+    error = "ValueError: invalid literal for int() with base 10: 'x'"
+    assert tool_result_texts(model.requests[-1].messages) == ["found same"] * 3 + [error] * 3
+
+
 @pytest.mark.parametrize("kind", ["ambiguous_input", "scope_too_large", "capability_gap", "kernel_invalidated"])
 def test_what_a_tool_reports_about_the_task_is_conversation_too(kind: str) -> None:
     @tool
