@@ -439,7 +439,8 @@ def _system_prompt(
         if tool.notes:
             by_note.setdefault(tool.notes, []).append(tool.name)
     notes = (tool_notes(names, text) for text, names in by_note.items())
-    envelope = envelope_instructions(t.spec for t in tools.values()) if behavior.envelope else ""
+    specs, text_is_answer = (t.spec for t in tools.values()), behavior.text_is_answer
+    envelope = envelope_instructions(specs, text_is_answer=text_is_answer) if behavior.envelope else ""
     form = "" if output_schema is None or behavior.control_tools else _output_instructions(output_schema)
     return "\n\n".join(part for part in (instructions, *notes, envelope, form) if part)
 

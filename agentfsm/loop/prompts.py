@@ -105,9 +105,10 @@ def feedback_text(failure: Failure, behavior: Behavior) -> str:
 
 
 def _required_form(behavior: Behavior) -> str:
-    if behavior.envelope or behavior.text_is_answer:
-        return "Send it again in the required form, as valid JSON and nothing else."
-    return "You must call a tool in your reply."
+    form = "Send it again in the required form, as valid JSON and nothing else."
+    if behavior.text_is_answer:
+        return form
+    return f"You must call a tool in your reply.{' ' + form if behavior.envelope else ''}"
 
 
 def truncation_feedback(remedy: str) -> str:
@@ -147,14 +148,13 @@ def _next_step(behavior: Behavior) -> str:
 
 def final_turn_text(behavior: Behavior) -> str:
     """The announcement of the last turn: how this run's answer is given."""
-    if behavior.envelope:
-        answer = 'give your best answer now, as {"kind": "final", ...}, and do not call any more tools.'
-    elif behavior.control_tools and not behavior.text_is_answer:
+    if behavior.text_is_answer:
+        form = ', as {"kind": "final", ...},' if behavior.envelope else ","
+        answer = f"give your best answer now{form} and do not call any more tools."
+    elif behavior.control_tools:
         answer = "call return_done now, with your best answer, and no other tool."
-    elif not behavior.text_is_answer:
-        answer = "call the tool that ends the run now, with your best answer, and no other tool."
     else:
-        answer = "give your best answer now, and do not call any more tools."
+        answer = "call the tool that ends the run now, with your best answer, and no other tool."
     return f"The time for this task is over. This is your last turn: {answer}"
 
 

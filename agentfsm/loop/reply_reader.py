@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from agentfsm.loop.json_envelope import parse_envelope
@@ -19,6 +20,12 @@ MIN_OVERLAP = 8
 
 MIN_COMMON_START = 12
 """Characters that two replies must share at their start for the second to be the first again."""
+
+MAX_ABANDONED = 200
+"""Characters of a beginning that one capital letter can show to be abandoned: more of it is too much to lose."""
+
+_WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?(?=[\s,;:!?]|\.(?:\s|\Z)|\Z)")
+"""A word of a sentence. What follows ``Me`` in ``Me.md`` and ``Equal`` in ``Equal(a, b)`` ends no word."""
 
 _APOLOGIES = ("sorry", "apolog", "my apolog", "i apolog", "i'm sorry", "i am sorry", "here is the complete")
 
@@ -44,15 +51,16 @@ def read_reply(run: RunState, parse_answer: AnswerParser | None) -> ReplyParsed:
 
 
 def _read_text(run: RunState, text: str, parse_answer: AnswerParser | None) -> ReplyParsed:
-    if run.behavior.envelope:
-        parsed = parse_envelope(text, f"call_{run.turns}")
-        if parsed.calls or parsed.malformed is not None or parse_answer is None:
-            return parsed
-        return parse_answer(str(parsed.answer))
-    if not run.behavior.text_is_answer:
-        missing = run.behavior.missing_call == "malformed"
-        return ReplyParsed(malformed="it contains no tool call" if missing else None)
-    return ReplyParsed(answer=text) if parse_answer is None or not text.strip() else parse_answer(text)
+    behavior, read = run.behavior, ReplyParsed(answer=text)
+    if behavior.envelope:
+        read = parse_envelope(text, f"call_{run.turns}")
+        if read.calls or read.malformed is not None:
+            return read
+    if not behavior.text_is_answer:
+        return ReplyParsed(malformed="it contains no tool call" if behavior.missing_call == "malformed" else None)
+    if parse_answer is None or not text.strip():
+        return read
+    return parse_answer(str(read.answer))
 
 
 def continue_answer(beginning: str, reply: str) -> str:
@@ -87,5 +95,11 @@ def _starts_again(beginning: str, reply: str) -> bool:
         return len(reply) >= len(beginning)
     if common >= MIN_COMMON_START or (common >= 3 and 2 * common >= len(beginning)):
         return True
-    # A sentence that begins right after a letter, without a space, continues no word.
-    return beginning[-1].isalnum() and not beginning[-1].isupper() and reply[:1].isupper()
+    # A sentence that begins right after a letter, without a space, continues no word: but "Java" goes on with "Script".
+    within_word = beginning[-1].isalnum() and not beginning[-1].isupper()
+    return within_word and len(beginning) <= MAX_ABANDONED and _begins_sentence(reply)
+
+
+def _begins_sentence(reply: str) -> bool:
+    word = _WORD.match(reply)
+    return word is not None and word[0][0].isupper() and not any(map(str.isupper, word[0][1:]))

@@ -158,5 +158,12 @@ def test_the_instructions_name_both_forms_and_every_tool_with_its_schema():
     assert '- now: {"arguments":{},"description":"Tell the time."}' in text
 
 
+def test_the_instructions_name_no_final_answer_where_text_is_none():
+    text = envelope_instructions([ToolSpec("now", "Tell the time.", {})], text_is_answer=False)
+    assert "final" not in text
+    assert '{"kind": "tool_call", "tool_name": ' in text
+    assert '- now: {"arguments":{},"description":"Tell the time."}' in text
+
+
 def test_the_instructions_say_so_where_there_is_no_tool():
     assert envelope_instructions([]).endswith("Tools:\n- none")

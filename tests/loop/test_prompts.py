@@ -66,8 +66,10 @@ def test_no_text_names_a_control_tool_that_the_run_does_not_have(kind, behavior)
         (CONTROL_TOOLS, "call return_done now"),
         (OWN_ENDING, "call the tool that ends the run"),
         (ENVELOPE, '{"kind": "final", ...}'),
+        (ENVELOPE.model_copy(update={"text_is_answer": False, "control_tools": True}), "call return_done now"),
+        (ENVELOPE.model_copy(update={"text_is_answer": False}), "call the tool that ends the run"),
     ],
-    ids=["text", "control tools", "own ending", "envelope"],
+    ids=["text", "control tools", "own ending", "envelope", "control tools in envelopes", "own ending in envelopes"],
 )
 def test_the_last_turn_says_how_the_answer_is_given(behavior, way):
     assert way in prompts.final_turn_text(behavior)
