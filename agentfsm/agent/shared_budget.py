@@ -78,7 +78,8 @@ def cap_guardrails(
 
     Each of model calls, steps, active time, tokens and USD is the smaller of the two. Sub-agents that start or
     continue together get equal shares, so all of them together stay within what is left; of tokens and USD each may
-    exceed its share by one reply. Time is not divided, because it passes for all of them at once.
+    exceed its share by one reply. Time is not divided, because it passes for all of them at once. Where the calling run
+    asks nobody about a limit (``on_limit``), the sub-agent's run does not either.
 
     Args:
         own: The sub-agent's own limits.
@@ -94,6 +95,8 @@ def cap_guardrails(
     amount = 0.0 if reply is None else reply.amount
     validity_s = own.validity_s, caller.run.guardrails.validity_s
     update: dict[str, Any] = {"validity_s": max((each for each in validity_s if each is not None), default=None)}
+    if own.on_limit == "ask_user":
+        update["on_limit"] = caller.run.guardrails.on_limit
     for budget in _budgets(caller, state or RunState(""), uncharged or Spent()):
         own_limit = _own_limit(own, budget.name, state, amount, extended or granted)
         if budget.limit is None:

@@ -448,6 +448,33 @@ def test_every_model_call_of_a_sub_agent_counts_towards_max_iterations(limit: in
     check_end(result)
 
 
+@pytest.mark.parametrize(
+    ("above", "below", "ending"),
+    [
+        ("stop", "ask_user", PartialRunSummary),
+        ("handoff", "ask_user", Handoff),
+        ("ask_user", "ask_user", UserInputRequested),
+        ("ask_user", "stop", UserInputRequested),
+    ],
+)
+def test_a_sub_agent_asks_nobody_about_a_limit_if_its_caller_does_not(above: Any, below: Any, ending: type) -> None:
+    """Nobody watches the calling run; one whose sub-agent stops reaches its own limit next, and asks there."""
+    helper, model = chatting(on_limit=below), delegating(20)
+    rest = AgentGuardrails(max_iterations=5, on_limit=above)
+    result = Agent(model, tools=[helper.as_tool("h", "Helps.")], guardrails=rest).run_sync("go")
+    assert isinstance(result.outcome, ending)
+    asks = isinstance(result.outcome, UserInputRequested)
+    assert (asks and bool(result.outcome.asker)) is (above == below)  # type: ignore[union-attr]
+    assert result.run_state.model_calls == 5
+
+
+def test_the_sub_agent_of_a_sub_agent_asks_nobody_about_a_limit_either() -> None:
+    middle = Agent(delegating(20), tools=[chatting().as_tool("h", "Helps.")])
+    rest = AgentGuardrails(max_iterations=6, on_limit="stop")
+    result = Agent(delegating(20), tools=[middle.as_tool("h", "Helps.")], guardrails=rest).run_sync("go")
+    assert isinstance(result.outcome, PartialRunSummary)
+
+
 def test_sub_agents_that_run_together_share_the_model_calls_that_are_left() -> None:
     """Five of them, each of which would make a hundred: of ten calls one is made above, so each may make one."""
     helpers = [chatting(on_limit="stop", max_iterations=100) for _ in range(5)]
