@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from agentfsm.errors import GraphError, JournalError, NoTransitionError
+from agentfsm.errors import GraphError, JournalError, NoTransitionError, ReadOnlyError
 from agentfsm.journal.history_verifier import ENDING_EVENTS
 from agentfsm.journal.outcome_codec import load_failure
 from agentfsm.journal.records import RenameMap, SealedRecord, is_kind, open_record
 from agentfsm.journal.rehydrate import RehydratedRun
-from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
+from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.outcomes import (
@@ -34,7 +34,7 @@ from agentfsm.loop.outcomes import (
     RecoveryDecided,
     ReplyParsed,
 )
-from agentfsm.loop.recovery_policy import DefaultPolicy, RecoveryPolicy, decide_recovery
+from agentfsm.loop.recovery_policy import DefaultPolicy, PolicyError, RecoveryPolicy, decide_recovery
 from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.reply_reader import read_reply
 from agentfsm.loop.state import CallState, RunState
@@ -405,9 +405,8 @@ class _ReplayedRun(RehydratedRun):
             raise _UnknownOutcomeError("its policy would decide, and a journal does not hold the code of a policy")
         try:
             return decide_recovery(policy, own, self.created.get("seed"))
-        except Exception as error:  # a policy is user code
-            text = f"the policy raised {describe_exception(error)}"
-            return Aborted(Failure(kind=FailureKind.aborted, explanation=text))
+        except (PolicyError, ReadOnlyError) as error:
+            return Aborted(Failure(kind=FailureKind.aborted, explanation=str(error)))
 
 
 def replay(

@@ -160,7 +160,7 @@ def no_progress(run: RunState) -> Failure | None:
 
 
 def _stall_failure(run: RunState) -> Failure | None:
-    if run.silence_s <= run.guardrails.stall_threshold_s:
+    if run.silence_s <= run.guardrails.stall_threshold_s or run.steps == 1:  # before the first step there is no phase
         return None
     return Failure(
         kind=FailureKind.no_progress,

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from agentfsm.errors import ReadOnlyError
 from agentfsm.loop.detectors import CONTINUES
-from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind
+from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.outcomes import RecoveryDecided
 from agentfsm.loop.read_only import user_code
 from agentfsm.loop.state import RunState, RunView
 
-__all__ = ["TIME_UP", "DefaultPolicy", "Recovery", "RecoveryPolicy", "decide_recovery"]
+__all__ = ["TIME_UP", "DefaultPolicy", "PolicyError", "Recovery", "RecoveryPolicy", "decide_recovery"]
 
 MAX_BACKOFF_S = 30.0
 
@@ -55,8 +56,8 @@ class Recovery:
 
     Attributes:
         action: What to do.
-        instruction: What the next request, and only that one, tells the model; by default the text of the failure's
-            kind, if it has one.
+        instruction: What the next request, and only that one, tells the model, instead of the text of the failure's
+            kind, if it has one. Where feedback on a reply is kept (``Behavior.feedback``), so is this.
         question: What a person is asked, for ``ask_user``; by default the text of the failure's kind.
 
     Raises:
@@ -114,6 +115,10 @@ class DefaultPolicy:
         return action
 
 
+class PolicyError(Exception):
+    """A policy raised, or returned something that is no decision; the text says which one. It aborts the run."""
+
+
 def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = None) -> RecoveryDecided:
     """What to do about the run's failure: the policy's action, within what the guardrails allow.
 
@@ -126,9 +131,18 @@ def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = No
         seed: Seed for the jitter.
 
     Raises:
-        ValueError: The policy's backoff is not a finite number.
+        PolicyError: The policy raised, decided on no action, or returned a backoff that is not a finite number.
         ReadOnlyError: The policy tried to change the run.
     """
+    try:
+        return _decide_recovery(policy, run, seed)
+    except ReadOnlyError:
+        raise
+    except Exception as error:
+        raise PolicyError(f"policy {type(policy).__name__} raised {describe_exception(error)}") from error
+
+
+def _decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None) -> RecoveryDecided:
     failure = run.failure
     if failure is None:  # a user's graph may enter recover without a failure
         return RecoveryDecided(Action.retry)

@@ -300,7 +300,7 @@ def on_outcome(run: RunState, outcome: o.Outcome | None, duration_s: float = 0.0
 
 def _on_pre_step_done(run: RunState, outcome: o.PreStepDone) -> None:
     if run.guardrails.finalize_grace_s and not run.final_turn:
-        limit = run.guardrails.max_execution_time_s
+        limit = run.time_limit
         if limit is not None and run.elapsed_s >= limit:
             run.final_turn = "now"
     if outcome.recalled:
@@ -410,20 +410,24 @@ def _on_recovery_decided(run: RunState, outcome: o.RecoveryDecided) -> None:
         run.error_key, run.error_streak = None, 0
     if failure.kind is K.output_truncated and outcome.action is not Action.retry:
         run.partial_answer = ""
-    _ON_ACTION[outcome.action](run, failure)
-    if outcome.instruction:
-        run.pending_instruction = outcome.instruction
-    if outcome.question and outcome.action is Action.ask_user and run.pending_request is not None:
-        run.pending_request = replace(run.pending_request, question=outcome.question)
+    _ON_ACTION[outcome.action](run, failure, outcome)
 
 
-def _prepare_retry(run: RunState, failure: Failure) -> None:
-    if run.retry_calls:
-        return
+def _prepare_retry(run: RunState, failure: Failure, decided: o.RecoveryDecided) -> None:
+    feedback = "" if run.retry_calls else _feedback(run, failure)
+    if feedback:
+        _set_feedback(run, decided.instruction or feedback)
+    elif decided.instruction:
+        run.pending_instruction = decided.instruction
+
+
+def _feedback(run: RunState, failure: Failure) -> str:
+    """What to tell the model about a reply that is to be given again; empty where a tool result says it."""
     if failure.kind is K.output_truncated:
-        _set_feedback(run, _after_truncation(run))
-    elif failure.kind in OUTPUT_KINDS or (failure.kind not in PROVIDER_KINDS and is_final_text(run)):
-        _set_feedback(run, prompts.feedback_text(failure, run.behavior))
+        return _after_truncation(run)
+    if failure.kind in OUTPUT_KINDS or (failure.kind not in PROVIDER_KINDS and is_final_text(run)):
+        return prompts.feedback_text(failure, run.behavior)
+    return ""
 
 
 def _set_feedback(run: RunState, text: str) -> None:
@@ -453,19 +457,22 @@ def _after_truncation(run: RunState) -> str:
     return prompts.truncation_feedback("answer")
 
 
-def _prepare_narrow_scope(run: RunState, failure: Failure) -> None:
-    run.pending_instruction = prompts.narrow_scope_instruction(failure, run.behavior)
+def _prepare_narrow_scope(run: RunState, failure: Failure, decided: o.RecoveryDecided) -> None:
+    run.pending_instruction = decided.instruction or prompts.narrow_scope_instruction(failure, run.behavior)
     if failure.kind is K.context_overflow:
         run.elided = max(run.elided, len(run.messages) - UNELIDED_MESSAGES)
 
 
-def _prepare_question(run: RunState, failure: Failure) -> None:
+def _prepare_question(run: RunState, failure: Failure, decided: o.RecoveryDecided) -> None:
     kind = "limit" if failure.kind in LIMIT_KINDS else "question"
-    question, limit = prompts.recovery_question(failure), reached_limit(run, failure.kind)
+    question = decided.question or prompts.recovery_question(failure)
+    limit = reached_limit(run, failure.kind)
     run.pending_request = PendingRequest(kind, question, failure_kind=failure.kind, limit=limit)
+    if decided.instruction:
+        run.pending_instruction = decided.instruction
 
 
-def _prepare_end(run: RunState, failure: Failure) -> None:
+def _prepare_end(run: RunState, failure: Failure, decided: o.RecoveryDecided) -> None:
     """Nothing to prepare: the run ends."""
 
 
@@ -536,7 +543,7 @@ _ON_OUTCOME: dict[type, Callable[[RunState, Any], None]] = {
 }
 
 
-_ON_ACTION: dict[Action, Callable[[RunState, Failure], None]] = {
+_ON_ACTION: dict[Action, Callable[[RunState, Failure, o.RecoveryDecided], None]] = {
     Action.retry: _prepare_retry,
     Action.narrow_scope: _prepare_narrow_scope,
     Action.ask_user: _prepare_question,

@@ -49,6 +49,7 @@ from agentfsm.loop.outcomes import (
     count_tool_calls,
 )
 from agentfsm.loop.quorum import Actor
+from agentfsm.loop.recovery_policy import PolicyError
 from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.state import RunState
 from agentfsm.loop.suspension import SuspensionRecord
@@ -540,8 +541,6 @@ class Driver:
             if being_cancelled():
                 raise
             return self._exception_outcome(state, error)  # raised by what user code awaited, like any other error
-        except HookAbortError as error:
-            return self._aborted_outcome(str(error), error.__cause__ or error)
         except (StoreError, JournalError, LongWait):  # a run that cannot be journaled must not continue; or not now
             raise
         except ModelMismatchError:  # no user code raised it
@@ -573,6 +572,8 @@ class Driver:
         )
 
     def _exception_outcome(self, state: str, error: BaseException) -> Aborted:
+        if isinstance(error, HookAbortError | PolicyError):  # its text says whose code it was
+            return self._aborted_outcome(str(error), error.__cause__ or error)
         return self._aborted_outcome(f"the effect of {str(state)!r} raised {describe_exception(error)}", error)
 
     def _aborted_outcome(self, text: str, error: BaseException) -> Aborted:

@@ -11,6 +11,7 @@ import pytest
 from agentfsm import (
     LOOP,
     Agent,
+    AgentGuardrails,
     Host,
     RunResult,
     RunState,
@@ -97,6 +98,21 @@ def test_a_second_stall_counts_only_after_another_model_call() -> None:
     assert len(strikes) == 2
     for one, other in pairwise(strikes):
         assert "pre_step: otherwise -> call_llm" in way[one:other]
+
+
+def test_a_run_that_has_not_begun_has_no_phases_to_be_silent_between() -> None:
+    class Slow(FakeClock):
+        """A clock of a machine that stands still for half a minute between any two readings."""
+
+        def monotonic(self) -> float:
+            self.advance(31)
+            return super().monotonic()
+
+    limits = AgentGuardrails(max_execution_time_s=9_999)
+    agent = Agent(scripted_model("x"), guardrails=limits, host=Host(clock=Slow(), monitor="raise"))
+    result = agent.run_sync("go")
+    assert result.output == "x"
+    assert transitions_taken(result)[0] == "pre_step: otherwise -> call_llm"
 
 
 def test_silence_below_the_threshold_is_none() -> None:

@@ -203,7 +203,8 @@ def faulty_policy(method: str) -> Any:
 def test_a_policy_that_raises_ends_the_run_in_order(method: str) -> None:
     closed = Seen()
     model = scripted_model(*EVERYWHERE)
-    aborted_by(Agent(model, tools=[echo, explode], policy=faulty_policy(method), hooks=closed.hooks()), model, closed)
+    agent = Agent(model, tools=[echo, explode], policy=faulty_policy(method), hooks=closed.hooks())
+    assert aborted_by(agent, model, closed).reason == "policy Faulty raised Boom: in a policy"
 
 
 @pytest.mark.parametrize("answer", ["no such action", None, 7, float("nan")])
@@ -211,6 +212,7 @@ def test_a_policy_that_returns_nonsense_ends_the_run_in_order(answer: Any) -> No
     policy = type("Odd", (DefaultPolicy,), {"decide": lambda self, failure, state: answer})()
     result = Agent(scripted_model(*EVERYWHERE), tools=[echo, explode], policy=policy).run_sync("go")
     assert isinstance(result.outcome, RunAborted)
+    assert result.outcome.reason.startswith("policy Odd raised ")
     assert result.decisions[-1].guard == "aborted"
     check_transcript(result.messages, request=False)
 

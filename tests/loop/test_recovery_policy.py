@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 
-from agentfsm import Host, MemoryStore, RunResult, UserInputRequested
+from agentfsm import Behavior, Host, MemoryStore, RunResult, UserInputRequested
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.outcomes import RecoveryDecided
-from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy, decide_recovery
+from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.recovery_policy import DefaultPolicy, PolicyError, Recovery, RecoveryPolicy, decide_recovery
 from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.state_json import dump_state
 from agentfsm.testing import FakeClock, call
@@ -29,6 +31,8 @@ from tests.helpers.scenarios import (
     scripted_agent,
     truncated_reply,
 )
+
+FINAL = '{"kind": "final", "content": "done"}'
 
 K = FailureKind
 BUDGETS = {
@@ -214,7 +218,7 @@ class Own:
 
 @pytest.mark.parametrize("wait", [math.nan, math.inf])
 def test_a_back_off_that_is_no_number_is_an_error_of_the_policy(wait):
-    with pytest.raises(ValueError, match="backoff must be a finite number"):
+    with pytest.raises(PolicyError, match="policy Own raised ValueError: a backoff must be a finite number"):
         decide_recovery(Own(wait=wait), transient())
 
 
@@ -232,7 +236,7 @@ def test_a_custom_policy_may_return_its_action_as_a_string(word):
 
 @pytest.mark.parametrize("word", ["shrug", None, 3])
 def test_a_word_that_is_no_action_is_an_error_of_the_policy(word):
-    with pytest.raises(ValueError, match="Action"):
+    with pytest.raises(PolicyError, match=r"policy Own raised ValueError: .*Action"):
         decide_recovery(Own(word), transient())
 
 
@@ -355,3 +359,32 @@ def test_a_policys_words_reach_the_model_once_and_the_person_and_are_journaled()
         return await agent.resume(waiting.run_state.run_id, "Short.")
 
     assert run_async(answered).output == "done"
+
+
+OWN_WORDS = "Answer with one envelope, as in the manual."
+
+
+class Worded(DefaultPolicy):
+    """Retries with its own words."""
+
+    def decide(self, failure: Failure, state: RunState) -> Action | Recovery:
+        return Recovery(Action.retry, instruction=OWN_WORDS)
+
+
+@pytest.mark.parametrize("feedback", ["once", "kept"])
+def test_a_policys_words_take_the_place_of_the_loops_feedback(feedback: str):
+    behavior = Behavior(envelope=True, feedback=feedback)  # type: ignore[arg-type]
+    script = ["no envelope", '{"kind": "tool_call", "tool_name": "echo", "arguments": {"text": "a"}}', FINAL]
+    agent, model = scripted_agent(
+        *script, tools=[echo], preset=replace(PRESETS["standard"], behavior=behavior), policy=Worded()
+    )
+    assert run_async(lambda: run_agent(agent)).output == "done"
+    told = [request_text(request) for request in model.requests]
+    assert [OWN_WORDS in text for text in told] == [False, True, feedback == "kept"]
+    assert not any("could not be read" in text for text in told)
+
+
+def test_a_policys_words_take_the_place_of_the_loops_after_a_truncated_answer_too():
+    agent, model = scripted_agent(truncated_reply(text="The answer is fo"), "rty-two.", policy=Worded())
+    assert run_async(lambda: run_agent(agent)).output == "The answer is forty-two."
+    assert model.requests[1].messages[-1].content.startswith(f"{OWN_WORDS}\n\n<context_addendum>")

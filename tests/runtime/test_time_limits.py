@@ -15,6 +15,7 @@ from agentfsm import (
     Agent,
     AgentGuardrails,
     DefaultPolicy,
+    Extend,
     Failure,
     FailureKind,
     Handoff,
@@ -311,6 +312,24 @@ def test_a_last_turn_that_is_not_used_to_end_ends_the_run_all_the_same():
     )
     assert isinstance(result.outcome, PartialRunSummary)
     assert result.run_state.model_calls == 2
+
+
+@pytest.mark.parametrize(
+    ("granted_s", "last_turns"),
+    [(60, [False, True, False, False]), (5, [False, True, False, True])],
+    ids=["more time than before", "less time than before"],
+)
+def test_the_last_turn_comes_when_the_time_that_a_person_granted_is_over(granted_s, last_turns):
+    clock = FakeClock()
+    limits = AgentGuardrails(max_execution_time_s=10, finalize_grace_s=5)
+    entries = [ticking(clock, 11, call("look")), call("look"), ticking(clock, 7, call("look")), "final words"]
+    if granted_s > 10:
+        entries[2] = ticking(clock, 15, call("look"))
+    agent, model = scripted_agent(*entries, clock=clock, guardrails=limits, tools=[look])
+    waiting = run_async(lambda: run_agent(agent))
+    result = agent.resume_sync(waiting.outcome.suspension_record, Extend(seconds=granted_s))
+    assert result.output == "final words"
+    assert ["last turn" in request.messages[-1].content for request in model.requests] == last_turns
 
 
 def test_a_policy_that_always_goes_on_is_stopped_by_the_number_of_steps():
