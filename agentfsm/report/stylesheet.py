@@ -50,5 +50,6 @@ dl{grid-template-columns:1fr;gap:0}dd{margin:0 0 .5rem}table{min-width:44rem}}
 @media print{:root{--ink:#000;--paper:#fff;--soft:#fff;--grey:#444}body{max-width:none;font-size:10pt}
 .steps,nav{display:none}pre.said{max-height:none}.scroll,.scroll.long{overflow:visible;contain:none;max-height:none}table{font-size:8pt;min-width:0}
 tr,li,figure{break-inside:avoid}thead{display:table-header-group}figure.wide svg{max-height:24cm}
-figure.narrow{display:none}figure.wide{display:block}}
+figure.narrow{display:none}figure.wide{display:block}td :is(pre,code){font-size:inherit}
+dl{grid-template-columns:minmax(7rem,max-content) minmax(0,1fr);gap:.25rem 1rem}dd{margin:0}}
 """
