@@ -7,7 +7,7 @@ import {runCells, table} from './tables.js';
 function reasons(run) {
   const {seq, reason, open, claimed} = run.report;
   const lines = [...open.map(words), ...(claimed.length ? [`claimed, not verified: ${claimed.join(', ')}`] : [])];
-  return [seq === null ? '' : [el('a', {href: runAddress(run.id, seq)}, `record ${seq}`), ': '], said(reason),
+  return [seq === null ? '' : [el('a', {href: runAddress(run.id, seq)}, `record ${seq}`), ': '], reason && said(reason),
     ...lines.map((line) => el('div', {}, said(line)))].flat();
 }
 
