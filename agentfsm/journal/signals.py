@@ -17,7 +17,7 @@ from agentfsm.loop.canonical_json import decode, encode
 from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.quorum import Actor
-from agentfsm.loop.withholding import SecretOpener, lacks_values, seal_value
+from agentfsm.loop.withholding import SecretOpener, seal_value
 
 __all__ = [
     "SealedSignal",
@@ -191,8 +191,8 @@ def open_signal(sealed: SealedSignal, keyring: Keyring) -> Signal | None:
     content: Any = body["content"]
     if isinstance(content, str):
         content = SecretOpener(keyring).open(content)
-        if lacks_values(content):
-            return None
+        if isinstance(content, str):
+            return None  # it was encrypted under a secret that this host does not have
     seq, digest = body["to"]
     actor = body.get("actor")
     return Signal(

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gc
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -52,7 +53,7 @@ from agentfsm.journal.signals import SealedSignal, open_signal, read_signals, se
 from agentfsm.journal.verification import GOOD
 from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import advance, hand_over
-from agentfsm.testing import FakeClock, ScriptedModel, call
+from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 
 SECRET = b"the secret of the tests"
 ANN, BOB, CY = (Actor(name, ("manager",)) for name in ("ann", "bob", "cy"))
@@ -74,6 +75,9 @@ class Shop:
         self.inside, self.go_on = asyncio.Event(), asyncio.Event()
 
     def agent(self, *script: Any, rule: Approval | bool = True) -> Agent:
+        return self.agent_of(ScriptedModel(list(script)), rule)
+
+    def agent_of(self, model: Any, rule: Approval | bool = True) -> Agent:
         @tool(requires_approval=rule)
         def pay(amount: int) -> str:
             """Pay."""
@@ -87,7 +91,7 @@ class Shop:
             await self.go_on.wait()
             return "waited"
 
-        return Agent(ScriptedModel(list(script)), tools=[pay, wait, look], host=self.host)
+        return Agent(model, tools=[pay, wait, look], host=self.host)
 
     async def asks(self, run_id: str = "one", **options: Any) -> UserInputRequested:
         result = await self.agent(call("pay", amount=5), **options).run("Pay 5.", run_id=run_id, actor="eve")
@@ -142,6 +146,24 @@ def test_every_reply_to_an_approval_can_be_sent(with_shop: Any, reply: Any, paid
         assert shop.paid == paid
 
     with_shop(scenario)
+
+
+def test_an_answer_that_quotes_a_sealed_secret_from_a_journal_is_acted_on_and_opens_nothing(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.agent("It is kq8Zt3wv5-secret.").run("What is it?", run_id="other")
+        found = re.search(r"\[sealed \w+ [\w-]+\]", str(await shop.store.records("other")))
+        assert found is not None
+        await shop.asks()
+        await shop.runs.answer("one", Deny(f"not with {found[0]}"))
+        model = RecordingModel(ScriptedModel(["No."]))
+        (run,) = await shop.agent_of(model).unfinished_runs()
+        assert (await run).output == "No."
+        assert shop.paid == []
+        assert "kq8Zt3wv5-secret" not in str(model.requests)
+        assert "Denied by the user: not with " in str(model.requests)
+        assert await shop.pending() == 0
+
+    with_shop(scenario, secrets=[SecretStr("kq8Zt3wv5-secret")])
 
 
 def test_a_second_answer_to_a_request_is_refused_and_so_is_one_to_another_request(with_shop: Any) -> None:
