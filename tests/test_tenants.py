@@ -194,6 +194,19 @@ def test_a_tenant_has_a_name_that_no_other_tag_is_listed_as(name: str) -> None:
         Runs(MemoryStore(), tenant=name)
 
 
+def test_a_run_of_one_tenant_does_not_continue_the_session_of_another(store: Store) -> None:
+    def session(said: str) -> Any:
+        return Agent(ScriptedModel([said]), host=Host(store=store, secret=SECRET)).session("talk-1")
+
+    async def main() -> None:
+        await session("The canary.").run("Hello.", tags=["tenant:evil"])
+        with pytest.raises(RunError, match="has a run of another tenant"):
+            await session("Sorry.").run("What was said?", tags=["tenant:acme", "x"])
+        assert (await session("Yes.").run("Still there?", tags=["x", "tenant:evil"])).output == "Yes."
+
+    asyncio.run(main())
+
+
 def test_what_a_tenant_submits_is_theirs_and_shares_no_key_with_others(tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason="requests are encrypted")
     activations: list[Any] = []

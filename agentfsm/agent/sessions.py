@@ -86,14 +86,15 @@ class Session(Generic[AgentDeps, Output]):
                 resumed, and after a run that has ended, the model is asked to continue.
             deps: Its dependencies, as ``agent.run`` takes them.
             actor: Who requests it, as ``agent.run`` takes it.
-            tags: Short texts by which the run is found.
+            tags: Short texts by which the run is found. One such as ``tenant:acme`` says whose run it is: it does not
+                continue a run of another tenant.
             metadata: A JSON object, for your own purposes.
             options: A model, settings or limits of its own, instead of the agent's.
 
         Raises:
             ConfigurationError: The model is unknown or has no key, or it does not take the settings.
-            RunError: An argument is not what it must be. When it starts: there is nothing to continue, or
-                dependencies are missing.
+            RunError: An argument is not what it must be. When it starts: there is nothing to continue, the session
+                is that of another tenant, or dependencies are missing.
             agentfsm.errors.SessionBusyError: When it starts: the session is being run, here or in another process.
             agentfsm.errors.SessionOpenError: When it starts: its last run waits for a person, or was interrupted and
                 there is a prompt; the error says what to do.
@@ -107,6 +108,7 @@ class Session(Generic[AgentDeps, Output]):
 
         async def load() -> _NewRun:
             last = await self.last_run()
+            self._require_same_tenant(last, details.tags)
             if last is not None and last.status != "finished":
                 given = details is not NO_DETAILS or actor is not None
                 return await self._load_open(last, message is not None, deps, given)
@@ -308,6 +310,16 @@ class Session(Generic[AgentDeps, Output]):
 
         return claim
 
+    def _require_same_tenant(self, last: RunInfo | None, tags: Iterable[str]) -> None:
+        """Refuse to continue a run of one tenant with a run of another.
+
+        Raises:
+            RunError: The tags of both runs name tenants, and none is that of both.
+        """
+        theirs, ours = _tenants(() if last is None else last.tags), _tenants(tags)
+        if theirs and ours and theirs.isdisjoint(ours):
+            raise RunError(f"session {self.session_id!r} has a run of another tenant: continue another session")
+
     def _require_idle(self, last: RunInfo) -> None:
         """Refuse to go on while the last run is being run.
 
@@ -332,6 +344,11 @@ class Session(Generic[AgentDeps, Output]):
         from agentfsm.journal.load import load_conversation
 
         return await load_conversation(self._store, run_id, self._config.host.keyring, self.session_id)
+
+
+def _tenants(tags: Iterable[str]) -> set[str]:
+    """The tags that say whose run it is."""
+    return {tag for tag in tags if tag.startswith("tenant:")}
 
 
 def _valid_id(session_id: object) -> str:
