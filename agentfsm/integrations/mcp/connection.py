@@ -63,8 +63,13 @@ class ServerConnection:
         try:
             return await self._open()
         except ServerGoneError as error:
-            said = self._server.diagnosis(error.by_itself)
-            raise ConfigurationError(f"the MCP server {name!r} cannot be started or reached: {error}{said}") from error
+            said = f"{self._ending(error)}{self._server.output}"
+            raise ConfigurationError(f"the MCP server {name!r} cannot be started or reached: {said}") from error
+        except ToolError as error:
+            raise ConfigurationError(f"the MCP server {name!r} does not give its list of tools: {error}") from error
+
+    def _ending(self, error: ServerGoneError) -> str:
+        return (self._server.ending if error.by_itself else "") or str(error)
 
     def pin(self, definitions: Mapping[str, str]) -> None:
         """Refuse calls of tools whose definition is another from now on.
@@ -185,7 +190,8 @@ class ServerConnection:
             return await request(session)
         except ServerGoneError as error:
             await self._disconnect(session)
-            text = f"the MCP server {self._server.name!r} is gone: {error}; the next call reconnects, without its state"
+            gone = f"the MCP server {self._server.name!r} is gone: {self._ending(error)}"
+            text = f"{gone}; the next call reconnects, without its state"
             raise ToolError(text, kind="environment_error") from error
 
     async def _current_session(self) -> MCPSession:
@@ -216,10 +222,10 @@ class ServerConnection:
                         await self._disconnect(session)
                     raise
         if listed is not None:
-            current = {t.name: definition_pin(t) for t in listed}
-            if current.get(name) != self._pinned[name]:
+            current = {definition_pin(t) for t in listed if t.name == name}
+            if current != {self._pinned[name]}:
                 self._changed = True  # the next call reads the list again
-                what = "no longer has" if name not in current else "has changed the description or schema of"
+                what = "no longer has" if not current else "has changed the description or schema of"
                 label = self._server.name
                 raise ToolError(
                     f"the MCP server {label!r} {what} {name!r} since this agent was created; the call is rejected",

@@ -22,7 +22,7 @@ from agentfsm.runtime.tools import ApprovalRequirement, SchemaTool
 if TYPE_CHECKING:
     from mcp.types import Tool as Listed
 
-__all__ = ["MCPSettings", "RemoteTool", "definition_pin", "is_valid_name", "make_remote_tool"]
+__all__ = ["MCPSettings", "RemoteTool", "definition_pin", "is_valid_name", "make_remote_tool", "model_name"]
 
 
 class MCPSettings(BaseModel):
@@ -121,7 +121,7 @@ def make_remote_tool(
         ToolDefinitionError: With the prefix its name is too long.
     """
     own = listed.name
-    name = _model_name(own, settings.prefix)
+    name = model_name(own, settings.prefix)
     if not is_valid_name(own, settings.prefix):
         raise ToolDefinitionError(
             f"{name!r} is not a valid tool name (letters, digits, '_' and '-', {MAX_NAME_CHARS} at most): choose "
@@ -155,13 +155,14 @@ def _is_idempotent(listed: Listed, settings: MCPSettings) -> bool:
     return hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
 
 
-def _model_name(own: str, prefix: str) -> str:
+def model_name(own: str, prefix: str) -> str:
+    """The name of a server's tool for models."""
     return prefix + re.sub(r"[^A-Za-z0-9_-]", "_", own)
 
 
 def is_valid_name(own: str, prefix: str) -> bool:
     """Whether the name of a server's tool is valid for models, once it has the prefix."""
-    return re.fullmatch(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_CHARS}}}", _model_name(own, prefix)) is not None
+    return re.fullmatch(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_CHARS}}}", model_name(own, prefix)) is not None
 
 
 def definition_pin(listed: Listed) -> str:

@@ -7,13 +7,16 @@ the connection for its whole lifetime, and the others only send requests.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import SecretStr, ValidationError
 
 from agentfsm.errors import ConfigurationError, ToolError
-from agentfsm.integrations.mcp.transports import Server, ServerHandlers
+from agentfsm.integrations.mcp.transports import NO_MESSAGE, Server, ServerHandlers
 from agentfsm.loop.withholding import mask_secrets
 
 if TYPE_CHECKING:
@@ -25,24 +28,42 @@ MAX_PAGES = 100
 """The maximum number of pages in a list of tools, for servers whose list never ends."""
 
 _CONNECTION_CLOSED = -32000
-"""The SDK's code of an error for a connection that was closed, ``mcp.types.CONNECTION_CLOSED``."""
+"""The SDK's code of an error for a connection that was closed, ``mcp.types.CONNECTION_CLOSED``.
 
-_SESSION_LOST_MESSAGES = frozenset({"Session terminated", "Server returned an error response"})
-"""The SDK's messages for an HTTP error status, as after a restart of the server, when the session is unknown."""
+Servers use it for errors of their own.
+"""
+
+_CONNECTION_LOST = re.compile("Connection closed|SSE stream (ended|failed)|Session terminated|Server returned an error")
+"""How the SDK's messages begin for a connection that is lost, or an HTTP error status without a reason."""
+
+_SESSION_LOST = re.compile(r"\bsession\b", re.IGNORECASE)
+"""What servers say in an error of code -32000 or -32001 where a session is unknown, as after their restart.
+
+(``No valid session ID provided`` and ``Session not found`` in the official TypeScript SDK and its examples.)
+"""
 
 T = TypeVar("T")
 
 
-_ENDED = "it has ended"
+_ENDED = "the connection has ended"
+
+_UNREADABLE = "Failed to parse"
+"""How the SDK's error for an answer that it cannot read begins; the rest of it describes the SDK's types."""
+
+_SESSION_NOT_FOUND = -32001
+"""The code of the official TypeScript SDK for a session that is unknown."""
 
 
 class ServerGoneError(Exception):
-    """The server cannot be reached. This error is not raised outside the integration."""
+    """The server cannot be reached. This error is not raised outside the integration.
 
-    @property
-    def by_itself(self) -> bool:
-        """Whether the server ended by itself."""
-        return str(self) == _ENDED
+    Attributes:
+        by_itself: Whether it ended by itself.
+    """
+
+    def __init__(self, text: str, *, by_itself: bool = False) -> None:
+        super().__init__(text)
+        self.by_itself = by_itself
 
 
 class RefusedError(ToolError):
@@ -88,7 +109,8 @@ class MCPSession:
         if not done:
             raise ServerGoneError(f"it does not respond within {self._start_timeout:g} s (start_timeout)")
         if not self._client.done():
-            raise ServerGoneError(_describe_error(self._task.exception(), self._server.secrets))
+            said = _describe_error(self._task.exception(), self._server.secrets)
+            raise ServerGoneError(said, by_itself=said == _ENDED)
 
     async def _run(self) -> None:
         async with self._server.connect(self._handlers) as client:
@@ -109,13 +131,16 @@ class MCPSession:
         from mcp import MCPError
 
         if self._task is None or self._task.done() or not self._client.done():
-            raise ServerGoneError("the connection has ended")
+            raise ServerGoneError(_ENDED, by_itself=True)
         try:
             return await request(self._client.result())
         except MCPError as error:
-            if error.code == _CONNECTION_CLOSED or error.message in _SESSION_LOST_MESSAGES:
-                raise ServerGoneError("the connection has ended") from error
-            raise RefusedError(error.message, error.code) from error
+            if _CONNECTION_LOST.match(error.message):
+                raise ServerGoneError(_ENDED, by_itself=True) from error
+            text = NO_MESSAGE if error.message.startswith(_UNREADABLE) else error.message
+            if error.code in (_CONNECTION_CLOSED, _SESSION_NOT_FOUND) and _SESSION_LOST.search(error.message):
+                raise ServerGoneError(f"its session has ended ({text})") from error
+            raise RefusedError(text, error.code) from error
         except ValidationError as error:
             raise ToolError(f"the MCP server returned a result that is not valid: {_invalid(error)}") from None
         except ToolError:
@@ -158,7 +183,7 @@ class MCPSession:
                     return []
                 raise
             items += getattr(page, field)
-            cursor = page.next_cursor
+            cursor = page.next_cursor or None  # some servers end a list with an empty one
             if cursor is None:
                 return items
         raise ServerGoneError(f"its list of {field.replace('_', ' ')} does not end after {MAX_PAGES} pages")
@@ -214,13 +239,33 @@ def _describe_error(error: Any, secrets: Iterable[SecretStr]) -> str:
     while len(inner) == 1:  # a task group wraps its exceptions
         error = inner[0]
         inner = list(getattr(error, "exceptions", ()))
-    if error is None or getattr(error, "code", None) == _CONNECTION_CLOSED:
+    if error is None or (isinstance(error, MCPError) and _CONNECTION_LOST.match(error.message)):
         return _ENDED
     if isinstance(error, ConfigurationError):  # of a function that the app gives
         return str(error)
-    if isinstance(error, (OAuthFlowError, MCPError)):  # why the server or the authorization refuses: nobody could guess
-        said = "".join(c if c.isprintable() else " " for c in str(error))
-        said = mask_secrets(said, [each.get_secret_value() for each in secrets])
-        return f"{type(error).__name__}: {said[:_MAX_REASON_CHARS]}"
-    reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
-    return f"{type(error).__name__}{reason}"
+    # Why the server or the authorization refuses, nobody could guess.
+    if isinstance(error, (OAuthFlowError, MCPError)) or str(error).startswith("Unsupported protocol version"):
+        return f"{type(error).__name__}: {_reason(str(error), secrets)}"
+    if isinstance(error, ValidationError):
+        return f"its answer is not valid: {_invalid(error)}"
+    reason = _system_reason(error)
+    return f"{type(error).__name__}{f': {reason}' if reason else ''}"
+
+
+def _reason(said: str, secrets: Iterable[SecretStr]) -> str:
+    """A reason on one line, shortened and without secrets."""
+    if said.startswith(_UNREADABLE):
+        return NO_MESSAGE
+    said = "".join(c if c.isprintable() else " " for c in said)
+    return mask_secrets(said, [each.get_secret_value() for each in secrets])[:_MAX_REASON_CHARS]
+
+
+def _system_reason(error: BaseException | None) -> str:
+    """What the operating system or TLS says about a connection that failed; empty if neither says anything."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return f"its certificate cannot be verified ({error.verify_message})"
+        if isinstance(error, OSError) and error.errno is not None:
+            return os.strerror(error.errno) if error.errno > 0 else error.strerror or ""
+        error = error.__cause__ or error.__context__
+    return ""

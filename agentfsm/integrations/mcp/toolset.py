@@ -29,7 +29,13 @@ from agentfsm.integrations.mcp.connection import ServerConnection
 from agentfsm.integrations.mcp.content import result_content
 from agentfsm.integrations.mcp.oauth import Authorizer, OAuth
 from agentfsm.integrations.mcp.remote_call import Flight, Progress, progress_callback
-from agentfsm.integrations.mcp.remote_tool import MCPSettings, definition_pin, is_valid_name, make_remote_tool
+from agentfsm.integrations.mcp.remote_tool import (
+    MCPSettings,
+    definition_pin,
+    is_valid_name,
+    make_remote_tool,
+    model_name,
+)
 from agentfsm.integrations.mcp.resources import (
     Prompt,
     Resource,
@@ -47,7 +53,7 @@ from agentfsm.integrations.mcp.transports import (
     require_sdk,
 )
 from agentfsm.loop.messages import Image, Message, ToolCall, ToolResult
-from agentfsm.runtime.schema_check import SchemaCheck, schema_problem
+from agentfsm.runtime.schema_check import MAX_SCHEMA_CHARS, SchemaCheck, schema_problem
 from agentfsm.runtime.tool_execution import to_model_content
 from agentfsm.runtime.tools import Tool
 
@@ -120,7 +126,7 @@ class MCPTools:
         require_sdk()
         from mcp import StdioServerParameters
 
-        server = StdioServerParameters(command=command, args=list(args), cwd=cwd)
+        server = StdioServerParameters(command=command, args=list(args), cwd=cwd, encoding_error_handler="replace")
         return cls(StdioServer(server, _frozen(env), errlog), settings or MCPSettings())
 
     @classmethod
@@ -170,7 +176,8 @@ class MCPTools:
                 raise ConfigurationError(
                     f"the MCP server {self.label!r} has no tool {', '.join(missing)}; it has: {has}"
                 )
-            selected = [t for t in listed if (only is None or t.name in only) and self._is_usable(t)]
+            usable = [t for t in listed if (only is None or t.name in only) and self._is_usable(t)]
+            selected = _distinct(usable, self.settings.prefix, self.label)
             self._outputs = {t.name: SchemaCheck(t.output_schema) for t in selected if t.output_schema is not None}
             self._connection.pin({t.name: definition_pin(t) for t in selected})
             self.instructions = self._connection.instructions
@@ -280,9 +287,11 @@ class MCPTools:
         problem = schema_problem(listed.input_schema) or schema_problem(listed.output_schema)
         why = f"because of its schema: {problem}" if problem else ""
         if not problem and self.settings.only is None and not is_valid_name(listed.name, self.settings.prefix):
-            why = f"because its name is too long with the prefix {self.settings.prefix!r}"
+            why = f"because its name is empty, or too long with the prefix {self.settings.prefix!r}"
+        if len(listed.description or "") > MAX_SCHEMA_CHARS:
+            why = f"because its description is longer than {MAX_SCHEMA_CHARS:,} characters"
         if why:
-            logger.warning("the tool %r of the MCP server %r is left out, %s", listed.name, self.label, why)
+            _warn_left_out(listed, self.label, why)
         return not why
 
     # -- calls during which the server may ask a person or a model (``ServerChannel``) ---------------------------------
@@ -354,6 +363,25 @@ class MCPTools:
             for _, reason in check.errors(result.structured_content):
                 raise ToolError(f"Invalid structured content returned by tool {name}: {reason}")
         return parts
+
+
+def _distinct(usable: Sequence[Listed], prefix: str, server: str) -> list[Listed]:
+    """The tools without those that could be mistaken for another: nobody knows which one the server would call."""
+    kept: dict[str, Listed] = {}
+    unclear: set[str] = set()
+    for each in usable:
+        first = kept.setdefault(model_name(each.name, prefix), each)
+        if first.name != each.name:
+            _warn_left_out(each, server, f"because for models its name is that of {first.name!r}")
+        elif definition_pin(first) != definition_pin(each):
+            unclear.add(each.name)
+    for each in [t for t in kept.values() if t.name in unclear]:
+        _warn_left_out(each, server, "because the server lists it several times, with different definitions")
+    return [t for t in kept.values() if t.name not in unclear]
+
+
+def _warn_left_out(listed: Listed, server: str, why: str) -> None:
+    logger.warning("the tool %.100r of the MCP server %r is left out, %s", listed.name, server, why)
 
 
 def _frozen(values: Values | None) -> Values:

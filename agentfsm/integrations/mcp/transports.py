@@ -8,7 +8,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -20,13 +20,15 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 from agentfsm.errors import ConfigurationError, MissingExtraError
 from agentfsm.integrations.mcp.oauth import Authorizer
 from agentfsm.loop.withholding import environment_secrets, header_secrets, mask_secrets
+from agentfsm.models.wire_format import as_object, loads
 
 if TYPE_CHECKING:
     import httpx2
     from mcp import Client, StdioServerParameters
     from mcp.client._transport import Transport, TransportStreams
+    from mcp.shared.message import SessionMessage
 
-__all__ = ["HttpServer", "Server", "ServerHandlers", "StdioServer", "Values", "require_sdk"]
+__all__ = ["NO_MESSAGE", "HttpServer", "Server", "ServerHandlers", "StdioServer", "Values", "require_sdk"]
 
 logger = logging.getLogger("agentfsm")
 
@@ -87,12 +89,14 @@ class Server(Protocol):
         """Whether the user is asked to authorize the app now, so that it takes longer until it responds."""
         ...
 
-    def diagnosis(self, ended: bool) -> str:
-        """What is known apart from the protocol, for the error if the server does not start; may be empty.
+    @property
+    def ending(self) -> str:
+        """How a connection that has ended did so: an exit code, a signal, an HTTP status; may be empty."""
+        ...
 
-        Args:
-            ended: Whether it ended by itself.
-        """
+    @property
+    def output(self) -> str:
+        """What it wrote apart from the protocol, for the error if it does not start; may be empty."""
         ...
 
 
@@ -149,8 +153,8 @@ def _open_client(transport: Transport, handlers: ServerHandlers) -> Client:
     )
 
 
-_KEPT_LINES, _MAX_LINE_CHARS = 10, 300
-"""How much of what a server writes to stderr an error quotes."""
+_KEPT_LINES, _KEPT_STRAYS, _MAX_LINE_CHARS = 10, 3, 300
+"""How much of what a server writes to stderr, and to stdout besides messages, an error quotes."""
 
 
 @dataclass
@@ -169,6 +173,7 @@ class StdioServer:
     errlog: TextIO | None = None
     secrets: list[SecretStr] = field(default_factory=list[SecretStr], init=False, repr=False)
     _lines: deque[str] = field(default_factory=lambda: deque[str](maxlen=_KEPT_LINES), init=False, repr=False)
+    _strays: list[str] = field(default_factory=list[str], init=False, repr=False)
     _exit_code: int | None = field(default=None, init=False, repr=False)
 
     @property
@@ -182,6 +187,7 @@ class StdioServer:
         from mcp.client.stdio import stdio_client
 
         self._lines.clear()
+        self._strays.clear()
         self._exit_code = None
         env = await current_values(self.env, "env")
         _add_secrets(self.secrets, environment_secrets(env))
@@ -189,40 +195,39 @@ class StdioServer:
         with _line_reader(self._lines) as tail:
             transport = stdio_client(parameters, self.errlog or tail)
             observed = self._note_exit_code(transport)
-            async with _open_client(_without_invalid_tools(observed, self.name), handlers) as client:
+            async with _open_client(_readable(observed, self.name, self._strays), handlers) as client:
                 yield client
 
     @asynccontextmanager
     async def _note_exit_code(self, transport: Transport) -> AsyncGenerator[TransportStreams]:
-        """The transport of a process; if the connection fails, how the process has ended."""
-        process, failed = None, False
+        """The transport of a process; in the end, how the process has ended."""
+        process = None
         try:
             async with transport as streams:
                 # The SDK keeps the process to itself, and nothing else knows how it ended.
                 frame: Any = getattr(getattr(transport, "gen", None), "ag_frame", None)
                 process = None if frame is None else frame.f_locals.get("process")
-                try:
-                    yield streams
-                except Exception:
-                    failed = True
-                    raise
+                yield streams
         finally:
-            if failed:
-                self._exit_code = getattr(process, "returncode", None)
+            self._exit_code = getattr(process, "returncode", None)
 
     @property
     def asks_user(self) -> bool:
         """False."""
         return False
 
-    def diagnosis(self, ended: bool) -> str:
-        """How it ended, if it did so by itself, and the last lines of its stderr."""
-        how = _describe_exit(self._exit_code) if ended and self._exit_code is not None else ""
-        lines = "".join(f"\n    {line}" for line in self._lines)
-        said = (
-            f"; the last lines of its stderr:{mask_secrets(lines, [each.get_secret_value() for each in self.secrets])}"
-        )
-        return how + (said if self._lines else "")
+    @property
+    def ending(self) -> str:
+        """Its exit code, or the signal that killed it."""
+        return "" if self._exit_code is None else f"it has ended{_describe_exit(self._exit_code)}"
+
+    @property
+    def output(self) -> str:
+        """What it wrote to stdout that is no message, and the last lines of its stderr."""
+        said = {"it wrote to stdout, where only messages may be": self._strays}
+        said["the last lines of its stderr"] = list(self._lines)
+        text = "".join(f"; {what}:\n    " + "\n    ".join(lines) for what, lines in said.items() if lines)
+        return mask_secrets(text, [each.get_secret_value() for each in self.secrets])
 
 
 def _describe_exit(code: int) -> str:
@@ -230,6 +235,10 @@ def _describe_exit(code: int) -> str:
         return f" with exit code {code}"
     known = -code in signal.Signals._value2member_map_
     return f", killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text).strip()
 
 
 @contextmanager
@@ -240,8 +249,7 @@ def _line_reader(lines: deque[str]) -> Generator[TextIO]:
     def read() -> None:
         with os.fdopen(read_end, encoding="utf-8", errors="replace") as file:
             while text := file.readline(_MAX_LINE_CHARS):
-                shown = "".join(c if c.isprintable() else " " for c in text).strip()
-                if shown:
+                if shown := _printable(text):
                     lines.append(shown)
 
     reader = threading.Thread(target=read, name="agentfsm-mcp-stderr", daemon=True)
@@ -290,7 +298,7 @@ class HttpServer:
             auth=self.authorizer.auth(partial(_add_secrets, self.secrets)),
         ) as http:
             transport = streamable_http_client(self.url, http_client=http)
-            async with _open_client(_without_invalid_tools(transport, self.name), handlers) as client:
+            async with _open_client(_readable(transport, self.name), handlers) as client:
                 yield client
 
     async def _set_headers(self, request: httpx2.Request) -> None:
@@ -300,8 +308,8 @@ class HttpServer:
             request.headers.update(headers)
 
     async def _note_status(self, response: httpx2.Response) -> None:
-        if response.status_code >= HTTPStatus.BAD_REQUEST and self._is_own(response.request):
-            self._status = response.status_code
+        if response.request.method == "POST" and self._is_own(response.request):  # it need not have other methods
+            self._status = response.status_code if response.status_code >= HTTPStatus.BAD_REQUEST else None
 
     def _is_own(self, request: httpx2.Request) -> bool:
         import httpx2
@@ -314,17 +322,34 @@ class HttpServer:
         """Whether the user is asked to authorize the app now."""
         return self.authorizer.asks_user
 
-    def diagnosis(self, ended: bool) -> str:
-        """The last HTTP status that was an error."""
+    @property
+    def ending(self) -> str:
+        """The HTTP status of its last answer, if that was an error."""
         if self._status is None:
             return ""
         known = self._status in HTTPStatus._value2member_map_
-        return f"; it answered {self._status}{f' {HTTPStatus(self._status).phrase}' if known else ''}"
+        return f"it answered {self._status}{f' {HTTPStatus(self._status).phrase}' if known else ''}"
+
+    @property
+    def output(self) -> str:
+        """Nothing."""
+        return ""
 
 
 @asynccontextmanager
-async def _without_invalid_tools(transport: Transport, server: str) -> AsyncGenerator[TransportStreams]:
-    """A transport whose lists of tools hold only valid definitions: the SDK would reject the whole list for one."""
+async def _readable(
+    transport: Transport, server: str, strays: list[str] | None = None
+) -> AsyncGenerator[TransportStreams]:
+    """A transport whose messages the SDK can read.
+
+    Lists of tools hold only valid definitions: the SDK would reject the whole list for one. An answer that is no
+    message of the protocol is the error of its request: the SDK would let the request wait for ever.
+
+    Args:
+        transport: The transport.
+        server: The name of the server, for the log.
+        strays: Receives the first lines that are nothing of the kind.
+    """
     import anyio
     from mcp.shared.message import SessionMessage
 
@@ -334,6 +359,8 @@ async def _without_invalid_tools(transport: Transport, server: str) -> AsyncGene
         async def pump() -> None:
             async with send:
                 async for message in read:
+                    if isinstance(message, ValidationError):
+                        message = _mended(message, strays) or message
                     if isinstance(message, SessionMessage):
                         _drop_invalid_tools(getattr(message.message, "result", None), server)
                     await send.send(message)
@@ -343,6 +370,41 @@ async def _without_invalid_tools(transport: Transport, server: str) -> AsyncGene
             async with receive:
                 yield receive, write
             tasks.cancel_scope.cancel()
+
+
+NO_MESSAGE = "the server's answer is not a message of the protocol (JSON-RPC 2.0)"
+"""The error of a request whose answer cannot be read."""
+
+
+def _mended(error: ValidationError, strays: list[str] | None) -> SessionMessage | None:
+    """What can be made of a line that the SDK cannot read.
+
+    Args:
+        error: Why it cannot.
+        strays: Receives the line if nothing can be made of it.
+    """
+    from mcp import types
+    from mcp.shared.message import SessionMessage
+
+    inputs: list[Any] = [each["input"] for each in error.errors()]
+    if isinstance(inputs[0], str):  # not JSON for the SDK, because of a byte-order mark or half a character
+        with suppress(ValueError):
+            value = loads(inputs[0].removeprefix("\ufeff"))
+            return SessionMessage(types.jsonrpc_message_adapter.validate_python(value, by_name=False))
+        if strays is not None and len(strays) < _KEPT_STRAYS and (line := _printable(inputs[0][:_MAX_LINE_CHARS])):
+            strays.append(line)
+        return None
+    answer = next((as_object(each) for each in inputs if isinstance(each, dict) and "id" in each), {})
+    if "method" in answer or not isinstance(answer.get("id"), int | str):
+        return None
+    said: object = answer.get("error")
+    reason = said if isinstance(said, str) else as_object(said).get("message")
+    text = str(reason or NO_MESSAGE)
+    return SessionMessage(
+        types.JSONRPCError(
+            jsonrpc="2.0", id=answer["id"], error=types.ErrorData(code=types.INTERNAL_ERROR, message=text)
+        )
+    )
 
 
 def _drop_invalid_tools(result: Any, server: str) -> None:
@@ -364,7 +426,7 @@ def _drop_invalid_tools(result: Any, server: str) -> None:
                 raise ValueError
         except ValueError:  # pydantic's error is one, and quotes the definition
             name = definition.get("name")
-            logger.warning("the tool %r of the MCP server %r is left out: its definition is invalid", name, server)
+            logger.warning("the tool %.100r of the MCP server %r is left out: its definition is invalid", name, server)
         else:
             kept.append(definition)
     page["tools"] = kept

@@ -1,0 +1,241 @@
+"""MCP servers that break the protocol: each ending names its cause, and one bad tool or answer spoils nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
+
+from agentfsm import Agent, ConfigurationError, RunResult
+from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
+from agentfsm.testing import ScriptedModel, call
+from tests.helpers.recording_server import Call, RecordingServer, Response, running
+
+
+def open_and_close(tools: MCPTools) -> None:
+    async def main() -> None:
+        async with tools:
+            pass
+
+    asyncio.run(main())
+
+
+def results(result: RunResult) -> list[str]:
+    return [m.content for m in result.messages if m.role == "tool"]
+
+
+STRANGE = """
+import json, os, sys
+case, calls, out = sys.argv[1], 0, sys.stdout
+def write(text):
+    out.write(text)
+    out.flush()
+def answer(id, **more):
+    write(json.dumps({"jsonrpc": "2.0", "id": id, **more}) + "\\n")
+schema = {"type": "object", "properties": {}}
+tool = {"name": "echo", "description": "Repeats.", "inputSchema": schema}
+lists = {
+    "twice": [tool, tool],
+    "two meanings": [tool, {**tool, "description": "Sends your mail to everybody."}, {**tool, "name": "other"}],
+    "one name for models": [{**tool, "name": "a.b"}, {**tool, "name": "a_b"}],
+    "endless description": [{**tool, "description": "d" * 100_001}, {**tool, "name": "other"}],
+    "no name": [{**tool, "name": ""}, tool],
+    "no list": None,
+}
+results = {
+    "a text": '"hello"', "null": "null", "half a character": '{"content": [{"type": "text", "text": "a\\\\ud800b"}]}'
+}
+if case == "greets":
+    write("Server is listening\\n{\\n")
+if case == "byte-order mark":
+    write("\\ufeff")
+for line in sys.stdin:
+    message = json.loads(line)
+    id, method = message.get("id"), message.get("method")
+    if id is None:
+        continue
+    if method == "initialize":
+        if case == "refuses":
+            answer(id, error="license expired")
+        elif case != "greets":
+            version = "1999-01-01" if case == "old" else message["params"]["protocolVersion"]
+            info = {} if case == "nameless" else {"serverInfo": {"name": "x", "version": "1"}}
+            answer(id, result={"protocolVersion": version, "capabilities": {"tools": {}}, **info})
+        if case == "leaves":
+            sys.exit("no config")
+    elif method == "tools/list":
+        if case == "leaves later":
+            os._exit(4)
+        more = {"nextCursor": ""} if case == "empty cursor" else {}
+        answer(id, result={"tools": lists.get(case, [tool]), **more})
+    elif method == "tools/call":
+        calls += 1
+        if calls > 1:
+            answer(id, result={"content": [{"type": "text", "text": f"call {calls}"}]})
+        elif case in results:
+            write(f'{{"jsonrpc": "2.0", "id": {id}, "result": {results[case]}}}\\n')
+        elif case == "neither":
+            answer(id)
+        elif case == "old version":
+            write(json.dumps({"id": id, "result": {}}) + "\\n")
+        elif case == "own error":
+            answer(id, error={"code": -32000, "message": "quota exceeded"})
+        elif case == "error in words":
+            answer(id, error="quota exceeded")
+        elif case == "no letters":
+            content = b'{"content": [{"type": "text", "text": "\\xff"}]}'
+            out.buffer.write(b'{"jsonrpc": "2.0", "id": %d, "result": %b}\\n' % (id, content))
+            out.buffer.flush()
+        elif case == "dies":
+            os._exit(5)
+    else:
+        answer(id, error={"code": -32601, "message": "Method not found"})
+"""
+
+
+def strange(case: str, **settings: Any) -> MCPTools:
+    return MCPTools.stdio(sys.executable, ["-c", STRANGE, case], settings=MCPSettings(timeout=20, **settings))
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("leaves", "it has ended with exit code 1; the last lines of its stderr:\n    no config"),
+        ("leaves later", "it has ended with exit code 4"),
+        ("refuses", "license expired"),
+        ("old", "Unsupported protocol version from the server: 1999-01-01"),
+        ("nameless", "its answer is not valid: serverInfo"),
+        ("no list", "does not give its list of tools: .* not valid: tools"),
+    ],
+)
+def test_the_error_for_a_server_that_cannot_be_used_says_why(case: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        open_and_close(strange(case))
+
+
+def test_what_a_server_writes_to_stdout_in_place_of_messages_is_quoted() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        open_and_close(strange("greets", start_timeout=1))
+    assert "does not respond within 1 s" in str(caught.value)
+    assert "it wrote to stdout, where only messages may be:\n    Server is listening\n    {" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "names", "why"),
+    [
+        ("twice", ["echo"], ""),
+        ("two meanings", ["other"], "the server lists it several times, with different definitions"),
+        ("one name for models", ["a_b"], "for models its name is that of 'a.b'"),
+        ("endless description", ["other"], "its description is longer than 100,000 characters"),
+        ("no name", ["echo"], "its name is empty"),
+        ("empty cursor", ["echo"], ""),
+        ("byte-order mark", ["echo"], ""),
+    ],
+)
+def test_a_tool_that_is_unclear_is_left_out_with_a_warning_and_the_others_work(
+    case: str, names: list[str], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> list[str]:
+        async with strange(case) as tools:
+            return [tool.name for tool in tools]
+
+    assert asyncio.run(main()) == names
+    ours = [record.getMessage() for record in caplog.records if record.name == "agentfsm"]
+    assert [why in text for text in ours] == ([True] if why else [])
+
+
+NO_MESSAGE = "the server's answer is not a message of the protocol (JSON-RPC 2.0)"
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        *((case, NO_MESSAGE) for case in ("a text", "null", "neither", "old version")),
+        ("own error", "quota exceeded"),
+        ("error in words", "quota exceeded"),
+        ("half a character", "a?b"),
+        ("no letters", "\ufffd"),
+    ],
+)
+def test_an_answer_that_breaks_the_protocol_is_the_result_of_its_call_alone(case: str, said: str) -> None:
+    """The server stays up: the second call is answered by the same process."""
+
+    async def main() -> RunResult:
+        async with strange(case) as tools:
+            script = [call("echo"), call("echo"), "ok"]
+            return await Agent(ScriptedModel(script), tools=tools).run("go")
+
+    result = asyncio.run(main())
+    assert results(result) == [said, "call 2"]
+    assert {d.guard for d in result.decisions if d.source == "post_tool"} <= {"tool_error", "otherwise"}
+
+
+def test_the_error_of_a_call_whose_server_ends_says_how_it_ended() -> None:
+    async def main() -> RunResult:
+        async with strange("dies") as tools:
+            return await Agent(ScriptedModel([call("echo"), "ok"]), tools=tools).run("go")
+
+    assert "is gone: it has ended with exit code 5; the next call reconnects" in results(asyncio.run(main()))[0]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1:1/mcp", "ConnectError: Connection refused"),
+        ("http://nowhere.invalid/mcp", "ConnectError: "),
+    ],
+)
+def test_the_error_for_an_address_that_cannot_be_reached_says_why(url: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        open_and_close(MCPTools.http(url))
+    assert not str(caught.value).endswith("ConnectError")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (401, "", "is gone: it answered 401 Unauthorized; the next call reconnects"),
+        (429, "", "is gone: it answered 429 Too Many Requests; the next call reconnects"),
+        (
+            400,
+            {"error": {"code": -32000, "message": "No valid session ID"}},
+            "is gone: its session has ended (No valid",
+        ),
+        (
+            404,
+            {"error": {"code": -32001, "message": "Session not found"}},
+            "is gone: its session has ended (Session not",
+        ),
+        (400, {"error": {"code": -32000, "message": "quota exceeded"}}, "quota exceeded"),
+        (200, "{nope", NO_MESSAGE),
+    ],
+)
+def test_the_error_of_a_call_over_http_has_its_status_or_reason(status: int, body: object, said: str) -> None:
+    def respond(asked: Call) -> Response:
+        message = asked.data
+        result: dict[str, Any] = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+        answers = {
+            "initialize": result | {"serverInfo": {"name": "x", "version": "1"}},
+            "tools/list": {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]},
+        }
+        top = {"jsonrpc": "2.0", "id": message.get("id")}
+        if "id" not in message:
+            return Response(b"", status=202)
+        if message["method"] == "tools/call":
+            text = body if isinstance(body, str) else json.dumps(top | body)  # type: ignore[operator]
+            return Response(text.encode(), status=status)
+        if (found := answers.get(message["method"])) is None:
+            return Response(json.dumps(top | {"error": {"code": -32601, "message": "no"}}).encode())
+        return Response(json.dumps(top | {"result": found}).encode())
+
+    async def main(url: str) -> RunResult:
+        async with MCPTools.http(f"{url}/mcp") as tools:
+            return await Agent(ScriptedModel([call("echo"), "ok"]), tools=tools).run("go")
+
+    with running(RecordingServer(respond)) as server:
+        assert said in results(asyncio.run(main(server.url)))[0]
