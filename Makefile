@@ -67,7 +67,7 @@ diagrams: .venv/.cli  ## Update diagrams/ and the table of the README
 	$(BIN)/python -m tests.helpers.generated_docs
 
 docs: .venv/.docs  ## Build the site into build/docs/; fails on a broken link
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto --builder html docs build/docs
 	@echo "open build/docs/index.html"
 
 build: .venv/.dev  ## Build the wheel and the sdist into dist/

@@ -134,7 +134,7 @@ def _print(console: CliConsole, result: Evaluation) -> None:
 
 
 def _cost(usage: Usage) -> str:
-    if usage.unpriced_tokens and not usage.cost_usd:
+    if usage.known_cost_usd is None:
         return "unpriced"
     return f"{usage.cost_usd:.4f} USD" + (" and more, unpriced" if usage.unpriced_tokens else "")
 

@@ -71,7 +71,8 @@ async def redact(store: Store, run_id: str, field: str, keyring: Keyring, by: st
     number, _, path = field.partition(".")
     if not number.isdecimal() or not 1 <= int(number) <= len(records):
         raise UnknownRunError(
-            f"run {run_id!r} has records 1 to {len(records)}; {field!r} does not start with one of these numbers"
+            f"{field!r} does not begin with the number of a record of run {run_id!r} (1 to {len(records)}), as "
+            f"'1.messages.0.content' does"
         )
     of = int(number)
     record = records[of - 1]

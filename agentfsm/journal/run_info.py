@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from agentfsm.errors import ConfigurationError, JournalError
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.loop.canonical_json import decode
-from agentfsm.loop.messages import Usage
 
 if TYPE_CHECKING:
     from agentfsm.loop.human_input import PendingRequest
@@ -297,15 +296,11 @@ def info_of(
         status=status,
         updated=int(updated * 1000) / 1000,  # as in the record
         ending=run.ended if status == "finished" else "",
-        cost_usd=_known_cost(run.usage),
+        cost_usd=run.usage.known_cost_usd,
         tokens=run.usage.total_tokens,
         waiting_for=_waiting_for(run.pending_request) if waits else None,
         expires=expires if waits else None,
     )
-
-
-def _known_cost(usage: Usage) -> float | None:
-    return None if usage.unpriced_tokens and not usage.cost_usd else usage.cost_usd
 
 
 def _waiting_for(request: PendingRequest | None) -> WaitingFor | None:

@@ -488,6 +488,11 @@ class Usage:
         return self.input_tokens + self.output_tokens
 
     @property
+    def known_cost_usd(self) -> float | None:
+        """The cost in USD; None if no price is known."""
+        return None if self.unpriced_tokens and not self.cost_usd else self.cost_usd
+
+    @property
     def is_plausible(self) -> bool:
         """Whether one reply can have consumed this; a store could not hold the sum of much larger numbers."""
         return (

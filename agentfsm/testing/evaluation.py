@@ -142,7 +142,7 @@ class Evaluation:
         return {
             "model": self.model,
             "pass_rate": self.pass_rate,
-            "cost_usd": self.usage.cost_usd,
+            "cost_usd": self.usage.known_cost_usd,
             "unpriced_tokens": self.usage.unpriced_tokens,
             "tokens": self.usage.total_tokens,
             "failures": dict(self.failures.most_common()),
@@ -155,7 +155,7 @@ class Evaluation:
                     "ending": attempt.ending,
                     "failures": dict(attempt.failures),
                     "rows": dict(attempt.rows),
-                    "cost_usd": attempt.usage.cost_usd,
+                    "cost_usd": attempt.usage.known_cost_usd,
                     "tokens": attempt.usage.total_tokens,
                     "run_id": attempt.run_id,
                 }

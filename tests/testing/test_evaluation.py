@@ -90,6 +90,13 @@ def test_failures_rows_and_costs_are_summed_over_all_runs() -> None:
     assert [each["problem"] for each in data["attempts"]] == ["", "the answer does not contain 'one'"]
 
 
+def test_a_cost_without_a_known_price_is_null_in_json() -> None:
+    reply = Reply(Message.assistant("one"), "stop", Usage(input_tokens=10, unpriced_tokens=10))
+    data = run(agent(reply, "two"), Case(name="a", prompt="p"), repeat=2).to_dict()
+    assert (data["cost_usd"], data["unpriced_tokens"]) == (None, 10)
+    assert [each["cost_usd"] for each in data["attempts"]] == [None, 0.0]
+
+
 def test_a_request_is_answered_by_the_case_or_leaves_the_run_suspended() -> None:
     script = [call("pay", amount=1), "Paid."]
     answered = Case(name="a", prompt="p", tools=("pay",), replies={"approval": Allow()})
