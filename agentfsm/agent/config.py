@@ -230,6 +230,7 @@ def _proof_traits(
         sub_agents=unknown or any(t.delegate is not None or t.asks for t in tools.values()),
         secrets=unknown or bool(secret_arguments(tools.values())),
         fallbacks=not _makes_one_call(model),
+        parallel=unknown or any(t.parallel for t in tools.values()),
         asks=any(t.control == "ask" for t in tools.values()),
         gives_up=any(t.control == "unable" for t in tools.values()),
         certain=True,

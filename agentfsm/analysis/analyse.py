@@ -10,7 +10,14 @@ from typing import Any
 
 from agentfsm.analysis.analysis_limits import AnalysisLimitError, AnalysisLimits, Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
-from agentfsm.analysis.bounds import MAX_TRACE_ROWS, Bounds, compute_bounds, with_enforced, with_unseen_calls
+from agentfsm.analysis.bounds import (
+    MAX_TRACE_ROWS,
+    Bounds,
+    calls_per_move,
+    compute_bounds,
+    with_enforced,
+    with_unseen_calls,
+)
 from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions, makes_unseen_calls
 from agentfsm.analysis.model_checker import ModelChecker, SafetyProperty, Trace, find_lasso, row_ids
 from agentfsm.analysis.state_space import BreadthFirstSearch, CompiledRow, Configuration, StateSpace
@@ -190,14 +197,16 @@ def analyse(
         GraphError: A counter's limit is a guardrail that does not exist, or is not a whole number.
     """
     check_counter_limits(graph.counters)
-    known = graph_assumptions(graph, guardrails or AgentGuardrails(), traits or AgentTraits(behavior))
+    limits_of_runs, of_agent = guardrails or AgentGuardrails(), traits or AgentTraits(behavior)
+    known = graph_assumptions(graph, limits_of_runs, of_agent)
+    calls = calls_per_move(graph, limits_of_runs, of_agent)
     all_assumptions = known + (assumptions or Assumptions())
     meter = Meter(limits or AnalysisLimits())
     checker = ModelChecker(graph, all_assumptions, meter)
-    bounds = _bounds(graph, all_assumptions, meter)
-    if bounds.limit or makes_unseen_calls(graph, traits or AgentTraits(behavior)):
-        bounds = with_unseen_calls(bounds, graph, guardrails or AgentGuardrails())
-    bounds = with_enforced(bounds, graph, guardrails or AgentGuardrails())
+    bounds = _bounds(graph, all_assumptions, meter, calls)
+    if bounds.limit or makes_unseen_calls(graph, of_agent):
+        bounds = with_unseen_calls(bounds, graph, limits_of_runs)
+    bounds = with_enforced(bounds, graph, limits_of_runs)
     dead = () if bounds.limit else tuple(_dead_transitions(checker.full, bounds.reachable_rows))
     checks: list[tuple[str, Callable[[str], Verdict]]] = [
         (ONE_ROW_TAKEN, lambda text: _check_one_row_taken(graph, text)),
@@ -207,7 +216,7 @@ def analyse(
         *((each.text, partial(_check_property, checker, each)) for each in properties),
     ]
     verdicts = tuple(_decide(checker, meter, check, text) for text, check in checks)
-    exact = _is_exact(checker, bounds, meter)
+    exact = calls == 1 and _is_exact(checker, bounds, meter)
     return Analysis(graph, verdicts, bounds, exact, dead, meter.visited)
 
 
@@ -223,10 +232,10 @@ VERDICT_SHARE = 0.5
 """The share of the remaining time that each verdict may take."""
 
 
-def _bounds(graph: Graph, assumptions: Assumptions, meter: Meter) -> Bounds:
+def _bounds(graph: Graph, assumptions: Assumptions, meter: Meter, calls: int) -> Bounds:
     with meter.search(BOUNDS_SHARE):
         try:
-            return compute_bounds(graph, assumptions, meter)
+            return compute_bounds(graph, assumptions, meter, calls_per_move=calls)
         except AnalysisLimitError as error:
             return Bounds(None, None, None, None, None, limit=str(error))
 

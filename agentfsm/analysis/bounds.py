@@ -1,6 +1,10 @@
 """Bounds on the length of a run: the longest stretch between two waits, and the most model and tool calls.
 
 The result is the same as over the full state space; see ``counter_acceleration`` for how that is kept small.
+
+Calls that may run in parallel run in one move. In a table such as ``LOOP``, they might as well run one after another:
+for each of them, ``calls_pending`` leads back, until the budget for the calls of a reply is spent. There, a bound that
+counts one call for each move is right. In other tables, each such move may stand for all calls of a reply.
 """
 
 from __future__ import annotations
@@ -31,16 +35,27 @@ from agentfsm.analysis.layered_graph import (
     UnboundedError,
 )
 from agentfsm.analysis.liveness import dead_variables
+from agentfsm.analysis.loop_assumptions import AgentTraits
 from agentfsm.analysis.state_space import BreadthFirstSearch, Configuration, StateSpace
 from agentfsm.errors import GraphError
 from agentfsm.loop.detectors import CONTINUES, ITERATIONS
 from agentfsm.loop.guardrails import AgentGuardrails
-from agentfsm.loop.guards import approval_required, in_doubt
-from agentfsm.loop.outcomes import CALL_MODEL, RUN_CALLS
+from agentfsm.loop.guards import approval_required, calls_pending, in_doubt
+from agentfsm.loop.outcomes import CALL_MODEL, CHECK_BUDGETS, JUDGE_RESULTS, RUN_CALLS
 from agentfsm.loop.transition_table import LOOP
+from agentfsm.machine.declaration import Exhausted, StateSpec
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = ["MAX_TRACE_ROWS", "Bounds", "compute_bounds", "row_cost", "with_enforced", "with_unseen_calls"]
+__all__ = [
+    "MAX_TRACE_ROWS",
+    "Bounds",
+    "calls_per_move",
+    "compute_bounds",
+    "row_cost",
+    "runs_one_by_one",
+    "with_enforced",
+    "with_unseen_calls",
+]
 
 MAX_LAYER_VALUES = 200
 """How many combinations of values of large counters there may be in a layer before counters are left free."""
@@ -89,7 +104,9 @@ class Bounds:
         return () if name in self.enforced or getattr(self, name) is None else self.assumptions
 
 
-def compute_bounds(graph: Graph, assumptions: Assumptions, meter: Meter | None = None) -> Bounds:
+def compute_bounds(
+    graph: Graph, assumptions: Assumptions, meter: Meter | None = None, *, calls_per_move: int = 1
+) -> Bounds:
     """The bounds of a graph's runs, computed over the counters that are declared as budgets.
 
     If moves are unbounded, these counters do not bound the run.
@@ -98,6 +115,7 @@ def compute_bounds(graph: Graph, assumptions: Assumptions, meter: Meter | None =
         graph: The graph.
         assumptions: Its counters, and what is assumed about its guards.
         meter: Counts the configurations that are visited.
+        calls_per_move: How many tool calls each move stands for that may run some; see the function of that name.
 
     Raises:
         AnalysisLimitError: The meter's limit is reached.
@@ -105,7 +123,7 @@ def compute_bounds(graph: Graph, assumptions: Assumptions, meter: Meter | None =
     dead = dead_variables(graph, assumptions)
     space = StateSpace(graph, assumptions, _followed(graph, assumptions), meter, dead)
     try:
-        bounds = _BoundsComputation(space, count_model_calls=True, count_tool_calls=True).result()
+        bounds = _BoundsComputation(space, calls_per_move, count_model_calls=True).result()
     except UnboundedError:
         rows = _reachable_rows(StateSpace(graph, assumptions, (), meter))
         return Bounds(None, None, None, None, None, reachable_rows=rows, assumptions=space.take_used())
@@ -113,8 +131,8 @@ def compute_bounds(graph: Graph, assumptions: Assumptions, meter: Meter | None =
     if bounds.model_calls_in_all is not None:
         return bounds
     # one of the two may be bounded
-    model = _BoundsComputation(space, count_model_calls=True, count_tool_calls=False).result()
-    tools = _BoundsComputation(space, count_model_calls=False, count_tool_calls=True).result()
+    model = _BoundsComputation(space, 0, count_model_calls=True).result()
+    tools = _BoundsComputation(space, calls_per_move, count_model_calls=False).result()
     return replace(bounds, model_calls_in_all=model.model_calls_in_all, tool_calls_in_all=tools.tool_calls_in_all)
 
 
@@ -200,11 +218,93 @@ def _reachable_rows(space: StateSpace) -> frozenset[int]:
     return frozenset(row for config in search for row, _ in space.moves(config))
 
 
-def row_cost(graph: Graph, row: Transition) -> Cost:
-    """What taking a row costs: one move, and a model call or a tool call."""
+def row_cost(graph: Graph, row: Transition, calls_per_move: int = 1) -> Cost:
+    """What taking a row costs: one move, and a model call or tool calls.
+
+    Args:
+        graph: The graph.
+        row: The row.
+        calls_per_move: How many tool calls a move stands for that may run some. With more than one, some may run
+            although others are blocked.
+    """
     effect = graph.spec(row.source).effect
-    blocked = row.guard in (approval_required, in_doubt)
-    return (1, int(effect is CALL_MODEL), int(effect is RUN_CALLS and not blocked))
+    none_runs = calls_per_move == 1 and row.guard in (approval_required, in_doubt)
+    return (1, int(effect is CALL_MODEL), calls_per_move if effect is RUN_CALLS and not none_runs else 0)
+
+
+def calls_per_move(graph: Graph, guardrails: AgentGuardrails, traits: AgentTraits) -> int:
+    """The most tool calls that a bound counts for one move.
+
+    Args:
+        graph: The graph.
+        guardrails: The limits of its runs.
+        traits: What is known about the agent that runs it.
+    """
+    return 1 if not traits.parallel or runs_one_by_one(graph) else guardrails.max_calls_per_reply
+
+
+def runs_one_by_one(graph: Graph) -> bool:
+    """Whether calls that run in parallel might as well run one after another, as far as the table tells.
+
+    Args:
+        graph: The graph.
+    """
+    budgets = [counter.name for counter in graph.counters if counter.limit == "max_calls_per_reply"]
+    if len(budgets) != 1 or any(budgets[0] in spec.spends for spec in graph.states):
+        return False
+    (budget,) = budgets
+    back = [row for row in graph if _leads_back(graph, row, budget)]
+    begin = (row for row in graph if budget in row.spends and row not in back)
+    if not all(row.spends.count(budget) == 1 and budget in row.refills and _runs(graph, row.target) for row in begin):
+        return False
+    judging = {row.source for row in back if _is_free_before(graph, row)}
+    running = [spec for spec in graph.states if spec.effect is RUN_CALLS]
+    return all(_comes_back(graph, spec, judging) for spec in running)
+
+
+def _runs(graph: Graph, state: str) -> bool:
+    return graph.spec(state).effect is RUN_CALLS
+
+
+def _leads_back(graph: Graph, row: Transition, budget: str) -> bool:
+    """Whether a row leads back to run the next call, and spends one of the calls of a reply and nothing else."""
+    judges = graph.spec(row.source).effect is JUDGE_RESULTS
+    pending = row.guard is calls_pending
+    return judges and pending and _runs(graph, row.target) and tuple(row.spends) == (budget,) and not row.refills
+
+
+def _is_free_before(graph: Graph, row: Transition) -> bool:
+    """Whether no counter decides that a row before one in the same state is taken, and visits of the state are free."""
+    rows = graph.rows(row.source)
+    return not graph.spec(row.source).spends and not _has_counters(rows[: rows.index(row)])
+
+
+def _has_counters(rows: tuple[Transition, ...]) -> bool:
+    return any(isinstance(row.guard, Exhausted) for row in rows)
+
+
+def _comes_back(graph: Graph, spec: StateSpec, judging: set[str]) -> bool:
+    """Whether each call that a state runs is followed by a state that leads back, or the calls wait or are over."""
+    rows = graph.rows(spec.name)
+    if spec.spends or _has_counters(rows):
+        return False
+    for row in rows:
+        target = graph.spec(row.target)
+        if row.guard in (approval_required, in_doubt) and target.waits:
+            if not _goes_on(graph, target):
+                return False
+        elif not target.final and (row.target not in judging or row.spends):
+            return False
+    return True
+
+
+def _goes_on(graph: Graph, waiting: StateSpec) -> bool:
+    """Whether calls that wait are run next, or their batch is closed, or the run ends or waits on."""
+    targets = [graph.spec(row.target) for row in graph.rows(waiting.name)]
+    return all(
+        target.final or target == waiting or target.effect in (RUN_CALLS, CHECK_BUDGETS, CALL_MODEL)
+        for target in targets
+    )
 
 
 _HubConfiguration = tuple[int, ...]
@@ -247,9 +347,9 @@ class _BoundsComputation:
     The configurations lie in layers, one for each value of the largest counter that is only increased, if there is one.
     """
 
-    def __init__(self, space: StateSpace, *, count_model_calls: bool, count_tool_calls: bool) -> None:
-        costs = [row_cost(space.graph, row) for row in space.graph.transitions]
-        costs = [(moves, model * count_model_calls, tool * count_tool_calls) for moves, model, tool in costs]
+    def __init__(self, space: StateSpace, calls_per_move: int, *, count_model_calls: bool) -> None:
+        costs = [row_cost(space.graph, row, calls_per_move) for row in space.graph.transitions]
+        costs = [(moves, model * count_model_calls, tool) for moves, model, tool in costs]
         self._accelerated = graph = AcceleratedGraph(space, costs.__getitem__)
         self._hubs: list[_Hub] = []
         self._hub_numbers: dict[Configuration, int] = {}

@@ -42,6 +42,7 @@ class AgentTraits:
         sub_agents: Whether a tool of it may be a sub-agent, or ask a person in the middle of its work.
         secrets: Whether a tool of it may take secret arguments.
         fallbacks: Whether its model may make several calls for one reply.
+        parallel: Whether calls of its tools may run in parallel.
         asks: Whether a tool of it may ask the user; None if that follows from its behavior.
         gives_up: Whether a tool of it may declare that the task cannot be done; None if that follows from its behavior.
         scripted: Whether the testing kit plays its model, its tools and people, so that calls behave the same whatever
@@ -54,6 +55,7 @@ class AgentTraits:
     sub_agents: bool = False
     secrets: bool = False
     fallbacks: bool = False
+    parallel: bool = True
     asks: bool | None = None
     gives_up: bool | None = None
     scripted: bool = False
@@ -508,11 +510,10 @@ class _GuardReader(_RowReader):
             yield GuardAssumption(row.id, may="steps > 1", why="there is no reply before the first step")
 
     def _counts_steps(self, state: str) -> bool:
-        """Whether a state is where runs start, the only one whose visits are steps, and steps are never refilled."""
+        """Whether a state is where runs start, and the only one whose visits are steps."""
         first, *others = self.graph.states
         alone = state == first.name and not any("steps" in spec.spends for spec in others)
-        refilled = any("steps" in row.refills for row in self.graph)
-        return alone and not refilled and first.effect is CHECK_BUDGETS and tuple(first.spends) == ("steps",)
+        return alone and first.effect is CHECK_BUDGETS and tuple(first.spends) == ("steps",)
 
     def _about_replies(self, row: Transition) -> Iterator[GuardAssumption]:
         if self.from_recovery(row) and row.guard is guards.ask_user:

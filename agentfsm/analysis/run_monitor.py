@@ -17,12 +17,19 @@ from typing import Protocol
 
 from agentfsm.analysis.analysis_limits import AnalysisLimitError, AnalysisLimits, Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
-from agentfsm.analysis.bounds import Bounds, compute_bounds, row_cost, with_enforced, with_unseen_calls
+from agentfsm.analysis.bounds import (
+    Bounds,
+    calls_per_move,
+    compute_bounds,
+    row_cost,
+    runs_one_by_one,
+    with_enforced,
+    with_unseen_calls,
+)
 from agentfsm.analysis.layered_graph import Cost
 from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions, makes_unseen_calls
 from agentfsm.analysis.state_space import Configuration, StateSpace
 from agentfsm.loop.guardrails import AgentGuardrails
-from agentfsm.loop.guards import calls_pending
 from agentfsm.machine.graph import Graph, Transition
 
 __all__ = ["ModelMismatch", "ProofModel", "RunMonitor", "follow_rows"]
@@ -75,7 +82,7 @@ class ProofModel:
     Attributes:
         unseen_calls: Whether more model calls may be made than rows show.
         batch_counters: The counters that bound the calls of one reply.
-        runs_one_by_one: Whether the calls of a batch can run one after another.
+        runs_one_by_one: Whether calls that run in parallel might as well run one after another.
     """
 
     def __init__(self, graph: Graph, traits: AgentTraits, assumptions: Assumptions | None = None) -> None:
@@ -87,9 +94,7 @@ class ProofModel:
         self._computing = threading.Lock()
         self.unseen_calls = makes_unseen_calls(graph, traits)
         self.batch_counters = frozenset(c.name for c in graph.counters if c.limit == "max_calls_per_reply")
-        self.runs_one_by_one = any(
-            row.guard is calls_pending and not self.batch_counters.isdisjoint(row.spends) for row in graph
-        )
+        self.runs_one_by_one = runs_one_by_one(graph)
         self._suspended: dict[str, RunMonitor] = {}
 
     def spaces(self, guardrails: AgentGuardrails) -> tuple[StateSpace, StateSpace]:
@@ -101,6 +106,10 @@ class ProofModel:
                 spaces = _make_spaces(self.graph, guardrails, self._traits, self._own)
             self._spaces[guardrails] = spaces
         return self._spaces[guardrails]
+
+    def calls_per_move(self, guardrails: AgentGuardrails) -> int:
+        """How many tool calls the bounds count for one move."""
+        return calls_per_move(self.graph, guardrails, self._traits)
 
     def known_bounds(self, guardrails: AgentGuardrails) -> Bounds | None:
         """The bounds under given limits, if they have been computed."""
@@ -119,7 +128,8 @@ class ProofModel:
     def _compute_bounds(self, guardrails: AgentGuardrails) -> Bounds:
         full, _ = self.spaces(guardrails)
         try:
-            bounds = compute_bounds(self.graph, full.assumptions, Meter(BOUNDS_LIMITS))
+            calls = self.calls_per_move(guardrails)
+            bounds = compute_bounds(self.graph, full.assumptions, Meter(BOUNDS_LIMITS), calls_per_move=calls)
         except AnalysisLimitError as error:
             bounds = replace(NO_BOUNDS, limit=str(error))
         if bounds.limit or self.unseen_calls:
@@ -242,6 +252,7 @@ class RunMonitor:
         self.state, self.guardrails = state, run.guardrails
         self._full, self._projection = full, projection
         self._is_subagent = run.parent is not None
+        self._calls_per_move = model.calls_per_move(run.guardrails)
         self._model_calls, self._batch_left = run.model_calls, run.guardrails.max_calls_per_reply
         self._stretch, self._whole = _Made(), _Made(model_calls=run.model_calls, model_rows=run.model_calls)
         self._places = {row.id: place for place, row in enumerate(full.graph.transitions)}
@@ -294,8 +305,8 @@ class RunMonitor:
     def _check_bounds(self, row: Transition, run: MonitoredRun, tool_calls: int) -> ModelMismatch | None:
         """Count a move, and compare what the run has made with the bounds if these are not sure to hold."""
         model_calls, self._model_calls = run.model_calls - self._model_calls, run.model_calls
-        moves, model_rows, tool_rows = row_cost(self._full.graph, row)
-        if self._model.runs_one_by_one:  # calls that run together might as well have run one after another
+        moves, model_rows, tool_rows = row_cost(self._full.graph, row, self._calls_per_move)
+        if self._model.runs_one_by_one:
             together = min(tool_calls, self._batch_left)
             self._batch_left -= together
             tool_rows = max(tool_rows, together)

@@ -22,6 +22,7 @@ from agentfsm.analysis.model_checker import VIOLATED
 from agentfsm.loop.outcomes import CALL_MODEL
 from agentfsm.machine.graph import Graph
 from tests.helpers.random_agents import FEATURES, World, draw_agent, run_in_world
+from tests.test_docs import ROOT
 
 LIMITS = AnalysisLimits(max_configurations=40_000, max_seconds=60)
 
@@ -134,3 +135,6 @@ def test_320_random_graphs_in_50_worlds_each(counted: Callable[[str], None]) -> 
     assert {name: n for name in FEATURES if (n := counts.features[name]) < 30} == {}
     assert counts.decided >= 0.9
     counted(str(counts))
+    page = " ".join((ROOT / "docs" / "proofs.md").read_text(encoding="utf-8").split())
+    assert f"{counts.refused.total()} were refused, each with a reason, and {counts.accepted} were accepted" in page
+    assert f"all {counts.runs:,} runs" in page

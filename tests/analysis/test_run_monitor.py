@@ -218,8 +218,8 @@ def test_a_row_that_refills_the_extensions_leaves_no_bound_on_the_model_calls_of
     assert (bounds.model_calls, bounds.model_calls_in_all) == (2, None)
 
 
-def test_a_first_step_after_a_refill_may_be_a_stall() -> None:
-    """The steps are counted from one again, and there is a reply before that first step."""
+def test_a_first_step_after_a_refill_is_none_that_can_stall_as_in_the_model() -> None:
+    """The steps are counted from one again."""
     clock = FakeClock()
 
     def again(run: RunState) -> bool:
@@ -231,7 +231,7 @@ def test_a_first_step_after_a_refill_may_be_a_stall() -> None:
     script = [call("sound", text="a"), "done"]
     agent = Agent(ScriptedModel(script), tools=[sound], graph=graph, host=Host(monitor="raise", clock=clock))
     rows = [d.transition.id for d in agent.run_sync("go").decisions]
-    assert rows[rows.index("post_tool.again") + 1] == "pre_step.no_progress"
+    assert rows[rows.index("post_tool.again") + 1] == "pre_step.otherwise"
 
 
 def extend_often(graph: Graph, tools: list[Any], replies: int) -> tuple[RunResult, int]:
