@@ -44,6 +44,7 @@ __all__ = [
     "open_store_for_writing",
     "parse_store",
     "require_keyring",
+    "secrets_to_write",
     "store_keyring",
     "store_option",
     "store_secrets",
@@ -301,6 +302,26 @@ def store_secrets(location: StoreLocation, *, create: bool = False) -> list[byte
     if not secret:
         raise ConfigurationError(f"{file}, the key file of the store, is empty: restore it, or delete it for a new one")
     return [secret]
+
+
+async def secrets_to_write(store: Store, location: StoreLocation) -> list[bytes]:
+    """The secrets for new runs in a store, as ``store_secrets`` finds them; a new one if there is none yet.
+
+    Args:
+        store: The store.
+        location: Where it is.
+
+    Raises:
+        ConfigurationError: There is none for a store on a server that has runs, whose secret is elsewhere: a new one
+            would not fit. Or the key file cannot be used.
+        agentfsm.errors.StoreError: The store cannot be read.
+    """
+    if location.file is None and not store_secrets(location) and await store.count_runs(RunQuery()):
+        raise ConfigurationError(
+            f"{location.name} has runs, and there is no secret here: set {SECRET_VARIABLE} to that of the processes "
+            f"that write it, or copy their key file to {key_file(location)}"
+        )
+    return store_secrets(location, create=True)
 
 
 def _check_key_file(file: Path) -> None:

@@ -19,15 +19,13 @@ from agentfsm.cli.local_store import (
     STORE_HELP,
     await_result,
     default_store,
-    key_file,
     open_store_for_writing,
     parse_store,
+    secrets_to_write,
     store_secrets,
 )
 from agentfsm.cli.user_code import load_graph, load_tools
 from agentfsm.errors import ConfigurationError, StoreError, StoreFormatError
-from agentfsm.journal.run_info import RunQuery
-from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.keys import SECRET_VARIABLE
@@ -295,28 +293,16 @@ def _build_host(location: StoreLocation | None, *, persist: bool, required: bool
             if required or location is not None:
                 raise
             click.echo(f"agentfsm: this run is not stored: {error}", err=True)
-    if store is not None and at.file is None and not required:
-        _require_known_secret(store, at)
-    found = [] if store is None else store_secrets(at, create=not required)
+    if store is None:
+        found = list[bytes]()
+    else:
+        found = store_secrets(at) if required else await_result(secrets_to_write(store, at))
     secret = signing_secret()
     if secret is None:
         return Host(store=store, secret=found[0]) if found else Host(store=store)
     state_folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     used = os.environ.get(USED_RECORDS_VARIABLE) or state_folder / "agentfsm" / "used"
     return Host(store=store, secret=secret, old_secrets=found[1:], replay_guard=FileReplayGuard(used))
-
-
-def _require_known_secret(store: Store, location: StoreLocation) -> None:
-    """Check that there is a secret for a store on a server whose runs were sealed elsewhere: a new one would not fit.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
-    if not store_secrets(location) and await_result(store.count_runs(RunQuery())):
-        raise ConfigurationError(
-            f"{location.name} has runs, and there is no secret here: set {SECRET_VARIABLE} to that of the processes "
-            f"that write it, or copy their key file to {key_file(location)}"
-        )
 
 
 def agent_options(command: CommandFunction) -> CommandFunction:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from agentfsm.cli.console import parse_json_object
-from agentfsm.cli.local_store import await_result, chosen_tenant, store_option, store_secrets, tenant_option
+from agentfsm.cli.local_store import await_result, chosen_tenant, secrets_to_write, store_option, tenant_option
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.journal.store_url import StoreLocation, open_store
 from agentfsm.runs import Runs
@@ -97,10 +97,10 @@ def submit(agent: str, prompt: str, run_opts: _RunOptions, location: StoreLocati
     tenant = chosen_tenant()
 
     async def submit_run() -> str:
-        found = store_secrets(location, create=True)
         waker = open_waker(location.url)
         try:
             async with open_store(location.url) as store:
+                found = await secrets_to_write(store, location)
                 return await Runs(store, secret=found[0], old_secrets=found[1:], waker=waker, tenant=tenant).submit(
                     agent,
                     prompt,

@@ -16,7 +16,7 @@ import click
 
 from agentfsm.agent.agent import Agent
 from agentfsm.cli.console import single_line
-from agentfsm.cli.local_store import await_result, store_option, store_secrets
+from agentfsm.cli.local_store import await_result, secrets_to_write, store_option
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError
@@ -243,7 +243,6 @@ def load_agents(names: tuple[str, ...]) -> dict[str, Agent[Any, Any]]:
 
 
 async def _serve(agents: Mapping[str, Agent[Any, Any]], location: StoreLocation, options: _WorkerOptions) -> None:
-    found = store_secrets(location, create=True)
     waker = open_waker(
         location.url,
         concurrency=options.concurrency,
@@ -251,6 +250,7 @@ async def _serve(agents: Mapping[str, Agent[Any, Any]], location: StoreLocation,
         rate=options.rate,
     )
     async with open_store(location.url) as store:
+        found = await secrets_to_write(store, location)
         working = Worker(
             agents,
             store,

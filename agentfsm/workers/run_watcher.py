@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Sequence
 from typing import Literal
@@ -232,7 +233,9 @@ class RunWatcher:
         cut_off = {(head.run_id, head.epoch) for head in running if is_cut_off(head)}
         cut_off = {each for each in cut_off if each[0] not in self._counts.runs}
         self._seen = {key: at for key, at in self._seen.items() if key in cut_off and now - at < WAKE_AGAIN_S}
-        for run_id, epoch in sorted(cut_off - self._seen.keys()):
+        new = list(cut_off - self._seen.keys())
+        random.shuffle(new)  # so that each of the workers that find them begins with another one
+        for run_id, epoch in new:
             self._seen[run_id, epoch] = now
             if (await self._waker.next_due(timer_key(run_id, epoch)) or 0.0) > time.time():
                 continue  # nobody holds it while it waits

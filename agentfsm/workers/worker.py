@@ -157,7 +157,7 @@ class Worker:
 
     def stop(self) -> None:
         """Have ``run`` return. Call it in the event loop of the worker."""
-        logger.info("stopping: %d runs are being worked on", self.counts.active)
+        logger.info("stopping; runs that are still being worked on: %d", self.counts.active)
         self._stopping.set()
 
     # -- activations ----------------------------------------------------------------------------------

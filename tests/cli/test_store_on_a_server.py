@@ -182,6 +182,20 @@ def test_without_a_variable_the_secret_of_a_server_is_in_the_data_folder(
     assert cli("verify").exit_code == 3
 
 
+@pytest.mark.parametrize(
+    "words", [("submit", "scale", "Go."), ("worker", "tests.helpers.scale_app:scale")], ids=" ".join
+)
+def test_no_new_secret_is_made_for_a_server_whose_runs_another_one_sealed(
+    words: tuple[str, ...], url: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dbos", reason="dbos is not installed")
+    monkeypatch.delenv("AGENTFSM_SECRET")
+    refused = cli(*words)
+    assert refused.exit_code == 2
+    assert "has runs, and there is no secret here: set AGENTFSM_SECRET" in refused.stderr
+    assert not list(tmp_path.rglob("*.key"))
+
+
 @pytest.mark.parametrize("words", [("runs",), ("verify",), ("show", "whole"), ("doctor", "--offline")], ids=" ".join)
 def test_no_message_has_the_password(words: tuple[str, ...], cli: Cli) -> None:
     result = cli(*words, AGENTFSM_STORE="postgresql://ann:hunter2@127.0.0.1:1/shop")

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm import Agent, AgentGuardrails, Allow, Host, SqliteStore, StoreError, tool
+from agentfsm import Agent, AgentGuardrails, Allow, Host, SqliteStore, Store, StoreError, open_store, tool
 from agentfsm.journal.commit_encoding import MAX_BODY_BYTES, JournalRow, decode_rows, encode_commit, replace_hidden
 from agentfsm.journal.hash_chain import (
     GENESIS_HASH,
@@ -319,25 +319,49 @@ ROW_BYTES = 20
 """What SQLite adds to a row: its key, its length, the types of its columns, and its place on the page."""
 
 
+async def repeat_texts(store: Store, chars: int, steps: int) -> int:
+    """Run an agent whose tool repeats a text at each step; returns the size of the text of a step."""
+    text = "".join(chr(97 + n * n % 26) for n in range(chars))
+    script = [call("repeat", text=f"{n} {text}") for n in range(steps)]
+    host = Host(clock=FakeClock(), store=store, secret=b"of the tests")
+    limits = AgentGuardrails(max_iterations=steps + 1, max_steps=200)
+    await Agent(ScriptedModel([*script, "done"]), tools=[repeat], guardrails=limits, host=host).run("go")
+    return len(json.dumps({"text": f"1 {text}"}) + f"1 {text}")
+
+
 @pytest.mark.parametrize(("chars", "ratio"), [(130, 2.5), (2500, 1.2)])
 def test_a_step_takes_at_most_so_many_times_the_text_of_its_arguments_and_results(
     tmp_path: Path, chars: int, ratio: float
 ) -> None:
-    text, steps = "".join(chr(97 + n * n % 26) for n in range(chars)), 20
-    script = [call("repeat", text=f"{n} {text}") for n in range(steps)]
-
-    async def live(store: SqliteStore) -> None:
-        host = Host(clock=FakeClock(), store=store, secret=b"of the tests")
-        limits = AgentGuardrails(max_iterations=steps + 1, max_steps=200)
-        await Agent(ScriptedModel([*script, "done"]), tools=[repeat], guardrails=limits, host=host).run("go")
-
+    steps = 20
     with SqliteStore(tmp_path / "runs.db") as store:
-        asyncio.run(live(store))
+        text = asyncio.run(repeat_texts(store, chars, steps))
     with closing(sqlite3.connect(tmp_path / "runs.db")) as db:
         sums = "total(length(body) + ifnull(length(hidden), 0) + length(hash) + length(mac)), count(*)"
         content, rows = db.execute(f"SELECT {sums} FROM journal WHERE key & 4294967295 > 3").fetchone()
     assert rows == 2 * steps + 1
-    assert (content + ROW_BYTES * rows) / steps <= ratio * len(json.dumps({"text": f"1 {text}"}) + f"1 {text}")
+    assert (content + ROW_BYTES * rows) / steps <= ratio * text
+
+
+POINTER_BYTES, INDEX_BYTES = 4, 32
+"""What a PostgreSQL server keeps of a row besides the row itself: on its page, and in the index by run and number."""
+
+
+def test_on_a_server_a_step_takes_so_much_too_and_a_little_for_the_index(database: str) -> None:
+    psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
+    steps = 20
+
+    async def live() -> int:
+        async with open_store(database) as store:
+            return await repeat_texts(store, 130, steps)
+
+    text = asyncio.run(live())
+    with psycopg.connect(database) as db:
+        sums = f"sum(pg_column_size(journal) + {POINTER_BYTES}), count(*)"
+        content, rows = db.execute(f"SELECT {sums} FROM agentfsm.journal WHERE seq > 3").fetchone()
+    assert rows == 2 * steps + 1
+    assert content / steps <= 2.5 * text
+    assert (content + INDEX_BYTES * rows) / steps <= 2.75 * text
 
 
 def test_an_argument_that_waits_for_approval_is_stored_once(tmp_path: Path) -> None:

@@ -81,6 +81,12 @@ async def serving(server: RestateServer, *queues: str, **options: Any) -> AsyncI
     try:
         await waker.serve(queues, handled.deliver)
         yield waker, handled
+        handled.may_end.set()
+
+        async def is_idle() -> bool:
+            return await waker.unfinished(0) == []
+
+        await until(is_idle)  # what the server has not heard the end of, it delivers to whoever serves next
     finally:
         handled.may_end.set()
         await waker.stop(1)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head
-from agentfsm.workers.run_watcher import attempts_without_progress, is_cut_off, stale_action
+from agentfsm.workers.run_watcher import RunWatcher, attempts_without_progress, is_cut_off, stale_action
 from agentfsm.workers.waker import Activation
+from agentfsm.workers.worker_metrics import WorkerCounts
+from agentfsm.workers.worker_settings import WorkerSettings
 
 HEAD = Head("r", epoch=3, owner=None, seq=5, hash="0" * 64, status="running")
 SUSPENDED = replace(HEAD, status="suspended")
@@ -78,3 +84,41 @@ def test_attempts_are_counted_since_the_journal_last_said_anything_new(
     journal: list[tuple[str, int]], epoch: int, expected: int
 ) -> None:
     assert attempts_without_progress(records(*journal), replace(HEAD, epoch=epoch)) == expected
+
+
+class LeftRuns:
+    """A store with the runs of a dead worker, and an engine that notes in which order a watcher wakes them."""
+
+    def __init__(self, count: int) -> None:
+        self.left = [replace(HEAD, run_id=f"r{number}") for number in range(count)]
+        self.woken: list[str] = []
+
+    async def heads(self, status: str) -> list[Head]:
+        return self.left if status == "running" else []
+
+    async def records(self, run_id: str) -> list[SealedRecord]:
+        return []
+
+    async def next_due(self, prefix: str) -> float | None:
+        return None
+
+    async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
+        self.woken.append(activation.run_id)
+        return True
+
+
+def test_each_worker_begins_with_another_one_of_the_runs_that_a_dead_worker_left() -> None:
+    def for_run(run_id: str, kept: Sequence[SealedRecord]) -> Any:
+        return SimpleNamespace(queue="support@1")
+
+    async def woken(count: int) -> list[str]:
+        found: Any = LeftRuns(count)
+        agents: Any = SimpleNamespace(for_run=for_run)
+        watcher = RunWatcher(found, found, agents, WorkerSettings(), WorkerCounts())
+        await watcher._wake_cut_off_runs()
+        await watcher._wake_cut_off_runs()  # nobody has taken them yet, and they were woken
+        return list(found.woken)
+
+    of_each = [asyncio.run(woken(20)) for _ in range(20)]
+    assert [sorted(each) for each in of_each] == [sorted(f"r{number}" for number in range(20))] * 20
+    assert len({each[0] for each in of_each}) > 5
