@@ -271,7 +271,8 @@ class HistoryVerifier:
             return
         if not states[row.target].final:
             reply = body["out"]["answered"]["reply"]["kind"] if kind == "answered" else ""
-            if reply != "deny" and (reply not in APPROVING_REPLIES or quorum.missing):
+            settled = self.waiting_for == "in_doubt"  # whether the call ran, which one of them says
+            if reply != "deny" and not settled and (reply not in APPROVING_REPLIES or quorum.missing):
                 raise InvalidRecordError(
                     f"it goes on with {len(quorum.votes)} of the {quorum.rule.n} approvals that the request needs"
                 )

@@ -18,6 +18,7 @@ from agentfsm.loop.failures import Failure, FailureKind
 from agentfsm.loop.human_input import PendingRequest, SuspendedSubRun
 from agentfsm.loop.messages import ToolCall, ToolResult, Usage
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
+from agentfsm.loop.quorum import Approval, Quorum
 from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.transition_table import counts_votes
 from agentfsm.loop.withholding import lacks_values
@@ -160,10 +161,19 @@ def _check_without_approval(context: Context, call_state: CallState) -> _Checked
     tool = checked[0]
     if call_state.started and not is_repeatable(context, tool):
         question = f"The call of {call.name!r} was interrupted, and it is not known whether it ran. Did it?"
-        return request_about(call, tool, "in_doubt", question)
+        request = request_about(call, tool, "in_doubt", question)
+        return replace(request, quorum=_who_settles_doubt(context, call_state.quorum))
     if call_state.held is not None and call_state.answer is None:
         return call_state.held.waiting
     return checked
+
+
+def _who_settles_doubt(context: Context, approved: Quorum | None) -> Quorum | None:
+    """Who may say whether a call ran: one of those who may approve it, because it runs again if it did not."""
+    if approved is None or not approved.rule.asks_who:
+        return None
+    rule = Approval(roles=approved.roles, not_requester=approved.rule.not_requester)
+    return Quorum(rule, approved.requester, context.config.host.clock.time()) if rule.asks_who else None
 
 
 def _approval_is_checked(context: Context, tool: Tool) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +25,18 @@ from agentfsm import (
     Deny,
     Edit,
     FileReplayGuard,
+    GiveUp,
     GraphError,
     Host,
     HumanReplyError,
+    ItDidNotRun,
+    ItRan,
     MemoryStore,
     RepeatedVoteError,
     RunAborted,
     RunResult,
+    Runs,
+    SqliteStore,
     SuspensionExpiredError,
     SuspensionUsedError,
     ToolDefinitionError,
@@ -424,3 +431,54 @@ def test_verify_finds_a_call_that_starts_while_its_votes_are_missing() -> None:
     intent = {"kind": "effect.intent", "epoch": 9, "eid": "1.0", "name": "pay", "policy": "once"}
     with pytest.raises(InvalidRecordError, match="while the run waits"):
         history.verify_record(intent, "")
+
+
+@pytest.mark.parametrize("reply", [ItDidNotRun(), ItRan("paid"), GiveUp()], ids=repr)
+def test_whether_an_approved_call_ran_is_said_by_one_of_those_who_may_approve_it(reply: Any, tmp_path: Path) -> None:
+    paid: list[int] = []
+
+    @tool(requires_approval=FOUR_EYES)
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        if not (tmp_path / "found").exists():  # what is found of a machine that died at this moment
+            shutil.copytree(tmp_path / "live", tmp_path / "found")
+        return "paid"
+
+    def agent(store: SqliteStore, *script: Any) -> Agent:
+        return Agent(ScriptedModel(script), tools=[pay], host=Host(store=store, secret=b"of the tests"))
+
+    async def main() -> None:
+        (tmp_path / "live").mkdir()
+        async with SqliteStore(tmp_path / "live" / "runs.db") as store:
+            await agent(store, call("pay", amount=5)).run("Pay.", run_id="r", actor=ANN)
+            await agent(store).resume("r", Allow(), by=BOB)
+            await agent(store, "Paid.").resume("r", Allow(), by=CY)
+        assert paid == [5]
+        async with SqliteStore(tmp_path / "found" / "runs.db") as store:
+            runs = Runs(store, secret=b"of the tests")
+            asked = (await agent(store).resume("r")).outcome
+            assert isinstance(asked, UserInputRequested)
+            assert asked.kind == "in_doubt"
+            for by, error in ((ANN, ActorIsRequesterError), (CLERK, ActorRoleError), (None, AuthenticationError)):
+                with pytest.raises(error):
+                    await agent(store).resume("r", reply, by=by)
+                with pytest.raises(error):
+                    await runs.answer("r", reply, by=by)
+            assert paid == [5]
+            result = await agent(store, "Done.").resume("r", reply, by=BOB)
+            assert result.output == "Done."
+            assert paid == ([5, 5] if isinstance(reply, ItDidNotRun) else [5])
+            assert (await runs.verify("r")).code == GOOD
+            history, settled = HistoryVerifier("r"), 0
+            with pytest.raises(InvalidRecordError, match="one of \\(manager\\) may answer"):  # noqa: PT012
+                for record in await store.records("r"):
+                    body = json.loads(record.body)
+                    said = body.get("out", {}).get("answered", {}).get("reply", {})
+                    settled += said.get("kind") in ("ran", "did_not_run", "give_up")
+                    if settled and "actor" in said:
+                        said["actor"]["roles"] = ["clerk"]
+                    history.verify_record(body, record.hash)
+            assert settled == 1
+
+    asyncio.run(main())
