@@ -6,7 +6,7 @@ whose label lists each row with its number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from agentfsm.diagrams.style import Palette, Theme, palette_for
 from agentfsm.diagrams.view import Box, LegendKey, RowKind, TableRow, View
@@ -125,17 +125,21 @@ _TINT_MEANINGS: dict[RowKind, str] = {
 
 def _mermaid_legend(view: View) -> Iterator[str]:
     """A box for each tint that there is, and for the thick frame, in a group of its own."""
-    classes = dict.fromkeys(_mermaid_class(box) for box in view.boxes)
     marks = dict(view.legend)
-    texts: dict[str, str] = {kind: text for kind, text in _TINT_MEANINGS.items() if kind in classes}
-    texts |= {name: marks.get(key, key) for name, key in _FADED.items() if name in classes}
     yield '  subgraph legend-box["legend"]'
-    for name, text in texts.items():
+    for name, text in _tint_texts(view, {_mermaid_class(box) for box in view.boxes}).items():
         yield f'    legend-{name}["{_escape_mermaid(text)}"]:::{name}'
     if "current" in marks:
         yield f'    legend-current["{_escape_mermaid(marks["current"])}"]'
         yield "    style legend-current stroke-width:4px"
     yield "  end"
+
+
+def _tint_texts(view: View, classes: Set[str]) -> dict[str, str]:
+    """What each tint that there is means, by the class of the boxes that have it."""
+    marks = dict(view.legend)
+    texts: dict[str, str] = {kind: text for kind, text in _TINT_MEANINGS.items() if kind in classes}
+    return texts | {name: marks.get(key, key) for name, key in _FADED.items() if name in classes}
 
 
 _FADED: dict[str, LegendKey] = {"dim": "dim", "gone": "removed"}
@@ -182,7 +186,14 @@ def plantuml(view: View, theme: Theme = "auto") -> str:
 def _plantuml(view: View, p: Palette) -> Iterator[str]:
     yield "@startuml"
     yield f"title {view.title}: {view.caption}"
+    yield from (f"skinparam {name} {p.paper}" for name in ("backgroundColor", "legendBackgroundColor"))
+    yield from (f"skinparam {name} {p.ink}" for name in ("defaultFontColor", "stateStartColor", "stateEndColor"))
     yield "hide empty description"
+    tints = {str(kind): tint for kind, tint in p.tint.items()} | {"dim": p.box}
+    yield "legend top left"
+    for name, text in _tint_texts(view, {"dim" if box.dim else box.kind for box in view.boxes}).items():
+        yield f"<back:{tints[name]}> {text} </back>"
+    yield "endlegend"
     yield f"[*] --> {view.spine[0].name}"
     for box in view.boxes:
         tint = p.box if box.dim else p.tint[box.kind]

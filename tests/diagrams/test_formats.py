@@ -326,6 +326,9 @@ def test_the_svg_has_a_light_and_a_dark_theme() -> None:
     assert "prefers-color-scheme" not in light + dark
 
 
+SKIN = ("defaultFontColor", "backgroundColor")
+
+
 def luminance(colour: str) -> float:
     """The relative luminance of WCAG 2.2."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -356,6 +359,15 @@ def test_every_text_of_a_faded_dot_picture_has_that_contrast(theme: Theme, palet
     colours = set(re.findall(r'<FONT [^>]*COLOR="([^"]+)"', text))
     assert {palette.dim, palette.ink} <= colours
     assert [each for each in colours if contrast(each, palette.box) < 4.5] == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_texts_of_a_plantuml_picture_have_that_contrast(theme: Theme) -> None:
+    text = diagram(LOOP, "plantuml", theme=theme, overlay=RunPath({"pre_step.otherwise": 1}, "suspended"))
+    ink, paper = (re.findall(rf"^skinparam {name} (#\w{{6}})$", text, re.MULTILINE)[0] for name in SKIN)
+    grounds = {paper, *re.findall(r"^state \w+ (#\w{6});", text, re.MULTILINE)}
+    assert len(grounds) >= 3  # states of the happy path, that wait, and that were not reached, which may be as the page
+    assert [ground for ground in grounds if contrast(ink, ground) < 4.5] == []
 
 
 def test_every_colour_of_a_dot_picture_is_in_its_legend() -> None:

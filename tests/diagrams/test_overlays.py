@@ -121,6 +121,15 @@ def test_every_tint_of_a_mermaid_picture_is_in_its_legend() -> None:
         assert ("the run is here" in legend) == isinstance(overlay, RunPath)
 
 
+def test_every_tint_of_a_plantuml_picture_is_in_its_legend() -> None:
+    for overlay in (None, RunPath({"pre_step.otherwise": 1}, "suspended")):
+        text = diagram(LOOP, "plantuml", overlay=overlay)
+        legend, _, boxes = text.partition("endlegend")
+        tints = set(re.findall(r"^state \w+ (#\w{6});", boxes, re.MULTILINE))
+        assert set(re.findall(r"^<back:(#\w{6})>", legend, re.MULTILINE)) == tints
+        assert ("not reached" in legend) == (overlay is not None)
+
+
 def test_an_overlay_says_what_its_marks_mean() -> None:
     class Slow:
         def apply_to(self, view: View) -> View:
