@@ -19,6 +19,7 @@ from reference_pages import example_anchor, is_inherited, write_examples, write_
 
 project = "agentfsm"
 author = "The agentfsm authors"
+project_copyright = author
 version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
