@@ -271,7 +271,7 @@ PROVIDERS: dict[str, Provider] = {
         Provider(
             name="together",
             wire="openai",
-            base_url="https://api.together.xyz/v1",
+            base_url="https://api.together.ai/v1",
             example="meta-llama/Llama-3.3-70B-Instruct-Turbo",
             key_env="TOGETHER_API_KEY",
             needs_key=True,

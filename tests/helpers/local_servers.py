@@ -30,6 +30,7 @@ __all__ = [
     "litellm_server",
     "llama_server",
     "llama_server_program",
+    "python_with",
     "run_llama_server",
     "shipped_templates",
     "transformers_server",
@@ -86,7 +87,7 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _venv(name: str, *requirements: str) -> str:
+def python_with(name: str, *requirements: str) -> str:
     """The Python of a virtual environment with these packages."""
     python = "venv/bin/python"
     commands = [
@@ -160,7 +161,7 @@ def llama_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServ
 @pytest.fixture(scope="module", name="transformers")
 def transformers_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """``transformers serve``, with a tiny model; the name of the model is its folder, which ``url`` ends with."""
-    python = os.environ.get("AGENTFSM_TRANSFORMERS_PYTHON") or _venv(
+    python = os.environ.get("AGENTFSM_TRANSFORMERS_PYTHON") or python_with(
         f"transformers-{TRANSFORMERS}", f"torch=={TORCH}", f"transformers[serving]=={TRANSFORMERS}"
     )
     folder, port = tmp_path_factory.mktemp("transformers"), _free_port()
@@ -176,7 +177,7 @@ def transformers_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lo
 @pytest.fixture(scope="module", name="litellm")
 def litellm_server(tmp_path_factory: pytest.TempPathFactory, aimock: AiMock) -> Iterator[LocalServer]:
     """LiteLLM's proxy in front of aimock, whose model is called ``tiny``."""
-    python = _venv(f"litellm-{LITELLM}", f"litellm[proxy]=={LITELLM}")
+    python = python_with(f"litellm-{LITELLM}", f"litellm[proxy]=={LITELLM}")
     folder, port, key = tmp_path_factory.mktemp("litellm"), _free_port(), f"sk-{secrets.token_hex(8)}"
     behind = {"model": "openai/gpt-4o", "api_base": aimock.openai_url, "api_key": aimock.key}
     config = {

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import anthropic
@@ -21,10 +22,13 @@ import openai
 import pytest
 
 from agentfsm import ProviderError
-from agentfsm.loop.messages import Message
+from agentfsm.loop.messages import Message, Role, ToolCall
 from agentfsm.loop.model import ModelRequest
 from agentfsm.models import HttpOptions, ModelSettings, resolve
 from agentfsm.models.providers import PROVIDERS, Provider
+from tests.helpers import vendor_client
+from tests.helpers.local_servers import python_with
+from tests.helpers.model_clients import WEATHER
 from tests.helpers.recording_server import Call, RecordingServer, Response, running
 
 KEY = "sk-test-0123456789"
@@ -119,7 +123,13 @@ class SdkTransport(httpx2.HTTPTransport):
 
 
 def ours(
-    server: RecordingServer, name: str, settings: ModelSettings = SETTINGS, *, stream: bool = False, **more: Any
+    server: RecordingServer,
+    name: str,
+    settings: ModelSettings = SETTINGS,
+    *,
+    request: ModelRequest = REQUEST,
+    stream: bool = False,
+    **more: Any,
 ) -> Sent:
     """What our model sends."""
     http = HttpOptions(transport=OurTransport(server), query=more.pop("query", {}))
@@ -127,8 +137,8 @@ def ours(
 
     async def ask() -> None:
         if not stream:
-            await model.reply(REQUEST)
-        async for _ in model.stream(REQUEST):
+            await model.reply(request)
+        async for _ in model.stream(request):
             pass
 
     async def call() -> None:
@@ -172,6 +182,59 @@ def test_chat_requests_equal_those_of_the_openai_client(row: Provider, stream: b
         assert mine.key == expected.key == {"authorization": f"Bearer {KEY}"}
     else:
         assert mine.key == {}
+
+
+TURNS = ModelRequest(
+    (
+        *REQUEST.messages,
+        Message.assistant("", (ToolCall("abcdefghi", "weather", {"city": "Paris"}),)),
+        Message(Role.TOOL, "sunny", tool_call_id="abcdefghi", name="weather"),
+    ),
+    tools=(WEATHER,),
+)
+CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city":"Paris"}'},
+}
+SPEC = {"name": "weather", "description": WEATHER.description, "parameters": WEATHER.parameters}
+SENT_TURNS: dict[str, Any] = {
+    "messages": [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "sunny"},
+    ],
+    "tools": [{"type": "function", "function": SPEC}],
+    "temperature": 0.5,
+    "max_tokens": 100,
+}
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(900)  # the first time, the clients are installed
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("provider", vendor_client.CLIENTS)
+def test_requests_equal_those_of_the_providers_own_client(provider: str, stream: bool, server: RecordingServer) -> None:
+    """Providers that speak chat completions and have a client of their own; ``make servers`` installs these."""
+    python = python_with("vendor-clients", *vendor_client.CLIENTS.values())
+    model = {"openrouter": "openai/gpt-4o"}.get(provider, PROVIDERS[provider].example)
+    mine = ours(server, f"{provider}:{model}", request=TURNS, stream=stream)
+    request = SENT_TURNS | {"model": model} | ({"stream": True} if stream else {})
+    default = subprocess.run(
+        [python, vendor_client.__file__, provider, server.url, KEY],
+        input=json.dumps(request), capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    call = server.calls[-1]
+    expected = Sent(replace(call, headers=call.headers | {"x-scheme": "https"}))
+    for message in expected.body["messages"]:  # what Mistral's client fills in
+        message.pop("prefix", None)
+        for each in message.get("tool_calls") or ():
+            each.pop("index", None)
+    if not stream:
+        expected.body.pop("stream", None)
+    mine.body.pop("stream_options", None)  # a field that these clients leave to their callers
+    assert mine.url == default.rstrip("/") + call.path
+    assert (mine.key, mine.kind, mine.body) == (expected.key, expected.kind, expected.body)
 
 
 def test_responses_requests_equal_those_of_the_openai_client(server: RecordingServer) -> None:
