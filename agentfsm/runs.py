@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +102,8 @@ class Runs:
             answer with one of them is stored encrypted or not at all.
 
     Raises:
-        ConfigurationError: A secret is too short, or it is no name of a tenant.
+        ConfigurationError: It is no store, or no name of a tenant.
+        ValueError: A secret is empty.
     """
 
     def __init__(
@@ -116,11 +117,17 @@ class Runs:
         tenant: str | None = None,
         secrets: Sequence[SecretStr] = (),
     ) -> None:
+        if not hasattr(store, "find_runs"):  # for untyped callers
+            raise ConfigurationError(
+                f"a store is needed, as in Runs(open_store('runs.db')), not {type(store).__name__}"
+            )
         self._store = store if tenant is None else TenantStore(store, [tenant])
         self._tenant = tenant
         self._waker = waker
-        self._keyring = None if secret is None else Keyring(secret, old_secrets)
         self._host = Host(authenticate=authenticate, secrets=secrets)
+        if secret is not None:
+            self._host = replace(self._host, secret=secret, old_secrets=old_secrets)
+        self._keyring = None if secret is None else self._host.keyring
 
     async def submit(
         self,

@@ -428,6 +428,14 @@ def test_a_reply_or_a_record_that_is_not_good_changes_nothing(change, answer, er
     assert resumed(agent, record, Allow()).output == "done"
 
 
+def test_what_is_not_a_record_is_refused_with_where_one_is_found():
+    agent, _ = scripted_agent(call("ask_user", question="Which?"), preset="funnel")
+    result = agent.run_sync("go")
+    for wrong in (result, result.outcome):
+        with pytest.raises(SuspensionFormatError, match=r"result.outcome.suspension_record.*result.run_id"):
+            agent.resume_sync(wrong, "this one")
+
+
 def test_a_blank_reply_to_a_question_changes_nothing():
     agent, _ = scripted_agent(call("ask_user", question="Which?"), call("return_done", output="x"), preset="funnel")
     record = waiting(agent)

@@ -230,6 +230,22 @@ def test_what_is_wrong_with_the_store_itself_is_told(store: Any) -> None:
     with_runs(store, work, secret=SECRET)
 
 
+def test_a_secret_is_what_a_host_takes_and_a_store_is_a_store() -> None:
+    store, text = MemoryStore(), "a secret that stands in a variable"
+
+    async def work() -> None:
+        host: Any = Host(store=store, secret=text)  # type: ignore[arg-type]  # for untyped callers
+        await Agent(ScriptedModel([call("pay", amount=5)]), tools=[pay], host=host).run("Pay 5.", run_id="pay-1")
+        sent = await Runs(store, secret=text).approve("pay-1")  # type: ignore[arg-type]
+        assert sent.run_id == "pay-1"
+
+    asyncio.run(work())
+    with pytest.raises(ValueError, match="a secret is empty"):
+        Runs(store, secret=b"")
+    with pytest.raises(ConfigurationError, match=r"a store is needed, as in Runs\(open_store\('runs.db'\)\), not str"):
+        Runs("runs.db")  # type: ignore[arg-type]
+
+
 def test_an_exported_run_is_what_the_store_has(store: Any) -> None:
     async def work(runs: Runs) -> None:
         records = read_lines((await runs.export("tea-1")).splitlines())

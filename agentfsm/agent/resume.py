@@ -506,7 +506,10 @@ def parse_record(record: SuspensionRecord | str) -> SuspensionRecord:
     if isinstance(record, SuspensionRecord):
         return record
     if not isinstance(record, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
-        raise SuspensionFormatError(f"a record is a SuspensionRecord or its JSON text, not {type(record).__name__}")
+        raise SuspensionFormatError(
+            "what is resumed is a SuspensionRecord (result.outcome.suspension_record), its JSON text, or the id of a "
+            f"stored run (result.run_id), not {type(record).__name__}"
+        )
     return SuspensionRecord.from_json(record)
 
 
