@@ -73,6 +73,19 @@ def resolve(
     return model_class(model, provider=provider.name, base_url=base_url, api_key=api_key, settings=settings, http=http)
 
 
+_OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "amazon": ("bedrock",),
+    "aws": ("bedrock",),
+    "azure-openai": ("azure",),
+    "chatgpt": ("openai",),
+    "claude": ("anthropic",),
+    "google": ("gemini", "vertex"),
+    "grok": ("xai", "groq"),
+    "microsoft": ("azure",),
+}
+"""What people call providers whose own name is not similar."""
+
+
 def _parse_name(name: str, base_url: str | None) -> tuple[Provider, str]:
     """The row of the provider, and the name of the model there."""
     text = name.strip()
@@ -97,8 +110,9 @@ def _parse_name(name: str, base_url: str | None) -> tuple[Provider, str]:
 def _suggestion(text: str) -> str:
     """A sentence that suggests a similar name."""
     before, colon, model = text.partition(":")
-    if colon and (near := get_close_matches(before.lower(), PROVIDERS, n=1)):
-        return f" Did you mean {near[0]}:{_shorten(model, quote=False)}?"
+    near = _OTHER_NAMES.get(before.lower()) or tuple(get_close_matches(before.lower(), PROVIDERS, n=1))
+    if colon and near:
+        return f" Did you mean {' or '.join(f'{each}:{_shorten(model, quote=False)}' for each in near)}?"
     stems = {stem: row.name for row in reversed(PROVIDERS.values()) for stem in (row.example, *row.bare_patterns)}
     if not colon and (near := get_close_matches(text.lower(), stems, n=1, cutoff=0.5)):
         row = PROVIDERS[stems[near[0]]]

@@ -51,4 +51,5 @@ def _send(method: Any, request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    print(call(*sys.argv[1:4], json.load(sys.stdin)))
+    _, provider, url, key = sys.argv
+    print(call(provider, url, key, json.load(sys.stdin)))

@@ -78,6 +78,9 @@ def test_blanks_inside_a_name_are_rejected(name: str) -> None:
     ("name", "hint"),
     [
         ("opnai:gpt-5", "Did you mean openai:gpt-5?"),
+        ("grok:grok-4", "Did you mean xai:grok-4 or groq:grok-4?"),
+        ("google:gemini-2.5-flash", "Did you mean gemini:gemini-2.5-flash or vertex:gemini-2.5-flash?"),
+        ("azure-openai:gpt-4o", "Did you mean azure:gpt-4o?"),
         ("antropic:claude-sonnet-4-6", "Did you mean anthropic:claude-sonnet-4-6?"),
         ("cluade-sonnet-4-6", "Did you mean anthropic:claude-sonnet-4-6"),
         ("gtp-5-mini", "Did you mean openai:gpt-5-mini"),
