@@ -42,7 +42,7 @@ class RunContext(Generic[Deps]):
     run_id: str
     session_id: str
     actor: Actor | None = field(default=None, kw_only=True)
-    tags: tuple[str, ...] = field(default=(), kw_only=True)
+    tags: tuple[str, ...] = field(default=(), kw_only=True, repr=False)
     metadata: Mapping[str, Any] = field(default_factory=FrozenDict, kw_only=True, repr=False)
     deps: Deps = field(default=cast("Any", None), kw_only=True, repr=False)
 

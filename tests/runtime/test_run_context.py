@@ -141,6 +141,7 @@ def test_a_run_shows_its_dependencies_but_its_representations_do_not():
     assert run.deps == Desk("secret")
     assert "secret" not in repr(run)
     assert "secret" not in repr(RunContext("r", "", deps=run.deps))
+    assert "secret" not in repr(RunContext("r", "", tags=("secret",), metadata={"a": "secret"}))
     assert Agent(ScriptedModel(["ok"])).run("go").deps is None
 
 
