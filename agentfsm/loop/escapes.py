@@ -1,7 +1,7 @@
 r"""Reads texts as they would be decoded: escapes of JSON, Python, URLs and HTML, where a text has more than it needs.
 
 A secret is looked for as encoders usually write it. ``h\u0075nter2``, ``a\/b``, ``%68unter2`` and ``a&amp;b`` are
-read back by any decoder, too, and a model may write them.
+read back by any decoder, too, and a model may write them. So is base64 that is wrapped in lines.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ __all__ = ["Reading", "ends_in_escape", "has_escapes", "read_plain"]
 _UNUSUAL = re.compile(r"\\[ux/]|%[0-9A-Fa-f]{2}|&(?:amp|lt|gt|quot|apos|#)")
 """One of these is in every text that hides what it says from a search for the usual forms."""
 
+_WRAPPED = re.compile(r"\n(?:(?<=[A-Za-z0-9+/]{60}\n)|(?<=[A-Za-z0-9+/]{60}\r\n))")
+_WRAPPED_IN_JSON = re.compile(r"\\n(?:(?<=[A-Za-z0-9+/]{60}\\n)|(?<=[A-Za-z0-9+/]{60}\\r\\n))")
+"""The end of a line of base64, which most encoders make 64 or 76 characters long."""
+
 _ESCAPE = re.compile(
-    rb"\\+u([dD][89abAB][0-9a-fA-F]{2})\\+u([dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"\n(?<=[A-Za-z0-9+/]{60}\n)|\r\n(?<=[A-Za-z0-9+/]{60}\r\n)"
+    rb"|\\n(?<=[A-Za-z0-9+/]{60}\\n)|\\r\\n(?<=[A-Za-z0-9+/]{60}\\r\\n)"
+    rb"|\\+u([dD][89abAB][0-9a-fA-F]{2})\\+u([dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|\\+u([0-9a-fA-F]{4})|\\+x([0-9a-fA-F]{2})|\\+(.?)"
     rb"|%(?:25)*([0-9a-fA-F]{2})"
     rb"|&(?:amp;)*(?:#0*([0-9]{1,7})|#[xX]0*([0-9a-fA-F]{1,6})|(amp|lt|gt|quot|apos));",
@@ -29,7 +35,9 @@ _LONGEST = 24  # characters of an escape that is not finished
 
 def has_escapes(text: str) -> bool:
     """Whether a text may say something in an unusual form."""
-    return _has_signs(text) and _UNUSUAL.search(text) is not None
+    if _has_signs(text) and (_UNUSUAL.search(text) is not None or _WRAPPED_IN_JSON.search(text) is not None):
+        return True
+    return _WRAPPED.search(text) is not None
 
 
 def _has_signs(text: str) -> bool:
@@ -58,7 +66,7 @@ def _plain(found: re.Match[bytes]) -> bytes:
     if unit or decimal or number:
         code = int(unit or number, 16) if unit or number else int(decimal)
         return chr(code).encode("utf-8", "surrogatepass") if code <= 0x10FFFF else found[0]
-    return _SIMPLE.get(other, other)
+    return b"" if other is None else _SIMPLE.get(other, other)
 
 
 class Reading:

@@ -261,7 +261,16 @@ def _escaped(texts: Iterable[str]) -> set[str]:
 
 def _as_digits(data: bytes) -> set[str]:
     """Data in base16, and in base64 wherever it begins in three bytes."""
-    forms = {data.hex(), data.hex().upper()}
+    return {data.hex(), data.hex().upper()} | _base64_forms(data)
+
+
+def _as_base64(text: str) -> set[str]:
+    """A text in base64, wherever it begins in three bytes."""
+    return _base64_forms(text.encode("utf-8", "surrogatepass"))
+
+
+def _base64_forms(data: bytes) -> set[str]:
+    forms: set[str] = set()
     for shift, skipped in ((0, 0), (1, 2), (2, 3)):
         shifted = bytes(shift) + data
         whole = len(shifted) * 8 // 6
@@ -363,7 +372,8 @@ class Withholder:
             return
         new = [form for form in _encodings(value) if form not in self._forms]
         self._forms |= dict.fromkeys([value, *new])
-        looked_for = (value, *_long_lines(value), *(form for form in new if "/" in form))
+        encoded = _as_base64(value) if len(value) >= _MIN_ENCODED_LENGTH else ()
+        looked_for = (value, *_long_lines(value), *encoded, *(form for form in new if "/" in form))
         self._readings |= {plain for plain in map(read_plain, looked_for) if len(plain) >= _MIN_ENCODED_LENGTH}
         self._indexes = []
         self._signs += {json.dumps(form, ensure_ascii=False)[1:-1] for form in new}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
+import re
 from urllib.parse import quote, unquote
 
 import pytest
@@ -11,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.loop.escapes import Reading, has_escapes, read_plain
+from agentfsm.loop.keys import Keyring
+from agentfsm.loop.withholding import SecretOpener, Withholder
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,34 @@ from agentfsm.loop.escapes import Reading, has_escapes, read_plain
 def test_what_a_decoder_reads(text: str, plain: str) -> None:
     assert read_plain(text) == plain.encode()
     assert has_escapes(text) == (text != plain)
+
+
+@pytest.mark.parametrize("width", [64, 76])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("before", range(0, 120, 7))
+def test_a_secret_in_base64_that_is_wrapped_in_lines_is_withheld_and_comes_back(
+    before: int, end: str, width: int
+) -> None:
+    secret = "cn-3f9ab77d0e12c4"
+    encoded = base64.b64encode(b"x" * before + secret.encode() + b"y" * 90).decode()
+    text = f"file:{end}" + end.join(encoded[at : at + width] for at in range(0, len(encoded), width)) + f"{end}done"
+    keyring = Keyring(b"of the tests")
+    withholder = Withholder(keyring.current, [secret])
+    for written in (text, json.dumps({"a": text})):
+        assert withholder.may_occur(written)
+    cleaned = withholder.clean_text(text)
+    for part in re.split(r"\[sealed [^]]+\]", cleaned.removeprefix("file:").removesuffix("done")):
+        letters = "".join(part.split())
+        for at in range(4):  # wherever a group of four letters begins
+            left = base64.b64decode(letters[at:][: (len(letters) - at) // 4 * 4])
+            assert not any(secret[n : n + 5].encode() in left for n in range(len(secret) - 4))
+    assert SecretOpener(keyring).open(cleaned) == text
+
+
+def test_lines_of_an_ordinary_text_are_not_joined() -> None:
+    text = "one two three\n" * 20 + "a" * 59 + "\n" + "b" * 20 + "\n"
+    assert not has_escapes(text)
+    assert read_plain(text) == text.encode()
 
 
 def hidden(text: str, ways: list[int]) -> str:
