@@ -12,7 +12,7 @@ from agentfsm.lazy_imports import lazy_exports
 if TYPE_CHECKING:
     from agentfsm.loop.detectors import Example, detector
     from agentfsm.testing.evaluation import Case, CaseAttempt, Evaluation, evaluate
-    from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, ScriptExhaustedError, call
+    from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, ScriptEntry, ScriptExhaustedError, call
     from agentfsm.testing.guard_examples import GuardExamples
     from agentfsm.testing.guard_priority import (
         GuardConflict,
@@ -68,6 +68,7 @@ __all__ = [
     "RecordingModel",
     "ReviewedPaths",
     "Scenario",
+    "ScriptEntry",
     "ScriptExhaustedError",
     "ScriptedModel",
     "SideEvent",
@@ -94,7 +95,7 @@ if not TYPE_CHECKING:
         {
             "agentfsm.loop.detectors": "Example detector",
             "agentfsm.testing.evaluation": "Case CaseAttempt Evaluation evaluate",
-            "agentfsm.testing.fakes": "FakeClock RecordingModel ScriptExhaustedError ScriptedModel call",
+            "agentfsm.testing.fakes": "FakeClock RecordingModel ScriptEntry ScriptExhaustedError ScriptedModel call",
             "agentfsm.testing.guard_examples": "GuardExamples",
             "agentfsm.testing.guard_priority": "GuardConflict check_priority check_priority_async guard_conflicts",
             "agentfsm.testing.path_runner": (

@@ -11,7 +11,7 @@ from agentfsm.errors import ProviderError
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
 from agentfsm.loop.model import Model, ModelRequest
 
-__all__ = ["FakeClock", "RecordingModel", "ScriptExhaustedError", "ScriptedModel", "call"]
+__all__ = ["FakeClock", "RecordingModel", "ScriptEntry", "ScriptExhaustedError", "ScriptedModel", "call"]
 
 
 class FakeClock:
@@ -65,6 +65,7 @@ def call(tool: str, _id: str = "", /, **arguments: Any) -> ToolCall:
 ScriptEntry = (
     str | ToolCall | Sequence[ToolCall] | Message | Reply | BaseException | type[BaseException] | Callable[..., Any]
 )
+"""An entry of a script."""
 
 
 class ScriptedModel:
