@@ -21,6 +21,7 @@ from agentfsm import (
     ConfigurationError,
     DefaultPolicy,
     Deny,
+    Failure,
     FailureKind,
     FileReplayGuard,
     GraphError,
@@ -34,6 +35,7 @@ from agentfsm import (
     Role,
     RunError,
     RunResult,
+    RunState,
     StateSpec,
     SuspensionExpiredError,
     SuspensionFormatError,
@@ -602,10 +604,32 @@ def publish(text: str) -> str:
     return text
 
 
+def is_plain_text(run: RunState) -> Failure | None:
+    """A reply without a call, as a user's own row judges it."""
+    return None if run.batch else Failure(kind=FailureKind.no_progress, explanation="it calls nothing")
+
+
 def test_a_preset_in_which_no_reply_can_end_a_run_is_refused_when_the_agent_is_built():
     silent = Preset("silent", Behavior(text_is_answer=False))
     with pytest.raises(ConfigurationError, match=r"no reply could end a run.*ends_run=True"):
         scripted_agent("done", preset=silent, tools=[explode])
     assert scripted_agent("done", preset=silent, tools=[publish])
     assert scripted_agent("done", preset=Preset("control", Behavior(text_is_answer=False, control_tools=True)))
-    assert scripted_agent("done", preset=Preset("envelopes", Behavior(text_is_answer=False, envelope=True)))
+    envelopes = Preset("envelopes", Behavior(text_is_answer=False, envelope=True))
+    with pytest.raises(ConfigurationError, match=r"no reply could end a run.*ends_run=True"):
+        scripted_agent("done", preset=envelopes)
+    assert scripted_agent("done", preset=envelopes, tools=[publish])
+
+
+@pytest.mark.parametrize("name", ["feedback", "strict", "breaker"])
+def test_a_graph_that_would_end_runs_with_a_text_that_is_no_answer_is_refused(name):
+    preset = PRESETS[name]
+    switches = {"text_is_answer": False, "control_tools": True, "missing_call": "no_progress"}
+    silent = replace(preset, behavior=preset.behavior.model_copy(update=switches))
+    with pytest.raises(ConfigurationError, match=r"'post_llm'.*completed: add the row no_progress"):
+        scripted_agent("done", preset=silent)
+    assert scripted_agent("done", preset=silent, graph=LOOP)
+    judged = LOOP.without("post_llm.no_progress").with_detector("post_llm", is_plain_text, before="tool_calls")
+    assert scripted_agent("done", preset=silent, graph=judged)
+    malformed = replace(silent, behavior=silent.behavior.model_copy(update={"missing_call": "malformed"}))
+    assert scripted_agent("done", preset=malformed)

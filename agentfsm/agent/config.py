@@ -16,11 +16,12 @@ from agentfsm.agent.agent_options import AgentOptions, has_methods, validate_typ
 from agentfsm.agent.pinned_approvals import pin_approvals
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.canonical_json import canonical_json
+from agentfsm.loop.detectors import no_progress
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior, check_counter_limits
 from agentfsm.loop.history import HistoryPolicy, KeepAll, Summarize, policy_to_json
 from agentfsm.loop.json_envelope import envelope_instructions
 from agentfsm.loop.model import Model, secrets_of
-from agentfsm.loop.outcomes import RUN_CALLS
+from agentfsm.loop.outcomes import PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.prompts import tool_notes
 from agentfsm.loop.reply_secrets import ReplySecrets
@@ -68,11 +69,11 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     output_type = _plain_type(options.output_type)
     plain, toolsets = split_tools(options.tools)
     tools = _collect_tools([*plain, *declared_tools(toolsets)], behavior, output_type)
-    _check_ending(behavior, tools)
     own_graph, needs_votes = options.graph, any(t.may_need_votes for t in tools.values())
     model = resolve_model(model)
     counting = own_graph or (with_votes(preset.graph) if needs_votes else preset.graph)
     graph = check_agent_graph(_with_history(counting, options.history), tools)
+    _check_ending(behavior, tools, graph)
     earlier = {each.fingerprint for each in (preset.graph, counting)} - {graph.fingerprint}
     former = preset.former_graphs | earlier
     specs = tuple(t.spec for t in tools.values())
@@ -131,8 +132,7 @@ def _with_tools(config: AgentConfig, chosen: Iterable[Tool]) -> AgentConfig:
     """
     declared = {each.name for each in declared_tools(config.toolsets)}
     tools = tools_by_name([*(each for name, each in config.tools.items() if name not in declared), *chosen])
-    _check_ending(config.behavior, tools)
-    check_agent_graph(config.machine.graph, tools)
+    _check_ending(config.behavior, tools, check_agent_graph(config.machine.graph, tools))
     open_withholder = _withholder_factory(config.host, tools, config.model)
     prompt = partial(_system_prompt, config.own_instructions, config.behavior)
     added = config.instructions.removeprefix(prompt(config.tools, config.output_schema))
@@ -410,17 +410,36 @@ def _collect_tools(tools: Iterable[Callable[..., Any]], behavior: Behavior, outp
     return {**{name: each for name, each in own.items() if name not in given}, **chosen}
 
 
-def _check_ending(behavior: Behavior, tools: Mapping[str, Tool]) -> None:
-    """Check that some reply of the model can end a run.
+def _check_ending(behavior: Behavior, tools: Mapping[str, Tool], graph: Graph) -> None:
+    """Check that some reply of the model can end a run, and that none does that is no answer.
 
     Raises:
-        ConfigurationError: Text is no answer, and no tool ends a run.
+        ConfigurationError: Text is no answer, and no tool ends a run, or the graph would end a run with a text.
     """
-    answers = behavior.text_is_answer or behavior.envelope
-    if not answers and not any(t.ends_run or t.control in ("done", "unable") for t in tools.values()):
+    if behavior.text_is_answer:
+        return
+    if not any(t.ends_run or t.control in ("done", "unable") for t in tools.values()):
         raise ConfigurationError(
             "no reply could end a run: text is not an answer (text_is_answer=False), and no tool ends one. Add "
             "return_done or a tool made with @tool(ends_run=True), or set control_tools=True"
+        )
+    for state in graph.states:
+        if behavior.missing_call == "no_progress" and state.effect is PARSE_REPLY:
+            _check_row_for_texts(graph, state.name)
+
+
+def _check_row_for_texts(graph: Graph, state: str) -> None:
+    """Check that a row judges replies without a call: that of ``LOOP``, or one of the user's.
+
+    Raises:
+        ConfigurationError: None does, and the last row ends the run as completed.
+    """
+    *rows, last = graph.rows(state)
+    if last.ends == "completed" and not any(r.guard is no_progress or r.guard not in BUILT_IN_GUARDS for r in rows):
+        raise ConfigurationError(
+            f"text is not an answer (text_is_answer=False), and no row of {str(state)!r} acts on a reply without a "
+            "call, so it would end the run as completed: add the row no_progress of LOOP to the graph, or set "
+            "missing_call='malformed'"
         )
 
 
