@@ -110,9 +110,9 @@ def _parse_name(name: str, base_url: str | None) -> tuple[Provider, str]:
 def _suggestion(text: str) -> str:
     """A sentence that suggests a similar name."""
     before, colon, model = text.partition(":")
-    near = _OTHER_NAMES.get(before.lower()) or tuple(get_close_matches(before.lower(), PROVIDERS, n=1))
-    if colon and near:
-        return f" Did you mean {' or '.join(f'{each}:{_shorten(model, quote=False)}' for each in near)}?"
+    meant = _OTHER_NAMES.get(before.lower()) or get_close_matches(before.lower(), PROVIDERS, n=1)
+    if colon and meant:
+        return f" Did you mean {' or '.join(f'{each}:{_shorten(model, quote=False)}' for each in meant)}?"
     stems = {stem: row.name for row in reversed(PROVIDERS.values()) for stem in (row.example, *row.bare_patterns)}
     if not colon and (near := get_close_matches(text.lower(), stems, n=1, cutoff=0.5)):
         row = PROVIDERS[stems[near[0]]]

@@ -394,7 +394,7 @@ def _mended(error: ValidationError, strays: list[str] | None) -> SessionMessage 
         if strays is not None and len(strays) < _KEPT_STRAYS and (line := _printable(inputs[0][:_MAX_LINE_CHARS])):
             strays.append(line)
         return None
-    answer = next((as_object(each) for each in inputs if isinstance(each, dict) and "id" in each), {})
+    answer = next((found for found in map(as_object, inputs) if "id" in found), as_object(None))
     if "method" in answer or not isinstance(answer.get("id"), int | str):
         return None
     said: object = answer.get("error")
