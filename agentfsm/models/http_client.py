@@ -7,6 +7,7 @@ in bounded chunks. Every wait has a timeout, so no server can hold a call past i
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import ssl
@@ -544,6 +545,7 @@ _NO_TLS_REASONS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST
 def _no_connection(errors: CallErrors, error: httpx.ConnectError, *, proxied: bool) -> ModelError:
     """The error for a connection that was not made; a retry changes neither a certificate nor a name."""
     cause: BaseException | None = error
+    why = str(error)
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return errors.untrusted_certificate(cause.verify_message)
@@ -551,5 +553,7 @@ def _no_connection(errors: CallErrors, error: httpx.ConnectError, *, proxied: bo
             return errors.no_tls()
         if isinstance(cause, socket.gaierror) and not proxied and cause.errno in _UNKNOWN_HOST_CODES:
             return errors.unknown_host()
+        if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+            why = os.strerror(cause.errno)  # httpx itself only says that all attempts failed
         cause = cause.__cause__ or cause.__context__
-    return errors.proxy_failed(str(error)) if proxied else errors.unreachable(str(error))
+    return errors.proxy_failed(why) if proxied else errors.unreachable(why)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from pydantic import SecretStr
 
-from agentfsm.errors import ProviderError, TransientProviderError
+from agentfsm.errors import ConfigurationError, ProviderError, TransientProviderError
 from agentfsm.loop.messages import FinishReason, Reply, Role
 from agentfsm.loop.model import KeepAlive, ModelRequest, StreamChunk
 from agentfsm.models.error_mapping import CallErrors
@@ -102,6 +102,8 @@ class HttpModel(WithSettings):
         self.model = model
         self.settings = self._validate_settings(settings or ModelSettings())
         self._endpoint = self._resolve_endpoint(provider or self._default_provider, base_url, api_key)
+        if self._endpoint.base_url.endswith(self._path()):
+            raise ConfigurationError(f"base_url ends with {self._path()}, which is added to it: leave that out")
         self._errors = CallErrors(model, self._endpoint)
         self._sends_files = self._default_files or (self._known_row is not None and self._known_row.files)
         row = self._endpoint.provider

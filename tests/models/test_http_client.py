@@ -428,6 +428,19 @@ def test_an_unreachable_server_is_transient_and_named(wire: str) -> None:
     assert isinstance(error, TransientProviderError)
     assert url.removesuffix("/v1") in str(error)
     assert "running" in str(error)
+    assert str(error).endswith("(Connection refused)")
+
+
+@pytest.mark.parametrize(
+    ("wire", "path"),
+    [
+        *(("openai", "/v1/chat/completions"), ("responses", "/v1/responses/"), ("anthropic", "/v1/messages")),
+        ("ollama", "/api/chat"),
+    ],
+)
+def test_an_address_that_names_the_whole_path_is_rejected_with_the_part_to_leave_out(wire: str, path: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"base_url ends with /.*, which is added to it: leave that out"):
+        build_model(wire, base_url=f"http://127.0.0.1:9{path}")
 
 
 @pytest.mark.parametrize(
