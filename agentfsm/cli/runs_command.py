@@ -203,6 +203,8 @@ def _run_line(info: RunInfo, request: StoredRequest | str, sent: Sequence[str]) 
     elif request:
         expired = "expired  " if isinstance(request, StoredRequest) and request.has_expired(time.time()) else ""
         doing = f"{expired}{_deadlines(request).strip()}  {shorten(request, 200)}".strip()
+    elif info.waiting_for is not None and info.waiting_for.kind == "worker":
+        doing = "waits for a worker"
     prompt = f'"{shorten(info.prompt, 60)}"' if info.prompt else ""
     parts = (f"{info.status:<9}", started, took, cost, prompt, doing, *sent)
     run_id = str(info.run_id)  # in a changed file it may have any type

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pydantic import SecretStr
 
-from agentfsm import Actor, ConfigurationError, JournalError, MemoryStore, RunError, RunQuery, Runs
+from agentfsm import Actor, ConfigurationError, JournalError, MemoryStore, RunError, RunQuery, Runs, SqliteStore
+from agentfsm.cli.app import app
 from agentfsm.journal.run_info import WaitingFor
 from agentfsm.loop.keys import Keyring
 from agentfsm.workers.submission import Submission, open_submission, seal_submission, submit
@@ -92,6 +95,17 @@ def test_a_submitted_run_is_listed_until_it_begins() -> None:
         assert open_submission(activation.request, run_id, KEYS) == GIVEN
 
     asyncio.run(scenario())
+
+
+def test_the_command_line_says_that_a_submitted_run_waits_for_a_worker(tmp_path: Path) -> None:
+    async def scenario() -> str:
+        async with SqliteStore(tmp_path / "runs.db") as store:
+            return await submit(store, Recorded(), KEYS, GIVEN)  # type: ignore[arg-type]
+
+    run_id = asyncio.run(scenario())
+    (line,) = CliRunner().invoke(app, ["runs", "--store", str(tmp_path / "runs.db")]).output.splitlines()
+    assert line.startswith(f"{run_id}  suspended  ")
+    assert line.endswith("  waits for a worker")
 
 
 def test_the_same_idempotency_key_is_the_same_run_of_that_agent() -> None:
