@@ -72,6 +72,20 @@ def test_a_run_continues_where_the_last_one_ended_with_and_without_a_message():
     assert sent(model) == [*begins, ("assistant", "Ann."), ("user", "Continue.")]
 
 
+def test_a_session_that_waits_is_answered_without_an_event_loop_and_refuses_inside_one():
+    agent, _ = agent_of(call("pay", usd=5), "Paid.", tools=[pay])
+    session = agent.session("ann")
+    waiting = session.run_sync("Pay 5.")
+    assert session.resume_sync(Allow(), to=waiting.outcome.digest).output == "Paid."
+
+    async def inside() -> None:
+        for method, work in (("run", lambda: session.run_sync("x")), ("resume", lambda: session.resume_sync(Allow()))):
+            with pytest.raises(RunError, match=rf"{method}_sync cannot be .* use 'await session.{method}\(\.\.\.\)'"):
+                work()
+
+    asyncio.run(inside())
+
+
 def test_another_agent_continues_with_its_own_instructions():
     store = MemoryStore()
     one, _ = agent_of("a", store=store, instructions="One.")

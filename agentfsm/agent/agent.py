@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from agentfsm.errors import RunError
-
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
@@ -248,9 +246,10 @@ class Agent(Generic[AgentDeps, Output]):
         Raises:
             RunError: An event loop is running in this thread, as in a notebook; await ``agent.run`` there.
         """
-        _check_no_loop("run_sync", "agent.run")
-        return _complete(
-            self.run(
+        from agentfsm.runtime.run import run_in_new_loop
+
+        def create() -> Run[AgentDeps, Output]:
+            return self.run(
                 prompt,
                 deps=deps,
                 message_history=message_history,
@@ -261,7 +260,8 @@ class Agent(Generic[AgentDeps, Output]):
                 metadata=metadata,
                 options=options,
             )
-        )
+
+        return run_in_new_loop(create, "run_sync", "agent.run")
 
     def session(self, session_id: str, *, history: HistoryPolicy | None = None) -> Session[AgentDeps, Output]:
         """A conversation in the host's store: each of its runs continues where the last one ended, in any process.
@@ -297,8 +297,11 @@ class Agent(Generic[AgentDeps, Output]):
         Raises:
             RunError: An event loop is running in this thread, as in a notebook; await ``agent.resume`` there.
         """
-        _check_no_loop("resume_sync", "agent.resume")
-        return _complete(self.resume(record, reply, to=to, by=by, deps=deps, model=model))
+        from agentfsm.runtime.run import run_in_new_loop
+
+        return run_in_new_loop(
+            lambda: self.resume(record, reply, to=to, by=by, deps=deps, model=model), "resume_sync", "agent.resume"
+        )
 
     def resume(
         self,
@@ -472,23 +475,3 @@ class Agent(Generic[AgentDeps, Output]):
 
     def __repr__(self) -> str:
         return f"Agent({self._config.model.name!r}, tools={sorted(self._config.tools)}, graph={self.graph.name!r})"
-
-
-def _check_no_loop(method: str, instead: str) -> None:
-    import asyncio
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise RunError(f"{method} cannot be used inside a running event loop: use 'await {instead}(...)' there")
-
-
-def _complete(run: Run[Any, Output]) -> RunResult[Output]:
-    """The result of a run, in a new event loop."""
-    import asyncio
-
-    async def result() -> RunResult[Output]:
-        return await run
-
-    return asyncio.run(result())

@@ -6,7 +6,6 @@ of the run before, and a store accepts an id once, so of two runs that want to c
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.recorder import JournalSink, ResumePoint
 from agentfsm.runtime.result import RunResult
-from agentfsm.runtime.run import Run, check_prompt, new_run, normalize_history, stored_run
+from agentfsm.runtime.run import Run, check_prompt, new_run, normalize_history, run_in_new_loop, stored_run
 from agentfsm.runtime.run_context import AgentDeps, Output, check_deps
 
 if TYPE_CHECKING:
@@ -136,17 +135,11 @@ class Session(Generic[AgentDeps, Output]):
         Raises:
             RunError: An event loop is running in this thread, as in a notebook; await ``session.run`` there.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
-            raise RunError("run_sync cannot be used inside a running event loop: use 'await session.run(...)' there")
-
-        async def result() -> RunResult[Output]:
-            return await self.run(prompt, deps=deps, actor=actor, tags=tags, metadata=metadata, options=options)
-
-        return asyncio.run(result())
+        return run_in_new_loop(
+            lambda: self.run(prompt, deps=deps, actor=actor, tags=tags, metadata=metadata, options=options),
+            "run_sync",
+            "session.run",
+        )
 
     def resume(
         self,
@@ -166,6 +159,26 @@ class Session(Generic[AgentDeps, Output]):
         """
         request = ResumeRequest(reply, to, by, deps, model)
         return self._continue(lambda run_id: load_resumed(self._config, run_id, request), deps)
+
+    def resume_sync(
+        self,
+        reply: HumanInput | None = None,
+        *,
+        to: str | None = None,
+        by: Any = None,
+        deps: AgentDeps | None = None,
+        model: Model | None = None,
+    ) -> RunResult[Output]:
+        """Resume the last run to its end and return the result, from code that has no running event loop.
+
+        The arguments and the other errors are those of ``resume``.
+
+        Raises:
+            RunError: An event loop is running in this thread, as in a notebook; await ``session.resume`` there.
+        """
+        return run_in_new_loop(
+            lambda: self.resume(reply, to=to, by=by, deps=deps, model=model), "resume_sync", "session.resume"
+        )
 
     def dismiss(self, reason: str = "dismissed", *, by: Any = None) -> Run[AgentDeps, Output]:
         """End the last run, which waits for a person or was interrupted, without a reply; the session can go on then.

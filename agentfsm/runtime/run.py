@@ -38,6 +38,7 @@ __all__ = [
     "live_state",
     "new_run",
     "normalize_history",
+    "run_in_new_loop",
     "send_events",
     "start_run",
     "stored_run",
@@ -473,6 +474,30 @@ async def _await_step(step: asyncio.Task[None]) -> None:
     except asyncio.CancelledError:
         if being_cancelled():
             raise  # otherwise the cancellation was for another task, which was waiting for this step
+
+
+def run_in_new_loop(create: Callable[[], Run[Any, Output]], method: str, instead: str) -> RunResult[Output]:
+    """The result of a run, which begins and ends in an event loop of its own.
+
+    Args:
+        create: Creates or resumes the run.
+        method: What was called, for the error.
+        instead: What is awaited where a loop is running.
+
+    Raises:
+        RunError: An event loop is running in this thread.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise RunError(f"{method} cannot be used inside a running event loop: use 'await {instead}(...)' there")
+
+    async def result() -> RunResult[Output]:
+        return await create()
+
+    return asyncio.run(result())
 
 
 def stored_run(config: AgentConfig, run_id: str, load: LoadRun, deps: Any = None) -> Run[Any, Any]:
