@@ -622,7 +622,7 @@ def test_a_preset_in_which_no_reply_can_end_a_run_is_refused_when_the_agent_is_b
 
 
 @pytest.mark.parametrize("name", ["feedback", "strict", "breaker"])
-def test_a_graph_that_would_end_runs_with_a_text_that_is_no_answer_is_refused(name):
+def test_a_preset_that_would_end_runs_with_a_text_that_is_no_answer_is_refused(name):
     preset = PRESETS[name]
     switches = {"text_is_answer": False, "control_tools": True, "missing_call": "no_progress"}
     silent = replace(preset, behavior=preset.behavior.model_copy(update=switches))
@@ -630,6 +630,7 @@ def test_a_graph_that_would_end_runs_with_a_text_that_is_no_answer_is_refused(na
         scripted_agent("done", preset=silent)
     assert scripted_agent("done", preset=silent, graph=LOOP)
     judged = LOOP.without("post_llm.no_progress").with_detector("post_llm", is_plain_text, before="tool_calls")
-    assert scripted_agent("done", preset=silent, graph=judged)
+    assert scripted_agent("done", preset=replace(silent, graph=judged))
+    assert scripted_agent("done", preset=silent, graph=preset.graph)  # given on purpose
     malformed = replace(silent, behavior=silent.behavior.model_copy(update={"missing_call": "malformed"}))
     assert scripted_agent("done", preset=malformed)

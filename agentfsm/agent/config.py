@@ -73,7 +73,9 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     model = resolve_model(model)
     counting = own_graph or (with_votes(preset.graph) if needs_votes else preset.graph)
     graph = check_agent_graph(_with_history(counting, options.history), tools)
-    _check_ending(behavior, tools, graph)
+    _check_ending(behavior, tools)
+    if own_graph is None:  # whoever gives another one has decided what its rows do with a text
+        _check_rows_for_texts(behavior, graph)
     earlier = {each.fingerprint for each in (preset.graph, counting)} - {graph.fingerprint}
     former = preset.former_graphs | earlier
     specs = tuple(t.spec for t in tools.values())
@@ -132,7 +134,8 @@ def _with_tools(config: AgentConfig, chosen: Iterable[Tool]) -> AgentConfig:
     """
     declared = {each.name for each in declared_tools(config.toolsets)}
     tools = tools_by_name([*(each for name, each in config.tools.items() if name not in declared), *chosen])
-    _check_ending(config.behavior, tools, check_agent_graph(config.machine.graph, tools))
+    _check_ending(config.behavior, tools)
+    check_agent_graph(config.machine.graph, tools)
     open_withholder = _withholder_factory(config.host, tools, config.model)
     prompt = partial(_system_prompt, config.own_instructions, config.behavior)
     added = config.instructions.removeprefix(prompt(config.tools, config.output_schema))
@@ -410,37 +413,38 @@ def _collect_tools(tools: Iterable[Callable[..., Any]], behavior: Behavior, outp
     return {**{name: each for name, each in own.items() if name not in given}, **chosen}
 
 
-def _check_ending(behavior: Behavior, tools: Mapping[str, Tool], graph: Graph) -> None:
-    """Check that some reply of the model can end a run, and that none does that is no answer.
+def _check_ending(behavior: Behavior, tools: Mapping[str, Tool]) -> None:
+    """Check that some reply of the model can end a run.
 
     Raises:
-        ConfigurationError: Text is no answer, and no tool ends a run, or the graph would end a run with a text.
+        ConfigurationError: Text is no answer, and no tool ends a run.
     """
-    if behavior.text_is_answer:
-        return
-    if not any(t.ends_run or t.control in ("done", "unable") for t in tools.values()):
+    if not behavior.text_is_answer and not any(t.ends_run or t.control in ("done", "unable") for t in tools.values()):
         raise ConfigurationError(
             "no reply could end a run: text is not an answer (text_is_answer=False), and no tool ends one. Add "
             "return_done or a tool made with @tool(ends_run=True), or set control_tools=True"
         )
-    for state in graph.states:
-        if behavior.missing_call == "no_progress" and state.effect is PARSE_REPLY:
-            _check_row_for_texts(graph, state.name)
 
 
-def _check_row_for_texts(graph: Graph, state: str) -> None:
-    """Check that a row judges replies without a call: that of ``LOOP``, or one of the user's.
+def _check_rows_for_texts(behavior: Behavior, graph: Graph) -> None:
+    """Check that a preset's graph does not end a run with a text that its behavior takes for no answer.
 
     Raises:
-        ConfigurationError: None does, and the last row ends the run as completed.
+        ConfigurationError: No row judges replies without a call, and the last one ends the run as completed.
     """
-    *rows, last = graph.rows(state)
-    if last.ends == "completed" and not any(r.guard is no_progress or r.guard not in BUILT_IN_GUARDS for r in rows):
-        raise ConfigurationError(
-            f"text is not an answer (text_is_answer=False), and no row of {str(state)!r} acts on a reply without a "
-            "call, so it would end the run as completed: add the row no_progress of LOOP to the graph, or set "
-            "missing_call='malformed'"
-        )
+    if behavior.text_is_answer or behavior.missing_call == "malformed":
+        return
+    for state in graph.states:
+        if state.effect is not PARSE_REPLY:
+            continue
+        *rows, last = graph.rows(state.name)
+        judged = any(row.guard is no_progress or row.guard not in BUILT_IN_GUARDS for row in rows)
+        if last.ends == "completed" and not judged:
+            raise ConfigurationError(
+                f"text is not an answer (text_is_answer=False), and no row of {str(state.name)!r} acts on a reply "
+                "without a call, so it would end the run as completed: add the row no_progress of LOOP to the preset's "
+                "graph, or set missing_call='malformed'"
+            )
 
 
 def _system_prompt(
