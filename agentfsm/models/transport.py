@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from dataclasses import dataclass
 from functools import cache
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -159,6 +160,9 @@ class ClientPool:
                 verify=self._verify or _ssl_context(),
                 proxy=None if self._proxy is None else self._proxy.get_secret_value(),
                 limits=_LIMITS,
+                cookies=CookieJar(
+                    DefaultCookiePolicy(allowed_domains=())
+                ),  # one run's would be sent with another's call
             )
             self._clients[loop] = pooled = PooledClient(client, _close_on_loop_shutdown(client))
             await anext(pooled.lifetime)

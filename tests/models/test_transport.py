@@ -21,7 +21,7 @@ from tests.helpers.company_network import (  # noqa: F401  # importing registers
     authenticating_proxy,
     certificate_authority,
 )
-from tests.helpers.model_clients import GOOD_BODIES, REQUEST, WIRES
+from tests.helpers.model_clients import GOOD_BODIES, REQUEST, WIRES, build_model
 from tests.helpers.recording_server import Call, good_server
 
 PROVIDER = {"openai": "openai", "responses": "openai-responses", "anthropic": "anthropic", "ollama": "ollama"}
@@ -215,3 +215,25 @@ def test_a_proxy_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
         assert "ollama serve" not in str(error)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     assert "ollama serve" in str(failure(resolve("ollama:m", base_url="http://127.0.0.1:9/v1")))
+
+
+# -- cookies -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_cookie_that_a_server_sets_is_not_sent_with_another_call(wire: str) -> None:
+    """The calls of a model are those of many runs, perhaps of several people."""
+    sent: list[str | None] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        sent.append(request.headers.get("cookie"))
+        return httpx.Response(200, json=GOOD_BODIES[wire], headers={"set-cookie": "session=ann; Path=/"})
+
+    model = build_model(wire, respond)
+
+    async def twice() -> None:
+        await model.reply(REQUEST)
+        await model.reply(REQUEST)
+
+    asyncio.run(twice())
+    assert sent == [None, None]
