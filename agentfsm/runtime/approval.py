@@ -24,6 +24,7 @@ from agentfsm.loop.state import CallState
 from agentfsm.machine.graph import State
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, Hook, HookContext, HookDecision, SkipCall
+from agentfsm.runtime.host import Host
 from agentfsm.runtime.timeout import TimeLimitError, reraise_cancellation
 from agentfsm.runtime.tools import Tool
 
@@ -282,7 +283,7 @@ async def check_approval(
         return None
     rule = required if isinstance(required, Approval) else None
     same_tool = call_state.approved_tool == tool.digest
-    if call_state.approved and same_tool and _is_met(call_state, rule):
+    if call_state.approved and same_tool and _is_met(context.config.host, call_state.quorum, rule):
         return None
     question = question or f"May {call.name!r} run with these arguments?"
     if call_state.approved:
@@ -294,10 +295,13 @@ async def check_approval(
     return replace(request, quorum=Quorum(rule, context.run.requester, context.config.host.clock.time()))
 
 
-def _is_met(call_state: CallState, rule: Approval | None) -> bool:
+def _is_met(host: Host, quorum: Quorum | None, rule: Approval | None) -> bool:
+    """Whether those who approved a call are enough for its rule; a host that vouches for people believes no claims."""
     if rule is None or not rule.asks_who:
         return True
-    return call_state.quorum is not None and call_state.quorum.is_met(rule)
+    if quorum is not None and host.authenticate is not None:
+        quorum = replace(quorum, votes=tuple(actor for actor in quorum.votes if actor.verified))
+    return quorum is not None and quorum.is_met(rule)
 
 
 def _required_approval(context: Context, call: ToolCall, tool: Tool, arguments: Mapping[str, Any]) -> bool | Approval:

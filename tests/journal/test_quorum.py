@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -482,3 +483,20 @@ def test_whether_an_approved_call_ran_is_said_by_one_of_those_who_may_approve_it
             assert settled == 1
 
     asyncio.run(main())
+
+
+def test_a_vote_that_another_process_only_claims_does_not_count_for_a_host_that_authenticates() -> None:
+    d = Desk(Approval(n=2, roles=("manager",)))
+    d.ask()
+    d.reply(Allow(), replace(BOB, verified=True))  # as agentfsm resume --by bob --role manager does
+    d.host = replace(d.host, authenticate={"ann": ANN, "bob": BOB, "cy": CY}.get)
+    asked_again = d.reply(Allow(), "cy")
+    assert asked_again.quorum.votes == ()
+    assert "not by those who must approve it now" in asked_again.question
+    d.reply(Allow(), "cy")
+    assert d.paid == []
+    d.reply(Allow(), "bob")
+    assert d.paid == [5]
+    store = d.host.store
+    assert store is not None
+    assert verify("r", asyncio.run(store.records("r")), asyncio.run(store.head("r"))).code == GOOD
