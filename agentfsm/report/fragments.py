@@ -214,7 +214,9 @@ def decision_cells(decision: HumanDecision) -> list[Cell]:
         escape(decision.rule),
         f"request: record {decision.requested_seq}, {escape(decision.requested_hash[:12])}",
     ]
-    happened = _block(clip(decision.result, 400)) if decision.result else decision.came_to
+    happened = decision.came_to
+    if decision.result and not decision.is_counted:
+        happened = decision.vote + _block(clip(decision.result, 400))
     return [
         str(decision.seq),
         escape(format_time(decision.time)),
@@ -223,10 +225,10 @@ def decision_cells(decision: HumanDecision) -> list[Cell]:
         "".join(f"<div>{part}</div>" for part in request if part),
         happened,
         "<br>".join(
-            f"{what}: {_held(row)}"
+            f"{what} {_held(row)}"
             for what, row in (
-                ("asked", decision.asked_in),
-                ("counted" if decision.is_counted else "decided", decision.decided_in),
+                ("stopped by", decision.asked_in),
+                ("counted by" if decision.is_counted else "decided by", decision.decided_in),
             )
             if row is not None
         ),

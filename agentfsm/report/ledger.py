@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from agentfsm.errors import AgentfsmError
 from agentfsm.journal.records import Record, Redacted, SealedRecord, read_record
 from agentfsm.journal.rehydrate import RehydratedRun
-from agentfsm.loop.quorum import Actor
+from agentfsm.loop.quorum import APPROVING_REPLIES, Actor
 from agentfsm.loop.reducer import GIVEN_UP_TEXT
 from agentfsm.loop.stored_table import StoredTable, read_table
 
@@ -124,6 +124,7 @@ class HumanDecision:
             to be given.
         asked_in: The move that led to the request: its guard says why somebody was asked.
         decided_in: The move that was made on the answer.
+        vote: Which of the approvals it was that the call needed, as in ``vote 1 of 2``; empty unless it needed several.
     """
 
     seq: int
@@ -143,6 +144,7 @@ class HumanDecision:
     result: str = ""
     asked_in: LedgerRow | None = None
     decided_in: LedgerRow | None = None
+    vote: str = ""
 
     @property
     def is_counted(self) -> bool:
@@ -152,9 +154,8 @@ class HumanDecision:
     @property
     def came_to(self) -> str:
         """What came of it, in a few words; for a call that ran, its result."""
-        if self.is_counted:
-            return "counted as a vote; the run waited for more"
-        return self.result or ("has not run" if self.tool else "")
+        outcome = self.result or ("has not run" if self.tool else "")
+        return "; ".join(filter(None, (self.vote, "the run waited for more" if self.is_counted else outcome)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class TranscriptEntry:
 
 
 class FailureEntry(NamedTuple):
-    """A failure that the run met: where, of which kind, what it says, and what was done about it."""
+    """A failure that the run met: where, of which kind, what it says, what was done about it, and where that led."""
 
     seq: int
     state: str
@@ -522,7 +523,7 @@ class LedgerReader:
             explanation = text_of(failure.get("explanation", ""))
             self.failures.append(FailureEntry(record.seq, source, str(failure["kind"]), explanation, ""))
         if action and self.failures:
-            self.failures[-1] = self.failures[-1]._replace(action=action)
+            self.failures[-1] = self.failures[-1]._replace(action=f"{action}: to {row.target}")
         self._fold(kind, outcome, record)
 
     def _budgets(self) -> tuple[tuple[str, int | None], ...]:
@@ -578,6 +579,7 @@ class LedgerReader:
                 text_of(request.get("call_id") or ""),
                 asked_in=self.parked,
                 decided_in=self.moves[-1],
+                vote=_vote(request.get("quorum"), str(reply["kind"])),
             )
         )
         if reply.get("text"):
@@ -644,6 +646,15 @@ def _rule(quorum: Any) -> str:
     roles = f" by {' or '.join(text_of(role) for role in rule['roles'])}" if rule.get("roles") else ""
     other = ", not by the requester" if rule.get("not_requester") else ""
     return f"{rule.get('n', 1)} approval{'s' * (rule.get('n', 1) != 1)}{roles}{other}"
+
+
+def _vote(quorum: Any, answer: str) -> str:
+    """Which of the approvals that a call needs an answer is; empty for one that is none, or if one is enough."""
+    if not isinstance(quorum, dict) or answer not in APPROVING_REPLIES:
+        return ""
+    data = cast("Data", quorum)
+    needed = data.get("rule", {}).get("n", 1)
+    return f"vote {len(data.get('votes', ())) + 1} of {needed}" if needed > 1 else ""
 
 
 def text_of(value: Any) -> str:

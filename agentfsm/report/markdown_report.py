@@ -103,12 +103,13 @@ def _decisions(ledger: RunLedger) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- |"
     for decision in ledger.decisions[:MAX_LISTED]:
         who = code_span(clip(decision.by, MAX_CELL)) or "not recorded"
+        result = "" if decision.is_counted else code_span(clip(decision.result, MAX_CELL))
         cells = [
             format_time(decision.time),
             who if decision.verified or not decision.by else f"{who}, not verified",
             " ".join(filter(None, (f"**{code_span(decision.answer)}**", code_span(clip(decision.text, MAX_CELL))))),
             code_span(clip(f"{decision.tool} {decision.arguments or decision.question}".strip(), MAX_CELL)),
-            code_span(clip(decision.result, MAX_CELL)) or decision.came_to,
+            "; ".join(filter(None, (decision.vote, result))) if result else decision.came_to,
         ]
         yield f"| {' | '.join(cells)} |"
     if len(ledger.decisions) > MAX_LISTED:

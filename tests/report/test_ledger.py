@@ -71,6 +71,8 @@ def test_a_move_has_the_guards_that_were_asked_in_order_and_the_one_that_held() 
     assert busy.failure == "transient_provider: busy"
     assert ledger.moves[7].action == "retry, after 2 s"
     assert ledger.moves[7].seconds == 2.0
+    overloaded = next(each for each in ledger.failures if each.kind == "transient_provider")
+    assert overloaded.action == "retry, after 2 s: to pre_step"
     assert [row.target for row in ledger.moves[:-1]] == [row.source for row in ledger.moves[1:]]
     assert ledger.moves[-1].ends == "completed"
 
@@ -91,7 +93,10 @@ def test_two_votes_are_two_decisions_by_the_people_who_cast_them() -> None:
         ("cy (manager)", "allow", False, "transfer", '{"amount": 5}'),
     ]
     assert ledger.decisions[0].rule == "2 approvals by manager, not by the requester"
-    assert [d.came_to for d in ledger.decisions] == ["counted as a vote; the run waited for more", "done: sent 5"]
+    assert [d.came_to for d in ledger.decisions] == [
+        "vote 1 of 2; the run waited for more",
+        "vote 2 of 2; done: sent 5",
+    ]
     assert ledger.requester == "ann (manager)"
     requests = [each for each in ledger.records if each.kind == "run.suspended"]
     assert [d.requested_hash for d in ledger.decisions] == [each.hash for each in requests]

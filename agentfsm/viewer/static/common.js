@@ -174,10 +174,10 @@ const VERDICTS = {0: 'good', 1: 'bad', 3: 'open', 4: 'good'};
 /** What a verification found, as a badge; its words say what its color says. */
 export const verdictBadge = (report) => el('span', {className: `badge ${VERDICTS[report.code] ?? 'open'}`}, report.verdict);
 
-/** The same with what is wrong, the keys, and where it says what was not checked. */
+/** The same with what is wrong, the keys, and what was not checked. */
 export const verdict = (id, {keys, unchecked, ...report}) => [verdictBadge(report), ' ',
   report.seq === null ? '' : el('a', {href: runAddress(id, report.seq)}, `record ${report.seq}`), report.seq === null ? '' : ': ', report.reason && [said(report.reason), '; '],
-  keys.length ? ['sealed under key ', el('code', {}, said(keys.join(', ')))] : '', unchecked.length ? ['; ', el('a', {href: address('verification')}, 'not all is checked')] : ''].flat();
+  keys.length ? ['sealed under key ', el('code', {}, said(keys.join(', ')))] : '', unchecked.length ? ['. Not checked ', said(unchecked.join('; ')), ' ', el('a', {href: address('verification')}, '(verification)')] : ''].flat();
 
 /** The status of a run as a badge: it says in words what its color says. */
 export function statusBadge(run) {

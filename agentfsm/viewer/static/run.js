@@ -74,7 +74,7 @@ function summary(run, found, findings) {
     ['State', found.state && said(found.state)],
     ['Waits for', run.waiting && [words(run.waiting.kind), run.waiting.tool && [' ', said(run.waiting.tool)],
       run.waiting.roles.length ? ` by ${run.waiting.roles.join(' or ')}` : '', run.expires ? [' until ', time(run.expires)] : ''].flat(2)],
-    ['Started', time(run.started)],
+    ['Started', run.started === null ? '' : [time(run.started), ' UTC']],
     ['Last record', [time(run.updated), run.started === null ? '' : `, ${duration(Math.max(0, run.updated - run.started))} later`]],
     ['Cost', spent(run)],
     ['Model', run.model && said(run.model)],
