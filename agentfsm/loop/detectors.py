@@ -210,6 +210,7 @@ def context_overflow(run: RunState) -> Failure | None:
 # -- post_llm: the reply ------------------------------------------------------------------------------
 
 
+@silent_while("reply.finish_reason", FinishReason.STOP)
 @takes("output_truncated")
 def output_truncated(run: RunState) -> Failure | None:
     """The reply was truncated by its token limit."""
@@ -218,6 +219,8 @@ def output_truncated(run: RunState) -> Failure | None:
     return Failure(kind=FailureKind.output_truncated, explanation="the reply was truncated by its token limit")
 
 
+@silent_while("reply.finish_reason", FinishReason.STOP)
+@silent_while("reply.refusal", None)
 @takes("output_refused")
 def output_refused(run: RunState) -> Failure | None:
     """The model or a content filter refused; the text of the refusal is the blocker."""
@@ -231,6 +234,9 @@ def output_refused(run: RunState) -> Failure | None:
     return Failure(kind=FailureKind.output_refused, explanation="the model refused to answer", blockers=(text.strip(),))
 
 
+@silent_while("malformed", None)
+@silent_while("reply.finish_reason", FinishReason.STOP)
+@silent_while("reply.refusal", None)
 @takes("output_malformed", "output_truncated", "output_refused")
 def output_malformed(run: RunState) -> Failure | None:
     """The envelope or the structured output cannot be parsed or is not valid.

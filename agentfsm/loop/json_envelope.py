@@ -15,9 +15,9 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.messages import ToolCall
+from agentfsm.loop.messages import ToolCall, new_tool_call
 from agentfsm.loop.model import ToolSpec
-from agentfsm.loop.outcomes import ReplyParsed
+from agentfsm.loop.outcomes import ReplyParsed, new_reply_parsed
 
 __all__ = ["envelope_instructions", "parse_envelope", "parse_json"]
 
@@ -68,20 +68,16 @@ def _fenced_blocks(text: str) -> list[str]:
 
 def _decode_json(text: str) -> Any:
     value = from_json(text, allow_inf_nan=False)
-    try:
-        if _may_be_infinite(value):  # from_json reads 1e999 as infinity even with allow_inf_nan=False
-            canonical_json(value)
-    except ValueError:
-        raise ValueError("a number is out of range") from None
-    return value
-
-
-def _may_be_infinite(value: Any) -> bool:
-    """Whether a JSON value may contain an infinity; a cheap check, since hardly any does."""
-    try:
-        return b"Infinity" in to_json(value)
+    try:  # from_json reads 1e999 as infinity even with allow_inf_nan=False; hardly any value contains one
+        may_be_infinite = b"Infinity" in to_json(value)
     except ValueError:  # half a character, for one
-        return True
+        may_be_infinite = True
+    if may_be_infinite:
+        try:
+            canonical_json(value)
+        except ValueError:
+            raise ValueError("a number is out of range") from None
+    return value
 
 
 def parse_envelope(text: str, call_id: str) -> ReplyParsed:
@@ -115,7 +111,7 @@ def _parse_envelope_object(envelope: Any, call_id: str) -> ReplyParsed:
         return ReplyParsed(malformed="an envelope of kind 'tool_call' needs a 'tool_name'")
     if arguments.__class__ is not dict:
         return ReplyParsed(calls=(ToolCall(call_id, name, malformed="'arguments' must be an object"),))
-    return ReplyParsed(calls=(ToolCall(call_id, name, arguments),))
+    return new_reply_parsed((new_tool_call(call_id, name, arguments),))
 
 
 def envelope_instructions(tools: Iterable[ToolSpec], *, text_is_answer: bool = True) -> str:

@@ -17,7 +17,14 @@ from typing import Any, cast, overload
 
 from agentfsm.loop.canonical_json import call_signature
 from agentfsm.loop.failures import Failure
-from agentfsm.loop.read_only import MAX_NESTING, FrozenDict, RefusesListChanges, freeze_field, read_only
+from agentfsm.loop.read_only import (
+    MAX_NESTING,
+    FrozenDict,
+    RefusesListChanges,
+    freeze_field,
+    quick_constructor,
+    read_only,
+)
 
 __all__ = [
     "MEDIA_TYPES",
@@ -34,6 +41,9 @@ __all__ = [
     "ToolResult",
     "Transcript",
     "Usage",
+    "new_message",
+    "new_tool_call",
+    "new_tool_result",
     "with_missing_results",
 ]
 
@@ -587,3 +597,8 @@ class ToolResult:
     def __post_init__(self) -> None:
         if self.value is not None:
             freeze_field(self, "value")
+
+
+new_message = quick_constructor(Message)
+new_tool_call = quick_constructor(ToolCall)
+new_tool_result = quick_constructor(ToolResult)

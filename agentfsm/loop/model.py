@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from agentfsm.loop.messages import Message, Reply
-from agentfsm.loop.read_only import freeze_field, read_only
+from agentfsm.loop.read_only import freeze_field, quick_constructor, read_only
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -32,6 +32,7 @@ __all__ = [
     "ToolSpec",
     "can_stream",
     "has_admission",
+    "new_model_request",
     "secrets_of",
 ]
 
@@ -105,6 +106,9 @@ class ModelRequest:
     heartbeat_s: float = 20.0
     budget: CallBudget = field(default_factory=CallBudget, compare=False, repr=False)
     cache: MutableMapping[object, object] = field(default_factory=dict[object, object], compare=False, repr=False)
+
+
+new_model_request = quick_constructor(ModelRequest)
 
 
 class Model(Protocol):

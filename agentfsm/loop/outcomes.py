@@ -17,7 +17,7 @@ from typing import Any
 from agentfsm.loop.failures import Action, Failure
 from agentfsm.loop.human_input import HumanReply, PendingRequest, SuspendedSubRun
 from agentfsm.loop.messages import Compaction, Message, Reply, ToolCall, ToolResult, Usage
-from agentfsm.loop.read_only import freeze_field, read_only
+from agentfsm.loop.read_only import freeze_field, quick_constructor, read_only
 from agentfsm.loop.state import StateCall
 from agentfsm.machine.declaration import EffectSpec
 
@@ -45,6 +45,8 @@ __all__ = [
     "StateResult",
     "ToolsRan",
     "count_tool_calls",
+    "new_model_call_succeeded",
+    "new_reply_parsed",
 ]
 
 
@@ -124,6 +126,9 @@ class ModelCallSucceeded:
     withheld: tuple[Any, ...] = field(default=(), repr=False)
 
 
+new_model_call_succeeded = quick_constructor(ModelCallSucceeded)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCallFailed:
     """``call_llm``: the model call failed, or so many calls of several models."""
@@ -144,6 +149,9 @@ class ReplyParsed:
     def __post_init__(self) -> None:
         if self.answer is not None:
             freeze_field(self, "answer")
+
+
+new_reply_parsed = quick_constructor(ReplyParsed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,9 @@ def render_messages(run: RunState) -> Transcript:
     head = _elide_tool_results(run) if run.elided else run.messages
     if run.compaction is not None:
         head = compacted(head, run.compaction)
-    parts = [part for part in (run.feedback, run.pending_instruction) if part]
+    parts = [run.feedback] if run.feedback else []
+    if run.pending_instruction:
+        parts.append(run.pending_instruction)
     if run.final_turn == "now":
         parts.append(final_turn_text(run.behavior))
     if run.lessons_learned and run.behavior.addendum:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import field, fields, make_dataclass
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -24,6 +25,7 @@ __all__ = [
     "contains_objects",
     "freeze",
     "plain_value",
+    "quick_constructor",
     "read_only",
     "refuse_change",
     "thaw",
@@ -272,3 +274,39 @@ def read_only(cls: type[_T]) -> type[_T]:
     cls.__delattr__ = _refuse_delete  # type: ignore[method-assign]
     cls.__deepcopy__ = _itself  # type: ignore[attr-defined]  # it cannot change: it is its own copy, as a tuple is
     return cls
+
+
+def quick_constructor(cls: type[_T]) -> type[_T]:
+    """A quicker constructor of a frozen dataclass with slots, for objects that every step of a run makes.
+
+    The class's own takes 0.1 microseconds a field, since it gets round the ``__setattr__`` that refuses changes. This
+    one fills an object of a class with the same slots that is not frozen, and turns it into one of the frozen class.
+    Names of arguments cost as much as they save.
+
+    Args:
+        cls: The class; its ``__post_init__`` is called as always.
+    """
+    post_init: Any = getattr(cls, "__post_init__", None)
+
+    def turn(self: _T) -> None:
+        self.__class__ = cls
+
+    def turn_and_finish(self: _T) -> None:
+        self.__class__ = cls
+        post_init(self)
+
+    own_fields: list[tuple[str, Any, Any]] = [
+        (each.name, each.type, field(default=each.default, default_factory=each.default_factory))
+        for each in fields(cast("Any", cls))
+    ]
+    made = make_dataclass(
+        cls.__name__,
+        own_fields,
+        bases=cls.__bases__,
+        namespace={"__post_init__": turn if post_init is None else turn_and_finish},
+        slots=True,
+        eq=False,
+        repr=False,
+        match_args=False,
+    )
+    return cast("type[_T]", made)

@@ -159,10 +159,11 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
     source, target = specs[row.source], specs[row.target]
     if guard_result is not None and isinstance(guard_result, Failure):
         run.failure = guard_result
-    if source.waits:
-        _on_leave_wait(run, row, target)
-    elif (on_leave := _ON_LEAVE.get(source.effect)) is not None:
+    on_leave = _ON_LEAVE.get(source.effect)
+    if on_leave is not None:
         on_leave(run, target)
+    elif source.waits:
+        _on_leave_wait(run, row, target)
     if target.final:
         run.ended = row.ends
     if run.batch and (target.final or target.effect in _CLOSES_BATCH):
@@ -185,9 +186,13 @@ def _on_leave_parse_reply(run: RunState, target: StateSpec) -> None:
         _on_success(run, OUTPUT_KINDS)
     if run.batch:
         recent, results, window = run.recent_calls, run.recent_results, run.guardrails.loop_window
-        recent.extend([c.signature for c in run.batch])
-        results.extend([""] * (len(recent) - len(results)))
-        del recent[:-window], results[:-window]
+        while len(results) < len(recent):  # of a run that was stored before results were compared
+            results.append("")
+        for call in run.batch:
+            recent.append(call.signature)
+            results.append("")
+        if len(recent) > window:
+            del recent[:-window], results[:-window]
 
 
 def _was_truncated(run: RunState) -> bool:
@@ -320,11 +325,13 @@ def _add_recalled(run: RunState, recalled: str) -> None:
 
 def _on_model_call_succeeded(run: RunState, outcome: o.ModelCallSucceeded) -> None:
     """Store the message before any guard reads it; its calls need results. One-time feedback is done with."""
-    run.reply, run.reply_judged = outcome.reply, False
-    run.messages.append(outcome.reply.message)
-    open_batch(run, outcome.reply.message.tool_calls)
-    if outcome.reply.usage is not NO_USAGE:
-        run.usage += outcome.reply.usage
+    reply = outcome.reply
+    message = reply.message
+    run.reply, run.reply_judged = reply, False
+    run.messages.append(message)
+    open_batch(run, message.tool_calls)
+    if reply.usage is not NO_USAGE:
+        run.usage += reply.usage
     if outcome.withheld:
         run.withheld = tuple(dict.fromkeys((*run.withheld, *outcome.withheld)))
     run.pending_instruction = run.feedback = None

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from agentfsm.loop import prompts
 from agentfsm.loop.human_input import PendingRequest
-from agentfsm.loop.messages import FinishReason, Message, Role, ToolCall, ToolResult, Usage
+from agentfsm.loop.messages import FinishReason, Role, ToolCall, ToolResult, Usage, new_message
 from agentfsm.loop.state import CallState, RunState
 
 __all__ = [
@@ -32,13 +32,15 @@ def charge(run: RunState, usage: Usage | None, model_calls: int) -> None:
 
 def open_batch(run: RunState, calls: Collection[ToolCall]) -> None:
     """Make the calls of a reply the current batch. Those beyond ``max_calls_per_reply`` are not run."""
-    run.batch, run.first_pending = [], 0
+    run.first_pending = 0
+    batch = run.batch = []
     if not calls:
         return
-    run.batch = [CallState(call, call.signature) for call in calls]
+    for call in calls:
+        batch.append(CallState(call, call.signature))  # noqa: PERF401  # quicker for the usual single call
     limit = run.guardrails.max_calls_per_reply
-    if len(run.batch) > limit:
-        for each in run.batch[limit:]:
+    if len(batch) > limit:
+        for each in batch[limit:]:
             text = prompts.too_many_calls_text(limit)
             each.result = ToolResult(each.call.id, each.call.name, text, status="skipped")
 
@@ -151,20 +153,14 @@ def append_tool_results(run: RunState) -> None:
         if call.edited:
             content += "\n[Note: a person changed the arguments of this call.]"
         if result.status in ("done", "failed") and run.behavior.repeats == "results" and run.behavior.addendum:
-            enough = run.guardrails.loop_soft_threshold
-            count = _count_repeats(run, call, enough)
+            count, enough = run.recent_calls.count(call.signature), run.guardrails.loop_soft_threshold
+            if count >= enough and call.result is not None:  # only then are the results compared
+                count = _count_equal_results(run, call.signature, call.result)
             if count >= enough:
                 content += "\n" + prompts.repeated_call_note(count)
-        run.messages.append(
-            Message(
-                Role.TOOL,
-                content,
-                tool_call_id=result.call_id if native else None,
-                name=result.name,
-                is_error=result.status != "done",
-                images=result.images,
-            )
-        )
+        call_id = result.call_id if native else None
+        failed = result.status != "done"
+        run.messages.append(new_message(Role.TOOL, content, (), call_id, result.name, failed, None, result.images))
     run.batch, run.first_pending = [], 0
     run.call_failures = {}
     if run.deferred_messages:
@@ -193,15 +189,9 @@ def _digest(result: ToolResult) -> str:
     return f"{zlib.crc32(text):08x}"  # of an honest tool; a digest that nobody can forge is not needed here
 
 
-def _count_repeats(run: RunState, call: CallState, enough: int) -> int:
-    """How many of the recent calls are equal to one of the batch, and are known to have had the same result.
-
-    If fewer than ``enough`` are equal, their results are not compared.
-    """
-    count = run.recent_calls.count(call.signature)
-    if count < enough or call.result is None:
-        return count
-    entry = (call.signature, _digest(call.result))
+def _count_equal_results(run: RunState, signature: str, result: ToolResult) -> int:
+    """How many of the recent calls are equal to one of the batch, and are known to have had the same result."""
+    entry = (signature, _digest(result))
     return sum(pair == entry for pair in zip(run.recent_calls, run.recent_results, strict=False))
 
 

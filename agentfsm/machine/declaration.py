@@ -363,7 +363,8 @@ def silent_while(field: str, value: object) -> Callable[[G], G]:
     a state's built-in guards at once, and asks the guards only if some value differs.
 
     Args:
-        field: The field's name; with a dot, that of a field of the guardrails.
+        field: The field's name; with a dot, that of a field of what the run has in this field, such as
+            ``guardrails.max_tokens``. A guard is asked if the run has nothing there.
         value: The value.
     """
 

@@ -172,11 +172,11 @@ class _Row(transitions.Transition):
     def execute(self, event_data: Any) -> bool:
         """As in ``transitions``, after its condition was checked: move the run unless a counter is empty."""
         run = event_data.model
-        for counter in self.charged:
-            if counter.is_empty(run):
-                event_data.guard_result = None
-                return False
         if self.counts:
+            for counter in self.charged:
+                if counter.is_empty(run):
+                    event_data.guard_result = None
+                    return False
             spend_counters(run.counters, self.row, self.target)
         # In a list, since the library would ask whether it is one; through the class, since instances have __getattr__.
         transitions.Machine.set_state(self.machine, self.dest_state, [run])
@@ -227,13 +227,19 @@ class _StepEvent(transitions.Event):
         step = _Step()
         step.model, step.view, step.guard_result = run, None, None
         row: _Row | None = None
+        rows, fields = state.rows, state.fields
+        if fields is not None:
+            try:
+                if fields(run) == state.values:
+                    rows = state.usual
+            except AttributeError:  # the run has no reply, whose fields are among them
+                pass
         try:
-            fields = state.fields
-            for row in state.usual if fields is not None and fields(run) == state.values else state.rows:
+            for row in rows:
                 condition = row.condition
                 if (condition is None or condition.check(step)) and row.execute(step):
-                    decision = row.decision
-                    return decision if step.guard_result is None else decision._replace(guard_result=step.guard_result)
+                    found = step.guard_result
+                    return row.decision if found is None else row.decision._replace(guard_result=found)
         except _GuardRaisedError as raised:
             if row is None:
                 raise

@@ -276,7 +276,7 @@ class Context:
             return None
         if run.final_turn:
             limit += run.guardrails.finalize_grace_s
-        return limit - run.elapsed_s - self.uncharged_s
+        return limit - run.elapsed_s - (self.config.host.clock.monotonic() - self.charged_at)
 
     @property
     def uncharged_s(self) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Coroutine
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from time import perf_counter
@@ -78,6 +78,9 @@ __all__ = [
 
 CHECKED_MOVES = 100_000
 """After this many moves without a wait, a run must still be within the bound that follows from its graph."""
+
+_NOT_OF_USER_CODE = (StoreError, JournalError, LongWait, ModelMismatchError)
+"""What an effect raises without user code: the run does not continue."""
 
 MOVES_BETWEEN_CHECKS = 8
 """After so many moves a run looks whether the event loop is to be yielded to, and how many moves it has made."""
@@ -294,12 +297,12 @@ class Driver:
         self._config = config
         self._request = request
         self._now = config.host.clock.monotonic
-        self._step = config.machine.step
-        self._record_transition = self.context.recorder.record_transition
+        self._machine = config.machine
         self._change_attempts = run.change_attempts
         self._states = config.machine.specs
         self._effects = config.effects
         self._hooked = _hooked_states(config)
+        self._unhooked = _without(config.effects, self._hooked)
         self._move_limit = run.guardrails.max_moves or CHECKED_MOVES
         self._check_at = 0
         self._monitor: Monitor | None = None
@@ -377,42 +380,65 @@ class Driver:
     async def _advance(self, to_end: bool) -> None:
         """Take one transition, or go on until the run has ended or is suspended."""
         run, context, states, stop_states = self._run, self.context, self._states, self._config.stop_states
-        now = self._now  # calling an attribute that is not a method is slower than calling a variable
+        if self.outcome is None and not self._started:
+            await self._open_run()
+            if (
+                run.state in stop_states
+                and not self._escalates
+                and _is_at_its_end(self._request, states[run.state].final)
+            ):
+                await self._finish()
+        sink, decisions = context.recorder.sink, self.decisions
+        now, unhooked, task, requests = self._now, self._unhooked, self._owner, self.cancel_requests
         while self.outcome is None:
-            sink = context.recorder.sink
             if sink is not None and sink.error is not None:  # a record was lost: none may follow it
                 await sink.flush()  # raises, and releases the lease
-            if not self._started:
-                await self._open_run()
-                if (
-                    run.state in stop_states
-                    and not self._escalates
-                    and _is_at_its_end(self._request, states[run.state].final)
-                ):
-                    await self._finish()
-                    return
-            outcome: Any = self._start_effect(run.state)
+            state = run.state
+            effect = unhooked.get(state)
+            if effect is None or self.cancel_reason is not None or len(decisions) >= self._check_at:
+                effect = self._choose_effect(state)
+            outcome: Any
+            try:
+                outcome = effect(context)
+            except (Exception, asyncio.CancelledError) as error:  # of user code: no cancellation can arrive here
+                outcome = self._exception_outcome(state, error)
+            # Times are in whole microseconds, so that replaying the journal adds up exactly the same times.
             if outcome.__class__ is CoroutineType:
-                started = now()
-                idle_s = started - context.charged_at
+                started = ended = now()
+                idle_us = int((started - context.charged_at) * 1e6 + 0.5)
+                self._task = task
+                if self.cancel_reason is not None:  # by another thread, before there was a task to cancel
+                    task.get_loop().call_soon(self._cancel_effect, task)
                 try:
-                    outcome = await self._await_effect(run.state, outcome)
-                except asyncio.CancelledError:
+                    try:
+                        outcome = await outcome
+                        if requests.from_outside:  # the effect suppressed it; it stands all the same
+                            raise asyncio.CancelledError
+                    except BaseException as error:
+                        outcome = self._raised_outcome(state, error)
+                    finally:
+                        self._task = None
+                        if self._effect_cancelled:
+                            self._effect_cancelled = False
+                            requests.own -= 1
+                            task.uncancel()
+                        context.charged_at = ended = now()
+                except asyncio.CancelledError:  # of the task, from outside
                     self.cancel_reason = self.cancel_reason or "the task was cancelled"
-                    self._apply_outcome(self._cancelled_outcome(), started, idle_s)
+                    self._apply_outcome(self._cancelled_outcome(), int((ended - started) * 1e6 + 0.5), idle_us)
                     await self._drain_cancelled()
                     raise
-                self._apply_outcome(outcome, started, idle_s)
-            elif states[run.state].effect is CHECK_BUDGETS:  # its guards read the clock, so its time must be counted
-                started = now()
-                self._apply_outcome(outcome, started, started - context.charged_at)
+                self._apply_outcome(outcome, int((ended - started) * 1e6 + 0.5), idle_us)
+            elif states[state].effect is CHECK_BUDGETS:  # its guards read the clock, so its time must be counted
+                idle_since, context.charged_at = context.charged_at, now()
+                self._apply_outcome(outcome, 0, int((context.charged_at - idle_since) * 1e6 + 0.5))
             else:  # the time of a plain function is negligible; it is counted with the next effect
                 self._apply_outcome(outcome)
             if run.state in stop_states and not (
                 type(outcome) is Escalated and self._request.reply is not None  # which is applied next
             ):
                 await self._finish()
-            elif not to_end and not self.cancel_requests.from_outside:  # a run that is being cancelled comes to its end
+            elif not to_end and not requests.from_outside:  # a run that is being cancelled comes to its end
                 return
 
     async def _open_run(self) -> None:
@@ -473,37 +499,31 @@ class Driver:
 
     # -- the effect -----------------------------------------------------------------------------------
 
-    def _start_effect(self, state: str) -> Any:
-        """The outcome of a state's effect, or the coroutine that returns it."""
+    def _choose_effect(self, state: str) -> Effect:
+        """What is done in a state: its effect, or what comes in front of it or in its place."""
         effect = self._effects.get(state)
         if effect is None:
             escalates, self._escalates = self._escalates and self.cancel_reason is None, False
-            return Escalated() if escalates else self._external_outcome()
+            return _coming_back_with(Escalated() if escalates else self._external_outcome())
         if self.cancel_reason is not None:
-            return self._cancelled_outcome()
-        yields = False
-        if len(self.decisions) >= self._check_at:
-            if self._moves_are_spent():
-                text = (
-                    f"the run has made {self._move_limit} moves without an end or a wait: a cycle of its graph has no "
-                    "limit that ends it (max_moves)"
-                )
-                return self._aborted_outcome(text, RuntimeError(text))
+            return _coming_back_with(self._cancelled_outcome())
+        yields, made = False, len(self.decisions)
+        if made >= self._check_at:
+            if made >= self._move_limit:
+                self._move_limit = _move_limit(self._config.machine.graph, self._run)
+                if made >= self._move_limit:
+                    text = (
+                        f"the run has made {self._move_limit} moves without an end or a wait: a cycle of its graph has "
+                        "no limit that ends it (max_moves)"
+                    )
+                    return _coming_back_with(self._aborted_outcome(text, RuntimeError(text)))
+            self._check_at = made + MOVES_BETWEEN_CHECKS
+            if self._check_at > self._move_limit:
+                self._check_at = self._move_limit
             yields = perf_counter() > self.context.yield_at or _lacks_bounds(self._monitor)
         if yields or state in self._hooked:
-            return self._run_hooks_and_effect(state, effect)
-        try:
-            return effect(self.context)
-        except (Exception, asyncio.CancelledError) as error:  # raised by user code: no cancellation can arrive here
-            return self._exception_outcome(state, error)
-
-    def _moves_are_spent(self) -> bool:
-        """Whether the run has made as many moves as it may; if not, says when that is to be looked at again."""
-        made = len(self.decisions)
-        if made >= self._move_limit:
-            self._move_limit = _move_limit(self._config.machine.graph, self._run)
-        self._check_at = min(made + MOVES_BETWEEN_CHECKS, self._move_limit)
-        return made >= self._move_limit
+            return lambda _: self._run_hooks_and_effect(state, effect)
+        return effect
 
     async def _run_hooks_and_effect(self, state: str, effect: Effect) -> Outcome | None:
         await self.context.yield_if_due()
@@ -514,45 +534,27 @@ class Driver:
         outcome = effect(self.context)
         return cast("Outcome | None", await outcome if isawaitable(outcome) else outcome)
 
-    async def _await_effect(self, state: str, coroutine: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:
-        """Await an effect, which ``cancel`` cancels as ``asyncio.timeout`` would at its deadline.
-
-        Any exception of user code becomes an outcome; only a cancellation of the task itself is raised.
+    def _raised_outcome(self, state: str, error: BaseException) -> Outcome:
+        """The outcome of an effect that raised: what ``cancel`` does to it, and any exception of user code.
 
         Raises:
             asyncio.CancelledError: The task was cancelled from outside.
-            StoreError: The journal cannot be written.
+            StoreError: The journal cannot be written; the run must not continue.
             JournalError: The journal cannot be read.
+            LongWait: The run is not to continue now.
             ModelMismatchError: The run has exceeded a bound, and the host asked for an error.
+            BaseException: The program ends.
         """
-        task = self._task = self._owner
-        if self.cancel_reason is not None:  # another thread cancelled the run before there was a task to cancel
-            task.get_loop().call_soon(self._cancel_effect, task)
-        try:
-            outcome = await coroutine
-            if self.cancel_requests.from_outside:  # the effect suppressed it; it stands all the same
-                raise asyncio.CancelledError
-            return outcome
-        except asyncio.CancelledError as error:
+        if isinstance(error, asyncio.CancelledError):
             if self.cancel_requests.from_outside:
-                raise
+                raise error
             if self._effect_cancelled:
                 return self._cancelled_outcome()
             if being_cancelled():
-                raise
-            return self._exception_outcome(state, error)  # raised by what user code awaited, like any other error
-        except (StoreError, JournalError, LongWait):  # a run that cannot be journaled must not continue; or not now
-            raise
-        except ModelMismatchError:  # no user code raised it
-            raise
-        except Exception as error:
-            return self._exception_outcome(state, error)
-        finally:
-            self._task = None
-            if self._effect_cancelled:
-                self._effect_cancelled = False
-                self.cancel_requests.own -= 1
-                task.uncancel()
+                raise error
+        elif isinstance(error, _NOT_OF_USER_CODE) or not isinstance(error, Exception):
+            raise error
+        return self._exception_outcome(state, error)
 
     def _external_outcome(self) -> Outcome:
         request, machine = self._request, self._config.machine
@@ -582,23 +584,17 @@ class Driver:
 
     # -- the step -------------------------------------------------------------------------------------
 
-    def _apply_outcome(self, outcome: Outcome | None, started: float | None = None, idle_s: float = 0.0) -> None:
+    def _apply_outcome(self, outcome: Outcome | None, elapsed_us: int = 0, idle_us: int = 0) -> None:
         """Apply an outcome and take a transition. Nothing here awaits.
 
         Args:
             outcome: The outcome of the effect.
-            started: When the effect started, if its time counts, as a reading of the clock in seconds.
-            idle_s: Idle time before it: seconds since the end of the last effect whose time counted.
+            elapsed_us: Microseconds that the effect took, if its time counts.
+            idle_us: Idle time before it: microseconds since the end of the last effect whose time counted.
         """
-        context, run = self.context, self._run
-        elapsed_us = idle_us = 0
-        if started is not None:
-            now = self._now
-            context.charged_at = ended = now()
-            # in whole microseconds, so that replaying the journal adds up exactly the same times
-            elapsed_us, idle_us = int((ended - started) * 1e6 + 0.5), int(idle_s * 1e6 + 0.5)
+        context, run, change_attempts = self.context, self._run, self._change_attempts
         try:
-            if elapsed_us or idle_us:
+            if idle_us or elapsed_us:
                 on_outcome(run, outcome, elapsed_us / 1e6, idle_us / 1e6)
             elif outcome is not None:
                 on_outcome(run, outcome)
@@ -612,31 +608,30 @@ class Driver:
             cancel = self.cancel_reason
             on_outcome(run, Cancelled(cancel))
         aborted = run.aborted
-        if self._change_attempts:  # of user code that has handled the error, or that runs in a task of its own
-            run.abort("user code", ReadOnlyError(self._change_attempts[0]))
-        step, record_transition = self._step, self._record_transition
-        decision = step(run)
+        if change_attempts:  # of user code that has handled the error, or that runs in a task of its own
+            run.abort("user code", ReadOnlyError(change_attempts[0]))
+        decision = self._machine.step(run)
         self.decisions.append(decision)
         raised = run.aborted if run.aborted is not aborted else None  # a guard raised while it was evaluated
-        if self._change_attempts:
-            self._change_attempts.clear()
-        record_transition(outcome, cancel, elapsed_us, idle_us, decision, raised)
+        if change_attempts:
+            change_attempts.clear()
+        context.recorder.record_transition(outcome, cancel, elapsed_us, idle_us, decision, raised)
         if context.builds_events:
             emitted = self._now()
             _emit_transition(context, outcome, decision)
             context.charged_at += self._now() - emitted  # the time that observers take is not idle time
         on_transition(run, decision, self._states)
         context.seen = None
-        if self._monitor is not None:
-            mismatch = self._monitor.record_move(decision.transition, run, count_tool_calls(outcome))
-            _report(context, mismatch)
-            if self._monitor.lacks_bounds:
+        monitor = self._monitor
+        if monitor is not None:
+            _report(context, monitor.record_move(decision.transition, run, count_tool_calls(outcome)))
+            if monitor.lacks_bounds:
                 self._check_at = 0  # they are computed before the next effect, or at the end
 
     async def _drain_cancelled(self) -> None:
         """After the task was cancelled: take transitions to the end without running any effect."""
         while not self._states[self._run.state].final:
-            self._apply_outcome(self._cancelled_outcome(), self._now(), 0.0)
+            self._apply_outcome(self._cancelled_outcome())
         await self._finish()
 
     # -- the end --------------------------------------------------------------------------------------
@@ -689,6 +684,16 @@ def _hooked_states(config: AgentConfig) -> frozenset[str]:
         return NO_STATES
     specs = config.machine.specs
     return frozenset(state for state in config.hooks if state in specs and specs[state].effect is not RUN_CALLS)
+
+
+def _without(effects: Mapping[str, Effect], states: frozenset[str]) -> Mapping[str, Effect]:
+    """The effects of all other states."""
+    return {state: effect for state, effect in effects.items() if state not in states} if states else effects
+
+
+def _coming_back_with(outcome: Outcome) -> Effect:
+    """What is done where the outcome is known."""
+    return lambda _: outcome
 
 
 def _is_at_its_end(request: RunRequest, final: bool) -> bool:

@@ -25,8 +25,9 @@ from agentfsm.loop.model import (
     TextChunk,
     can_stream,
     has_admission,
+    new_model_request,
 )
-from agentfsm.loop.outcomes import ModelCallFailed, ModelCallSucceeded, Outcome
+from agentfsm.loop.outcomes import ModelCallFailed, ModelCallSucceeded, Outcome, new_model_call_succeeded
 from agentfsm.loop.prompts import render_messages
 from agentfsm.loop.read_only import MAX_NESTING, FrozenDict, plain_value
 from agentfsm.loop.recovery_policy import TIME_UP
@@ -43,7 +44,8 @@ _PROVIDER_KINDS_BY_NAME = {kind.value: kind for kind in PROVIDER_KINDS}
 async def call_model(context: Context) -> Outcome:
     """The effect of ``call_llm``: make one model call, within its timeout and the run's time."""
     run, config, recorder = context.run, context.config, context.recorder
-    made, allowed = run.iterations, run.guardrails.max_iterations
+    guardrails, made = run.guardrails, run.iterations
+    allowed = guardrails.max_iterations
     if allowed is not None and made >= allowed:
         raise RunError(
             f"all {made} model calls that max_iterations allows are made, and no row of the graph acts on "
@@ -52,27 +54,28 @@ async def call_model(context: Context) -> Outcome:
     recorder.record_intent(str(run.turns + 1), config.model.name, "again")
     if recorder.sink is not None:
         await recorder.commit()
-    limit, left = run.guardrails.llm_timeout_s, context.time_left_s
+    limit, left = guardrails.llm_timeout_s, context.time_left_s
     if run.final_turn == "now":
-        limit = min(limit, run.guardrails.finalize_grace_s)
-    elif left is not None:
-        limit = min(limit, max(left, 0.0))
+        limit = min(limit, guardrails.finalize_grace_s)
+    elif left is not None and left < limit:
+        limit = max(left, 0.0)
     budget = CallBudget(None if allowed is None else allowed - made)
-    request = ModelRequest(
+    request = new_model_request(
         render_messages(run),
         config.tool_specs,
-        run.output_cap or run.guardrails.max_output_tokens,
+        run.output_cap or guardrails.max_output_tokens,
         limit,
         config.output_schema,
-        heartbeat_s=run.guardrails.stream_heartbeat_s,
-        budget=budget,
-        cache=context.model_cache,
+        "answer",
+        guardrails.stream_heartbeat_s,
+        budget,
+        context.model_cache,
     )
     answer = await reply_or_failure(context, config.model, request, context.timeout, context.call_ids)
     if isinstance(answer, Failure):
         return ModelCallFailed(answer, budget.made)
     if config.reply_secrets is None:
-        return ModelCallSucceeded(answer, budget.made)
+        return new_model_call_succeeded(answer, budget.made)
     withheld = config.reply_secrets.find(answer.message.content, run.partial_answer)
     context.secrets.add(withheld)
     return ModelCallSucceeded(answer, budget.made, withheld)
@@ -106,7 +109,9 @@ async def reply_or_failure(
             _warn_if_unpriced(context, model, reply)
         for repair in reply.repairs:
             context.warn(f"{model.name}: {repair}")
-        return _normalize_reply(_mark_truncated(reply, request), call_ids)
+        if request.max_output_tokens is not None:
+            reply = _mark_truncated(reply, request.max_output_tokens)
+        return _normalize_reply(reply, call_ids)
     except TimeoutError as error:
         if isinstance(error, TimeLimitError) and _time_is_up(context):
             return _time_up_failure(f"{model.name}: the run's time was up before it replied")
@@ -133,10 +138,9 @@ def _warn_if_unpriced(context: Context, model: Model, reply: Reply) -> None:
         context.warn(f"the price of {model.name} is unknown: max_cost_usd does not count its tokens")
 
 
-def _mark_truncated(reply: Reply, request: ModelRequest) -> Reply:
+def _mark_truncated(reply: Reply, cap: int) -> Reply:
     """The reply, with finish reason ``LENGTH`` if it is an answer that used up its tokens, whatever the model says."""
-    cap = request.max_output_tokens
-    if cap is None or reply.usage.output_tokens < cap or reply.finish_reason is not FinishReason.STOP:
+    if reply.usage.output_tokens < cap or reply.finish_reason is not FinishReason.STOP:
         return reply
     return replace(reply, finish_reason=FinishReason.LENGTH)
 

@@ -29,6 +29,9 @@ __all__ = ["JournalEntry", "JournalSink", "Recorder", "ResumePoint", "RunHeader"
 JournalEntry = tuple[Any, ...]
 """``(kind, seconds since the epoch, ...)``; what follows depends on the kind."""
 
+_LENGTHS = {"transition": 8, "effect.intent": 7, "effect.result": 4}
+"""How many values entries of these kinds have; those of any other kind, which are about the run as a whole, have 3."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunHeader:
@@ -159,22 +162,34 @@ class JournalSink(Protocol):
 class Recorder:
     """Collects the journal entries of one run.
 
+    It keeps their values in one list, and not in a tuple for each: the garbage collector visits every tuple again and
+    again, which would take a twentieth of a step.
+
     Attributes:
-        entries: With a store, the entries not pushed yet; else all.
         sink: Writes them to a store; None without one.
     """
 
-    __slots__ = ("_attempts", "_time", "entries", "sink")
+    __slots__ = ("_attempts", "_time", "_values", "sink")
 
     def __init__(self, clock: Clock) -> None:
         self._time = clock.time
         self._attempts: dict[str, int] = {}
-        self.entries: list[JournalEntry] = []
+        self._values: list[Any] = []
         self.sink: JournalSink | None = None
+
+    @property
+    def entries(self) -> list[JournalEntry]:
+        """With a store, the entries not pushed yet; else all."""
+        values, entries, at = self._values, list[JournalEntry](), 0
+        while at < len(values):
+            end = at + _LENGTHS.get(values[at], 3)
+            entries.append(tuple(values[at:end]))
+            at = end
+        return entries
 
     def record(self, kind: str, data: Any = None) -> None:
         """Add an entry about the run as a whole."""
-        self.entries.append((kind, self._time(), data))
+        self._values.extend((kind, self._time(), data))
 
     def record_transition(
         self,
@@ -196,7 +211,7 @@ class Recorder:
             aborted: The failure that aborted the run in this step, or None.
         """
         time = self._time
-        self.entries.append(("transition", time(), outcome, cancel, elapsed_us, idle_us, decision, aborted))
+        self._values.extend(("transition", time(), outcome, cancel, elapsed_us, idle_us, decision, aborted))
 
     def record_intent(self, effect_id: str, name: str, policy: str, request: Mapping[str, Any] | None = None) -> int:
         """Add an entry: an effect is about to start.
@@ -210,9 +225,9 @@ class Recorder:
         Returns:
             The number of this attempt, from 1.
         """
-        attempt = self._attempts[effect_id] = self._attempts.get(effect_id, 0) + 1
-        time = self._time
-        self.entries.append(("effect.intent", time(), effect_id, name, attempt, policy, request))
+        attempts, time = self._attempts, self._time
+        attempt = attempts[effect_id] = attempts.get(effect_id, 0) + 1
+        self._values.extend(("effect.intent", time(), effect_id, name, attempt, policy, request))
         return attempt
 
     def restore_attempts(self, attempts: Mapping[str, int]) -> None:
@@ -228,12 +243,12 @@ class Recorder:
                 calls it took.
         """
         time = self._time
-        self.entries.append(("effect.result", time(), effect_id, result))
+        self._values.extend(("effect.result", time(), effect_id, result))
 
     def push(self) -> None:
         """Push the entries so far to the store, without waiting."""
-        if self.sink is not None and self.entries:
-            entries, self.entries = self.entries, []
+        if self.sink is not None and self._values:
+            entries, self._values = self.entries, []
             self.sink.push(entries)
 
     async def commit(self) -> None:

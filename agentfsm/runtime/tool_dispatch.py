@@ -54,8 +54,9 @@ CALLS_STARTED_TOGETHER = 32
 
 async def run_calls(context: Context) -> Outcome:
     """Run the next call, or all remaining calls if they may run in parallel; or say what a human must decide first."""
+    run, config = context.run, context.config
     due = _runnable_calls(context)
-    if context.run.first_pending and (limit := _limit_between_calls(context, due)) is not None:
+    if run.first_pending and (limit := _limit_between_calls(context, due)) is not None:
         return _skip_rest(context, limit)
     earlier = _repeat_results(context) if context.completed_results else _NONE
     if context.suspended_subruns:
@@ -63,30 +64,34 @@ async def run_calls(context: Context) -> Outcome:
     ready: list[_ReadyCall] = []
     several = len(due) > 1
     for index, call_state in due:
-        if call_state.call.id in earlier:
+        if earlier and call_state.call.id in earlier:
             continue
         if several:  # before a single call the driver has yielded
             await context.yield_if_due()
         checked = _check_without_approval(context, call_state)
-        if type(checked) is tuple and _approval_is_checked(context, checked[0]):
+        if type(checked) is tuple and (checked[0].requires_approval is not False or config.hooks):
             checked = await check_approval(context, call_state, *checked) or checked
         if type(checked) is tuple:
             tool, arguments = checked
-            ready.append((_effect_id(context.run, index), call_state, tool, arguments))
+            effect_id = f"{run.turns}.{index}"  # the number of the model call that requested it, and its index there
+            ready.append((effect_id, call_state, tool, arguments))
         elif isinstance(checked, PendingRequest):
             _require_row(context, checked)
             return CallBlocked(checked, tuple(context.completed_results))
         elif isinstance(checked, ToolResult):
             _complete_call(context, checked)
-    attempts = _record_intents(context, ready)
+    attempts: list[int] = []
+    sub_agents = 0
+    for effect_id, _, tool, _ in ready:
+        attempts.append(_record_intent(context, effect_id, tool))
+        sub_agents += tool.delegate is not None
     if context.recorder.sink is not None:  # one commit for all calls that run together
         await context.recorder.commit()
-    if ready:
-        share = _budget_share(context, ready)
-        if len(ready) == 1:
-            await _run_one(context, ready[0], attempts[0], share, context.timeout)
-        else:
-            await _run_parallel(context, ready, attempts, share)
+    share = _budget_share(context, sub_agents) if sub_agents else _FULL_SHARE
+    if len(ready) == 1:
+        await _run_one(context, ready[0], attempts[0], share, context.timeout)
+    elif ready:
+        await _run_parallel(context, ready, attempts, share)
     results = tuple(context.completed_results)
     if several:
         results = _in_order({result.call_id: result for result in results}, due)
@@ -143,7 +148,9 @@ async def check_call(context: Context, call_state: CallState) -> _Checked:
         Its tool and validated arguments if it may; the result if it may not; or what a human must decide.
     """
     checked = _check_without_approval(context, call_state)
-    if isinstance(checked, (ToolResult, PendingRequest)) or not _approval_is_checked(context, checked[0]):
+    if isinstance(checked, (ToolResult, PendingRequest)):
+        return checked
+    if checked[0].requires_approval is False and not context.config.hooks:
         return checked
     return await check_approval(context, call_state, *checked) or checked
 
@@ -176,16 +183,16 @@ def _who_settles_doubt(context: Context, approved: Quorum | None) -> Quorum | No
     return Quorum(rule, approved.requester, context.config.host.clock.time()) if rule.asks_who else None
 
 
-def _approval_is_checked(context: Context, tool: Tool) -> bool:
-    return tool.requires_approval is not False or bool(context.config.hooks)
-
-
 def _runnable_calls(context: Context) -> list[tuple[int, CallState]]:
     """The next call, or every call without a result if all of them may run in parallel; each with its index."""
-    batch, first = context.run.batch, context.run.next_call
+    run = context.run
+    batch, first = run.batch, run.first_pending
+    if first < len(batch) and batch[first].result is not None:
+        first = run.next_call
     if first == len(batch):
         return []
-    if not _is_parallel(context, batch[first]) or _last_sequential(context, first) > first:
+    is_last = first == len(batch) - 1
+    if is_last or not _is_parallel(context, batch[first]) or _last_sequential(context, first) > first:
         return [(first, batch[first])]
     return [(index, batch[index]) for index in range(first, len(batch)) if batch[index].result is None]
 
@@ -268,11 +275,6 @@ def _missing_values_request(call: ToolCall, tools: Mapping[str, Tool]) -> Pendin
     )
 
 
-def _effect_id(run: RunState, index: int) -> str:
-    """The id of a call's effect: the number of the model call that requested it, and its index in that reply."""
-    return f"{run.turns}.{index}"
-
-
 def is_repeatable(context: Context, tool: Tool) -> bool:
     """Whether an interrupted call may be repeated: with a store, a sub-agent continues where its own journal ends."""
     if tool.idempotent:
@@ -280,29 +282,21 @@ def is_repeatable(context: Context, tool: Tool) -> bool:
     return tool.delegate is not None and tool.delegate.is_agent and context.config.host.store is not None
 
 
-def _record_intents(context: Context, ready: list[_ReadyCall]) -> list[int]:
-    """Record which tools are about to run.
+def _record_intent(context: Context, effect_id: str, tool: Tool) -> int:
+    """Record that a tool is about to run.
 
     Returns:
-        The number of the attempt at each, from 1.
+        The number of the attempt, from 1.
     """
-    attempts: list[int] = []
-    for eid, _, tool, _ in ready:
-        if tool.control is not None:  # control tools have no side effects
-            attempts.append(1)
-        else:
-            policy = "again" if is_repeatable(context, tool) else "once"
-            attempts.append(context.recorder.record_intent(eid, tool.name, policy))
-    return attempts
+    if tool.control is not None:  # control tools have no side effects
+        return 1
+    return context.recorder.record_intent(
+        effect_id, tool.spec.name, "again" if is_repeatable(context, tool) else "once"
+    )
 
 
-def _budget_share(context: Context, ready: list[_ReadyCall]) -> BudgetShare:
-    """The share of the remaining budget for each sub-agent among the calls that are about to run."""
-    shared_by = 0
-    for _, _, tool, _ in ready:  # runs in every step: a generator expression would be slower
-        shared_by += tool.delegate is not None
-    if not shared_by:
-        return _FULL_SHARE
+def _budget_share(context: Context, shared_by: int) -> BudgetShare:
+    """The share of the remaining budget for each of some sub-agents that are about to run."""
     ended = [r for r in context.completed_results if r.usage is not None]
     usage = sum((r.usage for r in ended if r.usage is not None), Usage())
     return BudgetShare(shared_by, usage, sum(r.model_calls for r in ended))
@@ -362,67 +356,50 @@ async def _run_beside_others(
 
 async def _run_one(context: Context, ready: _ReadyCall, attempt: int, share: BudgetShare, timer: Timeout) -> None:
     eid, call_state, tool, arguments = ready
-    run = context.run
+    run, call = context.run, call_state.call
     context.seen = None
     if run.batch_snapshot is not None:
         run.keep_views()
     call_state.started = True  # set before it runs: if it is interrupted from here on, it is in doubt
     if context.builds_events:
-        context.emit(ToolStarted, call=call_state.call)
+        context.emit(ToolStarted, call=call)
     channel = CallChannel(context, call_state, tool) if tool.takes_context else None
-    tool_context = None
-    if channel is not None:
-        tool_context = tool_call_context(context, call_state.call, eid, attempt, channel)
+    tool_context = None if channel is None else tool_call_context(context, call, eid, attempt, channel)
     limit = tool.timeout or run.guardrails.tool_timeout_s
     if tool.delegate is None:
-        result = await _run_function(context, call_state, tool, arguments, tool_context, channel, timer, limit)
+        context.running_calls[call.id] = timer
+        try:
+            result = await run_call(call, tool, arguments, tool_context, timer, limit)
+        except (ToolWaits, BaseExceptionGroup):  # the latter of a task group in which the tool has asked
+            if channel is None or channel.request is None:
+                raise
+            result = ToolResult(call.id, call.name, "", "skipped")  # it waits instead
+        finally:
+            del context.running_calls[call.id]
+            if channel is not None:
+                channel.close()
         if channel is not None and channel.request is not None:
-            context.suspended_subruns[call_state.call.id] = channel.suspended(channel.request)
+            context.suspended_subruns[call.id] = channel.suspended(channel.request)
             return
     else:
-        caller = _live_calling_run(context, call_state.call, share, channel)
+        caller = _live_calling_run(context, call, share, channel)
         delegation = tool.delegate(caller, call_state, attempt)
         answer = await _delegate(context, call_state, tool, arguments, limit, delegation, channel)
         if isinstance(answer, SuspendedSubRun):
-            context.suspended_subruns[call_state.call.id] = answer
+            context.suspended_subruns[call.id] = answer
             return
         result = answer
     if call_state.edited:  # the transcript has the arguments that the model gave
-        result = replace(result, withheld=(*result.withheld, *call_secrets(tool, call_state.call.arguments)))
+        result = replace(result, withheld=(*result.withheld, *call_secrets(tool, call.arguments)))
     if result.ending == "done":
-        result = _validate_output(context, call_state.call, result)
+        result = _validate_output(context, call, result)
         if context.config.output_validators and result.ending == "done":
-            result = await _validated_result(context, call_state.call, result)
+            result = await _validated_result(context, call, result)
     if tool.control is None:
         context.recorder.record_result(eid, result)
         if timer is not context.timeout:  # other calls of the batch still run: do not wait for them to store it
             context.recorder.push()
     _complete_call(context, result)
-
-
-async def _run_function(
-    context: Context,
-    call_state: CallState,
-    tool: Tool,
-    arguments: dict[str, Any],
-    tool_context: ToolContext[Any] | None,
-    channel: CallChannel | None,
-    timer: Timeout,
-    limit_s: float,
-) -> ToolResult:
-    """The result of a call of a function; if the channel has a request then, the call must wait instead."""
-    call = call_state.call
-    context.running_calls[call.id] = timer
-    try:
-        return await run_call(call, tool, arguments, tool_context, timer, limit_s)
-    except (ToolWaits, BaseExceptionGroup):  # the latter of a task group in which the tool has asked
-        if channel is None or channel.request is None:
-            raise
-        return ToolResult(call.id, call.name, "", "skipped")
-    finally:
-        del context.running_calls[call.id]
-        if channel is not None:
-            channel.close()
 
 
 async def _delegate(

@@ -18,7 +18,7 @@ from agentfsm.errors import JournalError, StoreError, ToolError
 from agentfsm.loop import prompts
 from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind, describe_exception
 from agentfsm.loop.human_input import SuspendedSubRun
-from agentfsm.loop.messages import Image, ToolCall, ToolResult
+from agentfsm.loop.messages import Image, ToolCall, ToolResult, new_tool_result
 from agentfsm.loop.read_only import MAX_NESTING, FrozenDict
 from agentfsm.loop.withholding import MASK, secret_values
 from agentfsm.runtime.delegation import Delegation
@@ -47,8 +47,6 @@ def to_model_content(value: Any) -> tuple[str, tuple[Image, ...]]:
     Args:
         value: The value.
     """
-    if isinstance(value, str):
-        return value, ()
     if isinstance(value, Image):
         return value.text_placeholder, (value,)
     if isinstance(value, (list, tuple)):
@@ -57,7 +55,7 @@ def to_model_content(value: Any) -> tuple[str, tuple[Image, ...]]:
             return "\n".join(
                 item.text_placeholder if isinstance(item, Image) else _as_text(item) for item in items
             ), images
-    return _as_text(cast("object", value)), ()
+    return _as_text(value), ()  # pyright: ignore[reportUnknownArgumentType]  # a ``cast`` is called at run time
 
 
 def _as_text(value: object) -> str:
@@ -256,7 +254,9 @@ def _success_result(call: ToolCall, tool: Tool, value: Any) -> ToolResult:
     content, images = to_model_content(value)
     output = None if ending is None else _ending_value(call, tool, value)
     found = tuple(_secrets_in(value)) if MASK in content and not isinstance(value, str) else ()
-    return ToolResult(call.id, call.name, content, ending=ending, value=output, images=images, withheld=found)
+    return new_tool_result(
+        call.id, call.name, content, "done", None, "", ending, output, False, "", None, images, 0, found
+    )
 
 
 def _secrets_in(value: object, depth: int = 0) -> Iterator[str]:

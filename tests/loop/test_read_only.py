@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import json
 import pickle
+from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
@@ -19,9 +21,24 @@ from agentfsm.errors import AgentfsmError, ReadOnlyError
 from agentfsm.loop.canonical_json import canonical_json, encode
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.human_input import HumanReply, PendingRequest
-from agentfsm.loop.messages import Message, Reply, Role, ToolCall, ToolResult
-from agentfsm.loop.model import ToolSpec
-from agentfsm.loop.outcomes import ReplyParsed, StateResult
+from agentfsm.loop.messages import (
+    Message,
+    Reply,
+    Role,
+    ToolCall,
+    ToolResult,
+    new_message,
+    new_tool_call,
+    new_tool_result,
+)
+from agentfsm.loop.model import ModelRequest, ToolSpec, new_model_request
+from agentfsm.loop.outcomes import (
+    ModelCallSucceeded,
+    ReplyParsed,
+    StateResult,
+    new_model_call_succeeded,
+    new_reply_parsed,
+)
 from agentfsm.loop.read_only import code_name, freeze, refuse_change, thaw, user_code
 
 JSON = st.recursive(
@@ -286,3 +303,49 @@ class Auditor:
 )
 def test_code_is_called_by_its_qualified_name(code, name):
     assert code_name(code) == f"{__name__}.{name}"
+
+
+# -- quick constructors ---------------------------------------------------------------------------------
+
+USUAL = ToolCall("c1", "add", {"a": 1})
+QUICK: list[tuple[Any, Any, tuple[Any, ...]]] = [
+    (new_message, Message, (Role.TOOL, "3", (), "c1", "add", True, {"kept": [1]}, ())),
+    (new_model_call_succeeded, ModelCallSucceeded, (Reply(Message.assistant("Hi.")), 2)),
+    (new_model_request, ModelRequest, ([Message.user("go")], (), 5)),
+    (new_reply_parsed, ReplyParsed, ((USUAL,), {"an": ["answer"]})),
+    (new_tool_call, ToolCall, ("c1", "add", NESTED)),
+    (new_tool_result, ToolResult, ("c1", "add", "3", "done", None, "", "done", NESTED)),
+]
+each_quick_one = pytest.mark.parametrize(("make", "cls", "arguments"), QUICK, ids=[cls.__name__ for _, cls, _ in QUICK])
+
+
+@each_quick_one
+def test_a_quick_constructor_makes_what_the_class_makes(make: Any, cls: Any, arguments: tuple[Any, ...]):
+    made, usual = make(*arguments), cls(*arguments)
+    assert type(made) is cls
+    assert (made, repr(made)) == (usual, repr(usual))
+    for field in fields(cls):
+        assert type(getattr(made, field.name)) is type(getattr(usual, field.name))
+    assert dataclasses.replace(made) == usual
+
+
+@each_quick_one
+def test_what_a_quick_constructor_makes_is_as_frozen_as_any(make: Any, cls: Any, arguments: tuple[Any, ...]):
+    made = make(*arguments)
+    for field in fields(cls):
+        with pytest.raises((ReadOnlyError, FrozenInstanceError)):
+            setattr(made, field.name, None)
+    assert not hasattr(made, "__dict__")
+
+
+@each_quick_one
+def test_a_quick_constructor_refuses_what_the_class_refuses(make: Any, cls: Any, arguments: tuple[Any, ...]):
+    for constructor in (cls, make):
+        with pytest.raises(TypeError):
+            constructor(*arguments, *range(20))
+
+
+def test_objects_of_a_quick_constructor_have_defaults_of_their_own():
+    first, second = new_model_request(()), new_model_request(())
+    assert first.cache is not second.cache
+    assert first.budget is not second.budget

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import graphlib
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.human_input import PendingRequest
-from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage
+from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
@@ -78,7 +79,15 @@ RUNS = st.builds(
         max_cost_usd=st.sampled_from([None, 0.5]),
         max_execution_time_s=st.sampled_from([None, 9]),
     ),
-    reply=st.sampled_from([None, Reply(Message.assistant("Hi.")), Reply(Message.assistant("", (CALL,)))]),
+    reply=st.one_of(
+        st.none(),
+        st.builds(
+            Reply,
+            st.sampled_from([Message.assistant("Hi."), Message.assistant("", (CALL,))]),
+            st.sampled_from([FinishReason.STOP, FinishReason.STOP, *FinishReason]),
+            refusal=st.sampled_from([None, None, "No."]),
+        ),
+    ),
     reply_judged=st.booleans(),
     malformed=st.sampled_from([None, "not JSON"]),
     batch=st.sampled_from([[], [CallState(CALL, CALL.signature)], [DONE]]),
@@ -110,8 +119,11 @@ def test_a_guard_does_not_hold_while_its_fields_have_the_values_it_declares(run)
         quiet = deepcopy(run)
         for name, value in declared:
             where, _, field = name.rpartition(".")
-            if where:
+            if where == "guardrails":
                 quiet.guardrails = quiet.guardrails.model_copy(update={field: value})
+            elif where == "reply":
+                quiet.reply = replace(quiet.reply or Reply(Message.assistant("Hi.")), **{field: value})
+                assert getattr(Reply(Message.assistant()), field) == value
             else:
                 setattr(quiet, name, value)
                 assert getattr(usual, name) == value
