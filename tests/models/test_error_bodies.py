@@ -109,6 +109,10 @@ def test_a_proxy_that_rejects_a_call_without_tls_is_named() -> None:
     assert "is the one in proxy= or HTTP_PROXY right?" in str(error)
 
 
+def test_a_reply_of_another_api_is_not_quoted_as_a_reason() -> None:
+    assert SAYS not in str(request_error(build_model("openai", respond_with(200, GOOD_BODIES["ollama"]))))
+
+
 def test_a_page_that_repeats_the_prompt_is_quoted_without_it() -> None:
     model = build_model("openai", respond_with(200, "you said: canary: the launch code is tangerine, 'twice' over!"))
     assert "tangerine" not in str(request_error(model))
