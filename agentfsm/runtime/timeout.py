@@ -12,7 +12,6 @@ import logging
 from collections.abc import Awaitable, Coroutine, Generator
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 from types import CoroutineType, coroutine
 from typing import Any, TypeVar, cast
 
@@ -181,7 +180,6 @@ class Timeout:
             CutOffError: It was cut off, and has ended, or was abandoned.
             asyncio.CancelledError: The task was cancelled, and it has ended, or was abandoned.
         """
-        began = monotonic()
         inner: Any = awaitable
         if type(awaitable) is not CoroutineType:
             inner = _as_coroutine(awaitable)
@@ -189,6 +187,8 @@ class Timeout:
         if task is None or self._task is not None:
             inner.close()
             raise RuntimeError("a Timeout limits one await at a time, inside a task")
+        loop = task.get_loop()
+        limit = loop.time() + seconds  # by the loop's clock, which need not be the system's
         self._task, self._cancelling, interrupted = task, task.cancelling(), False
         steps: Any = self._keep_value(inner)
         value: T
@@ -197,8 +197,7 @@ class Timeout:
             if waiting is _ENDED:  # a coroutine that never waits needs no timer
                 value, self._value = self._value, None
                 return value
-            loop = task.get_loop()
-            self._start(loop, loop.time() + seconds - (monotonic() - began))
+            self._start(loop, limit)
             while waiting is not _ENDED:
                 error: BaseException | None = None
                 try:
