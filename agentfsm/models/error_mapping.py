@@ -104,7 +104,7 @@ _REASON_KEYS = ("message", "Message", "detail", "msg", "status_msg", "title")
 In their order: AWS, FastAPI and RFC 9457, gateways, MiniMax (in ``base_resp``), RFC 9457 without a detail.
 """
 
-_PAGE_REASON = re.compile(r"<(title|message)\b[^>]*>([^<]+)<", re.IGNORECASE)
+_PAGE_REASON = re.compile(r"<(title|message)\b[^<>]*>([^<]+)<", re.IGNORECASE)
 """The title of a web page, or the message in an error of a server that speaks XML."""
 
 

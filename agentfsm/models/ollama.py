@@ -57,7 +57,7 @@ class OllamaChat(HttpModel):
     _default_provider = "ollama"
     _frame_parser = NDJSONParser
     _plain_body_starts = (b"<", b"[")
-    _stream_start = re.compile(rb"\s*\{[^\r\n]*\}\s*[\r\n]\s*\{")  # an object in the first line, and another one
+    _stream_start = re.compile(rb"\s*\{[^\r\n]*\}[ \t]*[\r\n]\s*\{")  # an object in the first line, and another one
 
     def _resolve_endpoint(self, provider: str, base_url: str | None, api_key: ApiKey | None) -> Endpoint:
         endpoint = super()._resolve_endpoint(provider, base_url, api_key)

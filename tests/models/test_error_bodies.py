@@ -116,3 +116,11 @@ def test_a_reply_of_another_api_is_not_quoted_as_a_reason() -> None:
 def test_a_page_that_repeats_the_prompt_is_quoted_without_it() -> None:
     model = build_model("openai", respond_with(200, "you said: canary: the launch code is tangerine, 'twice' over!"))
     assert "tangerine" not in str(request_error(model))
+
+
+@pytest.mark.parametrize("piece", ["<title", "<title ", "<message x", "<title>", "<"])
+def test_a_page_is_read_for_its_reason_in_time_that_grows_with_its_length(piece: str) -> None:
+    page = piece * (900_000 // len(piece))  # with quadratic time this would take minutes
+    error = request_error(build_model("openai", respond_with(200, page)))
+    assert type(error) is ProviderError
+    assert SAYS not in str(error)

@@ -317,6 +317,16 @@ def test_a_stream_in_place_of_a_whole_response_is_accepted(wire: str, model_outp
 
 
 @pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("blank", [b" ", b"\n", b"\r\n"])
+def test_blanks_after_a_whole_response_are_passed_over_in_time_that_grows_with_their_number(
+    wire: str, blank: bytes
+) -> None:
+    body = json.dumps(whole_body(wire, ModelOutput("hello"))).encode() + blank * 400_000
+    reply = request_reply(streaming_model(wire, body, kind="application/json"))  # quadratic: not within minutes
+    assert (reply.message.content, reply.repairs) == ("hello", ())
+
+
+@pytest.mark.parametrize("wire", WIRES)
 def test_a_web_page_instead_of_a_stream_hints_at_the_address(wire: str) -> None:
     error = stream_error(streaming_model(wire, b"<html><title>Please log in</title></html>", kind="text/html"))
     assert type(error) is ProviderError
