@@ -207,6 +207,24 @@ def test_a_run_of_one_tenant_does_not_continue_the_session_of_another(store: Sto
     asyncio.run(main())
 
 
+def test_a_run_without_a_tenant_belongs_to_the_tenant_whose_session_it_continues(store: Store) -> None:
+    def session(said: str) -> Any:
+        return Agent(ScriptedModel([said]), host=Host(store=store, secret=SECRET)).session("talk-1")
+
+    async def main() -> None:
+        await session("The canary.").run("Hello.", tags=["tenant:evil"])
+        result = await session("Yes.").run("Still there?", tags=["x"])  # such as agentfsm run --session talk-1
+        own = Runs(store, secret=SECRET, tenant="evil")
+        assert (await own.get(result.run_id)).info.tags == ("x", "tenant:evil")
+        with pytest.raises(RunError, match="has a run of another tenant"):
+            await session("Sorry.").run("What was said?", tags=["tenant:acme"])
+        assert (await session("Yes.").run(None)).output == "Yes."
+        with pytest.raises(RunError, match="has a run of another tenant"):
+            await session("Sorry.").run(None, tags=["tenant:acme"])
+
+    asyncio.run(main())
+
+
 def test_what_a_tenant_submits_is_theirs_and_shares_no_key_with_others(tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason="requests are encrypted")
     activations: list[Any] = []

@@ -86,7 +86,7 @@ class Session(Generic[AgentDeps, Output]):
             deps: Its dependencies, as ``agent.run`` takes them.
             actor: Who requests it, as ``agent.run`` takes it.
             tags: Short texts by which the run is found. One such as ``tenant:acme`` says whose run it is: it does not
-                continue a run of another tenant.
+                continue a run of another tenant, and without one it is a run of the tenant of the run before.
             metadata: A JSON object, for your own purposes.
             options: A model, settings or limits of its own, instead of the agent's.
 
@@ -107,14 +107,14 @@ class Session(Generic[AgentDeps, Output]):
 
         async def load() -> _NewRun:
             last = await self.last_run()
-            self._require_same_tenant(last, details.tags)
+            tags = self._tags_of_next(last, details.tags)
             if last is not None and last.status != "finished":
                 given = details is not NO_DETAILS or actor is not None
                 return await self._load_open(last, message is not None, deps, given)
             if last is None and message is None:
                 raise RunError(f"session {self.session_id!r} has no run to continue: give a prompt")
             request = RunRequest("" if message is None else prompt_text(message), by=actor, deps=deps)
-            return await self._load_next(config, last, message, request, details)
+            return await self._load_next(config, last, message, request, replace(details, tags=tags))
 
         return stored_run(config, "", load, deps)
 
@@ -323,8 +323,8 @@ class Session(Generic[AgentDeps, Output]):
 
         return claim
 
-    def _require_same_tenant(self, last: RunInfo | None, tags: Iterable[str]) -> None:
-        """Refuse to continue a run of one tenant with a run of another.
+    def _tags_of_next(self, last: RunInfo | None, tags: tuple[str, ...]) -> tuple[str, ...]:
+        """The tags of the next run: the given ones, and the tenants of the last run if these name none.
 
         Raises:
             RunError: The tags of both runs name tenants, and none is that of both.
@@ -332,6 +332,7 @@ class Session(Generic[AgentDeps, Output]):
         theirs, ours = _tenants(() if last is None else last.tags), _tenants(tags)
         if theirs and ours and theirs.isdisjoint(ours):
             raise RunError(f"session {self.session_id!r} has a run of another tenant: continue another session")
+        return tags if ours else (*tags, *sorted(theirs))
 
     def _require_idle(self, last: RunInfo) -> None:
         """Refuse to go on while the last run is being run.
