@@ -335,7 +335,8 @@ async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: lis
     try:
         async with asyncio.TaskGroup() as group:
             for number, (call, attempt) in enumerate(zip(ready, attempts, strict=True), 1):
-                group.create_task(_run_beside_others(context, call, attempt, share, run_task))
+                requests = CancelRequests(run_task)  # now: a cancellation may come before the call begins
+                group.create_task(_run_beside_others(context, call, attempt, share, requests))
                 if number % CALLS_STARTED_TOGETHER == 0:
                     await asyncio.sleep(0)
     except BaseExceptionGroup as errors:  # as a single call would raise it
@@ -343,9 +344,9 @@ async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: lis
 
 
 async def _run_beside_others(
-    context: Context, call: _ReadyCall, attempt: int, share: BudgetShare, run_task: asyncio.Task[Any] | None
+    context: Context, call: _ReadyCall, attempt: int, share: BudgetShare, requests: CancelRequests
 ) -> None:
-    timer, requests, task = Timeout(context.timeout.grace_s), CancelRequests(run_task), asyncio.current_task()
+    timer, task = Timeout(context.timeout.grace_s), asyncio.current_task()
     requests.apply_to(task)
     try:
         await _run_one(context, call, attempt, share, timer)

@@ -459,6 +459,34 @@ def test_a_run_that_is_cancelled_ends_whatever_swallows_the_cancellation(how, wh
     assert started == ["started"] * (2 if where == "parallel tools" else 1)
 
 
+def test_a_run_that_is_cancelled_as_its_parallel_calls_begin_ends_whatever_swallows_the_cancellation(monkeypatch):
+    @tool(parallel=True)
+    async def stubborn(n: int) -> str:
+        await swallow()
+        return "never"
+
+    script = [call("stubborn", n=1), call("stubborn", n=2)]
+    guardrails = AgentGuardrails(cancel_grace_s=0.01)
+    agent, _ = scripted_agent(script, "done", tools=[stubborn], guardrails=guardrails)
+    begin = asyncio.TaskGroup.create_task
+
+    async def scene() -> Run:
+        run = agent.run("go")
+        task = asyncio.ensure_future(run)
+
+        def begin_and_cancel(group: asyncio.TaskGroup, *args: Any, **options: Any) -> Any:
+            begun = begin(group, *args, **options)
+            task.cancel()  # before the call has begun
+            return begun
+
+        monkeypatch.setattr(asyncio.TaskGroup, "create_task", begin_and_cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return run
+
+    assert isinstance(check_result(run_async(scene).result).outcome, RunCancelled)
+
+
 def test_an_effect_that_suppresses_the_cancellation_of_its_task_and_ends_does_not_keep_the_run_alive():
     started: list[str] = []
 
