@@ -405,11 +405,15 @@ class RunState(_HiddenSlots):
         self.lessons_learned = [*others, failure][-MAX_LESSONS:]
 
     def withdraw_approvals(self) -> None:
-        """Have people asked again about the calls that they have approved, and that have no result yet."""
+        """Have people asked again about the calls that they have approved, and that have no result yet.
+
+        The rules remain, without votes: those who may approve a call say whether it ran.
+        """
         state_tools = (each.tool for each in self.state_calls.values() if each.tool is not None)
         for call in (*self.batch, *state_tools):
             if call.result is None:
-                call.approved, call.approved_tool, call.quorum = False, "", None
+                call.approved, call.approved_tool = False, ""
+                call.quorum = None if call.quorum is None else replace(call.quorum, votes=())
         request = self.pending_request
         if request is not None and request.quorum is not None:
             self.pending_request = replace(request, quorum=replace(request.quorum, votes=()))

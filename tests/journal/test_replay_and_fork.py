@@ -17,6 +17,7 @@ from agentfsm import (
     FailureKind,
     Host,
     ItDidNotRun,
+    ItRan,
     MemoryStore,
     RunExistsError,
     Runs,
@@ -24,7 +25,14 @@ from agentfsm import (
     UnknownRunError,
     tool,
 )
-from agentfsm.errors import HumanReplyError, JournalError, JournalGraphError, RunError
+from agentfsm.errors import (
+    ActorRoleError,
+    AuthenticationError,
+    HumanReplyError,
+    JournalError,
+    JournalGraphError,
+    RunError,
+)
 from agentfsm.journal.fork import fork
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
@@ -201,7 +209,10 @@ def test_an_approval_holds_in_the_run_in_which_it_was_given_and_not_in_its_forks
         assert paid == [5, 5]
         await fork(host.store, "parent", began, "doubtful", host.keyring)
         assert (await agent().resume("doubtful")).outcome.kind == "in_doubt"
-        assert (await agent().resume("doubtful", ItDidNotRun())).outcome.kind == "approval"
+        for nobody, error in ((None, AuthenticationError), (Actor("eve"), ActorRoleError)):
+            with pytest.raises(error):
+                await agent().resume("doubtful", ItRan("paid"), by=nobody)
+        assert (await agent().resume("doubtful", ItDidNotRun(), by=ann)).outcome.kind == "approval"
         assert paid == [5, 5]
 
     asyncio.run(live())
