@@ -216,8 +216,8 @@ def _along_paths(
 
     @st.composite
     def along_path(draw: st.DrawFn) -> Scenario:
-        chosen = plans[draw(st.integers(0, len(plans) - 1))]
-        return _vary(draw, chosen[draw(st.integers(0, len(chosen) - 1))], agent, max_turns)
+        chosen = draw(st.sampled_from(plans))
+        return _vary(draw, draw(st.sampled_from(chosen)), agent, max_turns)
 
     return along_path() if plans else other
 
