@@ -83,6 +83,8 @@ for line in sys.stdin:
             answer(id)
         elif case == "old version":
             write(json.dumps({"id": id, "result": {}}) + "\\n")
+        elif case == "like a lost one":
+            answer(id, error={"code": -32000, "message": "Connection closed by the database"})
         elif case == "own error":
             answer(id, error={"code": -32000, "message": "quota exceeded"})
         elif case == "error in words":
@@ -157,6 +159,7 @@ NO_MESSAGE = "the server's answer is not a message of the protocol (JSON-RPC 2.0
     [
         *((case, NO_MESSAGE) for case in ("a text", "null", "neither", "old version")),
         ("own error", "quota exceeded"),
+        ("like a lost one", "Connection closed by the database"),
         ("error in words", "quota exceeded"),
         ("half a character", "a?b"),
         ("no letters", "\ufffd"),

@@ -33,8 +33,10 @@ _CONNECTION_CLOSED = -32000
 Servers use it for errors of their own.
 """
 
-_CONNECTION_LOST = re.compile("Connection closed|SSE stream (ended|failed)|Session terminated|Server returned an error")
-"""How the SDK's messages begin for a connection that is lost, or an HTTP error status without a reason."""
+_CONNECTION_LOST = re.compile(
+    "Connection closed|SSE stream (ended|failed).*|Session terminated|Server returned an error response", re.DOTALL
+)
+"""The SDK's messages for a connection that is lost, or an HTTP error status without a reason."""
 
 _SESSION_LOST = re.compile(r"\bsession\b", re.IGNORECASE)
 """What servers say in an error of code -32000 or -32001 where a session is unknown, as after their restart.
@@ -135,7 +137,7 @@ class MCPSession:
         try:
             return await request(self._client.result())
         except MCPError as error:
-            if _CONNECTION_LOST.match(error.message):
+            if _CONNECTION_LOST.fullmatch(error.message):
                 raise ServerGoneError(_ENDED, by_itself=True) from error
             text = NO_MESSAGE if error.message.startswith(_UNREADABLE) else error.message
             if error.code in (_CONNECTION_CLOSED, _SESSION_NOT_FOUND) and _SESSION_LOST.search(error.message):
@@ -239,7 +241,7 @@ def _describe_error(error: Any, secrets: Iterable[SecretStr]) -> str:
     while len(inner) == 1:  # a task group wraps its exceptions
         error = inner[0]
         inner = list(getattr(error, "exceptions", ()))
-    if error is None or (isinstance(error, MCPError) and _CONNECTION_LOST.match(error.message)):
+    if error is None or (isinstance(error, MCPError) and _CONNECTION_LOST.fullmatch(error.message)):
         return _ENDED
     if isinstance(error, ConfigurationError):  # of a function that the app gives
         return str(error)
