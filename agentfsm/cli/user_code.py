@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph
-from agentfsm.runtime.tools import Tool
 
 __all__ = ["load_graph", "load_graph_and_owner", "load_object", "load_tools"]
 
@@ -28,6 +27,8 @@ def load_tools(path: str | Path) -> list[Callable[..., Any]]:
     Raises:
         ConfigurationError: The file does not exist, its import raises, or it defines no tool.
     """
+    from agentfsm.runtime.tools import Tool  # not for the commands that run no tool
+
     module = _import_file(Path(path))
     listed: object = getattr(module, "tools", getattr(module, "TOOLS", None))
     if isinstance(listed, Iterable):
