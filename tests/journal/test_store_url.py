@@ -50,6 +50,7 @@ def test_a_url_or_a_path_names_a_file(url: str | Path, path: str) -> None:
         ("postgresql://localhost/runs?liveness=clock", "liveness is session or lease"),
         ("postgres://localhost/runs?lease_s=soon", "lease_s and wait_s are seconds"),
         ("postgres://a:pw@localhost/x?sslmod=require", '/database: neither libpq nor agentfsm has an option "sslmod"$'),
+        ("postgres://a:p/w?rest=x@localhost/x", "host/database$"),  # the password would have to be quoted
     ],
 )
 def test_what_names_no_store_is_refused_with_the_reason(url: str, why: str) -> None:

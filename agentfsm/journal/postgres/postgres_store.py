@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, LiteralString, NamedTuple, Self
+from urllib.parse import unquote
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
@@ -162,6 +163,8 @@ class PostgresStore:
             conninfo_to_dict(listen_url)
         except ProgrammingError as error:  # its text may have the password
             unknown = re.search(r'query parameter: ("[^"]*")$', str(error).strip())
+            if any("@" in unquote(each.partition("?")[2]) for each in (url, listen_url)):  # it may end a password
+                unknown = None
             raise ConfigurationError(
                 "that is not the URL of a PostgreSQL database, such as postgresql://user:password@host/database"
                 + (f": neither libpq nor agentfsm has an option {unknown[1]}" if unknown else "")
