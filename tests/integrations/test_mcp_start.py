@@ -73,6 +73,23 @@ def test_the_error_for_a_server_that_refuses_to_begin_has_its_reason_without_sec
     assert "canary" not in str(caught.value)
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("before", [295, 1_200, 19_995])
+def test_a_secret_where_a_long_line_is_cut_is_not_quoted_in_part(stream: str, before: int) -> None:
+    program = f"import os, sys; print('x' * {before} + os.environ['API_KEY'] + ' more', file=sys.{stream})"
+    with pytest.raises(ConfigurationError) as caught:
+        open_and_close(MCPTools.stdio(sys.executable, ["-c", program], env={"API_KEY": "canary-0123456789"}))
+    (line,) = [line.strip() for line in str(caught.value).splitlines() if line.startswith("    ")]
+    assert line == ("x" * 295 + "*" * 5 if before == 295 else "x" * 300)
+
+
+def test_a_secret_of_several_short_lines_is_masked() -> None:
+    program = "import os, sys; print('the key is', os.environ['API_KEY'], 'indeed', file=sys.stderr)"
+    with pytest.raises(ConfigurationError) as caught:
+        open_and_close(MCPTools.stdio(sys.executable, ["-c", program], env={"API_KEY": "canary-01\n-23456\tc789"}))
+    assert str(caught.value).endswith("stderr:\n    the key is ********** indeed")
+
+
 def test_the_exit_code_of_a_server_that_was_stopped_is_not_reported() -> None:
     tools = MCPTools.stdio(
         sys.executable, ["-c", "import sys; sys.stdin.read()"], settings=MCPSettings(start_timeout=0.2)

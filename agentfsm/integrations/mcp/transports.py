@@ -156,6 +156,9 @@ def _open_client(transport: Transport, handlers: ServerHandlers) -> Client:
 _KEPT_LINES, _KEPT_STRAYS, _MAX_LINE_CHARS = 10, 3, 300
 """How much of what a server writes to stderr, and to stdout besides messages, an error quotes."""
 
+_KEPT_LINE_CHARS = 20_000
+"""How much of such a line is kept: secrets are masked before it is cut, so it must contain them in full."""
+
 
 @dataclass
 class StdioServer:
@@ -226,8 +229,13 @@ class StdioServer:
         """What it wrote to stdout that is no message, and the last lines of its stderr."""
         said = {"it wrote to stdout, where only messages may be": self._strays}
         said["the last lines of its stderr"] = list(self._lines)
-        text = "".join(f"; {what}:\n    " + "\n    ".join(lines) for what, lines in said.items() if lines)
-        return mask_secrets(text, [each.get_secret_value() for each in self.secrets])
+        secrets = [each.get_secret_value() for each in self.secrets]
+        quoted = {what: mask_secrets("\n".join(lines), secrets).split("\n") for what, lines in said.items() if lines}
+        return "".join(f"; {what}:" + "".join(map(_quote_line, lines)) for what, lines in quoted.items())
+
+
+def _quote_line(line: str) -> str:
+    return f"\n    {_printable(line)[:_MAX_LINE_CHARS]}"
 
 
 def _describe_exit(code: int) -> str:
@@ -248,9 +256,11 @@ def _line_reader(lines: deque[str]) -> Generator[TextIO]:
 
     def read() -> None:
         with os.fdopen(read_end, encoding="utf-8", errors="replace") as file:
-            while text := file.readline(_MAX_LINE_CHARS):
-                if shown := _printable(text):
-                    lines.append(shown)
+            is_start = True
+            while text := file.readline(_KEPT_LINE_CHARS):
+                if is_start and _printable(text):
+                    lines.append(text.rstrip("\n"))
+                is_start = text.endswith("\n")
 
     reader = threading.Thread(target=read, name="agentfsm-mcp-stderr", daemon=True)
     reader.start()
@@ -391,8 +401,8 @@ def _mended(error: ValidationError, strays: list[str] | None) -> SessionMessage 
         with suppress(ValueError):
             value = loads(inputs[0].removeprefix("\ufeff"))
             return SessionMessage(types.jsonrpc_message_adapter.validate_python(value, by_name=False))
-        if strays is not None and len(strays) < _KEPT_STRAYS and (line := _printable(inputs[0][:_MAX_LINE_CHARS])):
-            strays.append(line)
+        if strays is not None and len(strays) < _KEPT_STRAYS and _printable(inputs[0]):
+            strays.append(inputs[0][:_KEPT_LINE_CHARS].rstrip("\n"))
         return None
     answer = next((found for found in map(as_object, inputs) if "id" in found), as_object(None))
     if "method" in answer or not isinstance(answer.get("id"), int | str):
