@@ -85,6 +85,10 @@ for line in sys.stdin:
             write(json.dumps({"id": id, "result": {}}) + "\\n")
         elif case == "like a lost one":
             answer(id, error={"code": -32000, "message": "Connection closed by the database"})
+        elif case == "own session":
+            answer(id, error={"code": -32000, "message": "no open shopping session"})
+        elif case == "session of a tool":
+            answer(id, error={"code": -32001, "message": "Session not found"})
         elif case == "own error":
             answer(id, error={"code": -32000, "message": "quota exceeded"})
         elif case == "error in words":
@@ -160,6 +164,8 @@ NO_MESSAGE = "the server's answer is not a message of the protocol (JSON-RPC 2.0
         *((case, NO_MESSAGE) for case in ("a text", "null", "neither", "old version")),
         ("own error", "quota exceeded"),
         ("like a lost one", "Connection closed by the database"),
+        ("own session", "no open shopping session"),
+        ("session of a tool", "Session not found"),
         ("error in words", "quota exceeded"),
         ("half a character", "a?b"),
         ("no letters", "\ufffd"),
@@ -170,8 +176,7 @@ def test_an_answer_that_breaks_the_protocol_is_the_result_of_its_call_alone(case
 
     async def main() -> RunResult:
         async with strange(case) as tools:
-            script = [call("echo"), call("echo"), "ok"]
-            return await Agent(ScriptedModel(script), tools=tools).run("go")
+            return await Agent(ScriptedModel([call("echo"), call("echo"), "ok"]), tools=tools).run("go")
 
     result = asyncio.run(main())
     assert results(result) == [said, "call 2"]
@@ -204,16 +209,6 @@ def test_the_error_for_an_address_that_cannot_be_reached_says_why(url: str, said
     [
         (401, "", "is gone: it answered 401 Unauthorized; the next call reconnects"),
         (429, "", "is gone: it answered 429 Too Many Requests; the next call reconnects"),
-        (
-            400,
-            {"error": {"code": -32000, "message": "No valid session ID"}},
-            "is gone: its session has ended (No valid",
-        ),
-        (
-            404,
-            {"error": {"code": -32001, "message": "Session not found"}},
-            "is gone: its session has ended (Session not",
-        ),
         (400, {"error": {"code": -32000, "message": "quota exceeded"}}, "quota exceeded"),
         (200, "{nope", NO_MESSAGE),
     ],
@@ -242,3 +237,54 @@ def test_the_error_of_a_call_over_http_has_its_status_or_reason(status: int, bod
 
     with running(RecordingServer(respond)) as server:
         assert said in results(asyncio.run(main(server.url)))[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said", "is_lost"),
+    [
+        (404, -32600, "Session not found", True),  # the Python SDK
+        (404, -32001, "Session not found", True),  # the TypeScript SDK
+        (404, -32603, "unknown", True),  # in the protocol, the status alone says it
+        (400, -32000, "Bad Request: No valid session ID provided", True),  # an example of the TypeScript SDK
+        (400, -32000, "Bad Request: Server not initialized", True),  # the TypeScript SDK with one session
+        (400, -32000, "Invalid or expired session", True),
+        (404, -32601, "Method not found", False),
+        (400, -32602, "the session ID must be a number", False),
+        (400, -32000, "no open shopping session", False),
+        (200, -32000, "no open shopping session", False),
+        (200, -32001, "Session not found", False),
+    ],
+)
+def test_a_session_that_the_server_no_longer_knows_is_begun_again_and_its_own_errors_end_none(
+    status: int, code: int, said: str, is_lost: bool
+) -> None:
+    calls: list[str] = []
+
+    def answer(asked: Call) -> Response:
+        method = asked.data["method"]
+        calls.append(method)
+        result: dict[str, Any] = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+        answers: dict[str, Any] = {
+            "initialize": result | {"serverInfo": {"name": "x", "version": "1"}},
+            "tools/list": {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]},
+            "tools/call": {"content": [{"type": "text", "text": "hello"}]},
+        }
+        top = {"jsonrpc": "2.0", "id": asked.data.get("id")}
+        if method == "tools/call" and calls.count(method) == 1:
+            return Response(json.dumps(top | {"error": {"code": code, "message": said}}).encode(), status=status)
+        if "id" not in asked.data:
+            return Response(b"", status=202)
+        if method not in answers:
+            return Response(json.dumps(top | {"error": {"code": -32601, "message": "no"}}).encode())
+        return Response(json.dumps(top | {"result": answers[method]}).encode())
+
+    async def main(url: str) -> RunResult:
+        async with MCPTools.http(f"{url}/mcp") as tools:
+            return await Agent(ScriptedModel([call("echo"), call("echo"), "ok"]), tools=tools).run("go")
+
+    with running(RecordingServer(answer)) as server:
+        first, second = results(asyncio.run(main(server.url)))
+    assert (f"is gone: its session has ended ({said})" in first) == is_lost
+    assert said in first
+    assert second == "hello"
+    assert calls.count("initialize") == (2 if is_lost else 1)

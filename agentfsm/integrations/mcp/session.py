@@ -11,6 +11,7 @@ import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import SecretStr, ValidationError
@@ -20,28 +21,25 @@ from agentfsm.integrations.mcp.transports import NO_MESSAGE, Server, ServerHandl
 from agentfsm.loop.withholding import mask_secrets
 
 if TYPE_CHECKING:
-    from mcp import Client, types
+    from mcp import Client, MCPError, types
 
 __all__ = ["MCPSession", "ServerGoneError"]
 
 MAX_PAGES = 100
 """The maximum number of pages in a list of tools, for servers whose list never ends."""
 
-_CONNECTION_CLOSED = -32000
-"""The SDK's code of an error for a connection that was closed, ``mcp.types.CONNECTION_CLOSED``.
-
-Servers use it for errors of their own.
-"""
-
 _CONNECTION_LOST = re.compile(
     "Connection closed|SSE stream (ended|failed).*|Session terminated|Server returned an error response", re.DOTALL
 )
 """The SDK's messages for a connection that is lost, or an HTTP error status without a reason."""
 
-_SESSION_LOST = re.compile(r"\bsession\b", re.IGNORECASE)
-"""What servers say in an error of code -32000 or -32001 where a session is unknown, as after their restart.
+_SESSION_LOST = re.compile(
+    r"\b(session id|(invalid|unknown|expired) session|session (not found|expired|terminated)|server not initialized)\b",
+    re.IGNORECASE,
+)
+"""What servers say with HTTP status 400 where a session is unknown, as after their restart.
 
-(``No valid session ID provided`` and ``Session not found`` in the official TypeScript SDK and its examples.)
+(``No valid session ID provided`` and ``Server not initialized`` in the official TypeScript SDK and its examples.)
 """
 
 T = TypeVar("T")
@@ -51,9 +49,6 @@ _ENDED = "the connection has ended"
 
 _UNREADABLE = "Failed to parse"
 """How the SDK's error for an answer that it cannot read begins; the rest of it describes the SDK's types."""
-
-_SESSION_NOT_FOUND = -32001
-"""The code of the official TypeScript SDK for a session that is unknown."""
 
 
 class ServerGoneError(Exception):
@@ -140,7 +135,7 @@ class MCPSession:
             if _CONNECTION_LOST.fullmatch(error.message):
                 raise ServerGoneError(_ENDED, by_itself=True) from error
             text = NO_MESSAGE if error.message.startswith(_UNREADABLE) else error.message
-            if error.code in (_CONNECTION_CLOSED, _SESSION_NOT_FOUND) and _SESSION_LOST.search(error.message):
+            if _is_session_lost(error, self._server.status):
                 raise ServerGoneError(f"its session has ended ({text})") from error
             raise RefusedError(text, error.code) from error
         except ValidationError as error:
@@ -221,6 +216,21 @@ class MCPSession:
 
 async def _accept_result(name: str, result: object) -> None:
     """In place of the SDK's check by the server's schema, which has no bounds; ``MCPTools`` checks results itself."""
+
+
+def _is_session_lost(error: MCPError, status: int | None) -> bool:
+    """Whether an error says that the server does not know the session, and not that it refuses the request.
+
+    Args:
+        error: The error.
+        status: The HTTP status that it came with, if that was an error.
+    """
+    from mcp import types
+
+    if error.code in (types.METHOD_NOT_FOUND, types.INVALID_PARAMS):  # which may come with either status
+        return False
+    said = _SESSION_LOST.search(error.message) is not None
+    return status == HTTPStatus.NOT_FOUND or (status == HTTPStatus.BAD_REQUEST and said)
 
 
 def _invalid(error: ValidationError) -> str:

@@ -90,6 +90,11 @@ class Server(Protocol):
         ...
 
     @property
+    def status(self) -> int | None:
+        """The HTTP status of its last answer, if that was an error; None if it does not use HTTP."""
+        ...
+
+    @property
     def ending(self) -> str:
         """How a connection that has ended did so: an exit code, a signal, an HTTP status; may be empty."""
         ...
@@ -220,6 +225,10 @@ class StdioServer:
         return False
 
     @property
+    def status(self) -> None:
+        """None."""
+
+    @property
     def ending(self) -> str:
         """Its exit code, or the signal that killed it."""
         return "" if self._exit_code is None else f"it has ended{_describe_exit(self._exit_code)}"
@@ -281,6 +290,7 @@ class HttpServer:
         headers: Sent with every request; a function is called before each.
         authorizer: Authorizes the requests.
         secrets: The secrets among its headers, its tokens, and the password in its URL.
+        status: The HTTP status of its last answer, if that was an error.
     """
 
     url: str
@@ -288,7 +298,7 @@ class HttpServer:
     headers: Values = field(repr=False)
     authorizer: Authorizer = field(repr=False)
     secrets: list[SecretStr] = field(default_factory=list[SecretStr], init=False, repr=False)
-    _status: int | None = field(default=None, init=False)
+    status: int | None = field(default=None, init=False)
 
     @asynccontextmanager
     async def connect(self, handlers: ServerHandlers) -> AsyncGenerator[Client]:
@@ -296,7 +306,7 @@ class HttpServer:
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
-        self._status = None
+        self.status = None
         timeout = httpx2.Timeout(CONNECT_TIMEOUT_S, read=None)
         fixed = {} if callable(self.headers) else dict(self.headers)
         _add_secrets(self.secrets, [*header_secrets(fixed), *environment_secrets({"URL": self.url})])
@@ -319,7 +329,7 @@ class HttpServer:
 
     async def _note_status(self, response: httpx2.Response) -> None:
         if response.request.method == "POST" and self._is_own(response.request):  # it need not have other methods
-            self._status = response.status_code if response.status_code >= HTTPStatus.BAD_REQUEST else None
+            self.status = response.status_code if response.status_code >= HTTPStatus.BAD_REQUEST else None
 
     def _is_own(self, request: httpx2.Request) -> bool:
         import httpx2
@@ -335,10 +345,10 @@ class HttpServer:
     @property
     def ending(self) -> str:
         """The HTTP status of its last answer, if that was an error."""
-        if self._status is None:
+        if self.status is None:
             return ""
-        known = self._status in HTTPStatus._value2member_map_
-        return f"it answered {self._status}{f' {HTTPStatus(self._status).phrase}' if known else ''}"
+        known = self.status in HTTPStatus._value2member_map_
+        return f"it answered {self.status}{f' {HTTPStatus(self.status).phrase}' if known else ''}"
 
     @property
     def output(self) -> str:
