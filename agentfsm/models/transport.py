@@ -155,14 +155,13 @@ class ClientPool:
             self._clients.pop(loop, None)
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
+            # The client keeps no cookies: one run's would be sent with another's calls.
             client = httpx.AsyncClient(
                 transport=self._transport,
                 verify=self._verify or _ssl_context(),
                 proxy=None if self._proxy is None else self._proxy.get_secret_value(),
                 limits=_LIMITS,
-                cookies=CookieJar(
-                    DefaultCookiePolicy(allowed_domains=())
-                ),  # one run's would be sent with another's call
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             )
             self._clients[loop] = pooled = PooledClient(client, _close_on_loop_shutdown(client))
             await anext(pooled.lifetime)

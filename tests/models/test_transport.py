@@ -237,3 +237,20 @@ def test_a_cookie_that_a_server_sets_is_not_sent_with_another_call(wire: str) ->
 
     asyncio.run(twice())
     assert sent == [None, None]
+
+
+def test_your_own_client_sends_the_cookies_that_it_keeps() -> None:
+    sent: list[str | None] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        sent.append(request.headers.get("cookie"))
+        return httpx.Response(200, json=GOOD_BODIES["openai"], headers={"set-cookie": "session=ann; Path=/"})
+
+    async def twice() -> None:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(respond)) as client:
+            model = resolve("openai:m", api_key="k", http=HttpOptions(client=client))
+            await model.reply(REQUEST)
+            await model.reply(REQUEST)
+
+    asyncio.run(twice())
+    assert sent == [None, "session=ann"]
