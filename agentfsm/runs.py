@@ -45,13 +45,20 @@ from agentfsm.runtime.host import Host
 if TYPE_CHECKING:
     from agentfsm.workers.waker import Waker
 
-__all__ = ["Runs", "StoredRun", "runs_on"]
+__all__ = ["Runs", "StoredRun", "runs_for", "runs_on"]
 
 
 def runs_on(runs: Runs, store: Store) -> Runs:
     """The same on another store, such as one with the runs of some tenants only: with the same secrets and waker."""
     other = copy(runs)
     other._store = store  # pyright: ignore[reportPrivateUsage]  # a method too many for Runs
+    return other
+
+
+def runs_for(runs: Runs, *, host_authenticates: bool) -> Runs:
+    """The same for a host that authenticates people or does not, whether or not ``runs`` itself does."""
+    other = copy(runs)
+    other._host_authenticates = host_authenticates  # pyright: ignore[reportPrivateUsage]
     return other
 
 
@@ -125,6 +132,7 @@ class Runs:
         self._tenant = tenant
         self._waker = waker
         self._host = Host(authenticate=authenticate, secrets=secrets)
+        self._host_authenticates = authenticate is not None
         if secret is not None:
             self._host = replace(self._host, secret=secret, old_secrets=old_secrets)
         self._keyring = None if secret is None else self._host.keyring
@@ -370,7 +378,16 @@ class Runs:
             await self._host.identify(by),
         )
         full_id, known = await self.find_id(run_id), _secrets_of(self._host)
-        return await send_answer(self._store, full_id, answer, keyring, actor=actor, to=to, secrets=known)
+        return await send_answer(
+            self._store,
+            full_id,
+            answer,
+            keyring,
+            actor=actor,
+            to=to,
+            secrets=known,
+            authenticated=self._host_authenticates,
+        )
 
     async def approve(self, run_id: str, *, by: Any = None, to: str | None = None) -> SentSignal:
         """Allow the call that a run waits to make: ``answer`` with ``Allow()``, whose arguments and errors it has."""

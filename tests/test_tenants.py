@@ -225,6 +225,26 @@ def test_a_run_without_a_tenant_belongs_to_the_tenant_whose_session_it_continues
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("action", ["resume", "dismiss"])
+def test_the_session_of_another_tenant_is_continued_by_its_id_unless_the_agent_has_a_store_of_its_tenant(
+    store: Store, action: str
+) -> None:
+    def session(own: Store, *script: Any) -> Any:
+        agent = Agent(ScriptedModel(list(script)), tools=[pay], host=Host(store=own, secret=SECRET))
+        return agent.session("talk-1")
+
+    async def main() -> None:
+        await session(store, call("pay", amount=1)).run("Pay.", tags=["tenant:evil"])
+        own, given = TenantStore(store, ["acme"]), (Allow(),) if action == "resume" else ("no",)
+        with pytest.raises(RunError, match="has no run yet"):
+            await getattr(session(own, "Paid."), action)(*given)
+        assert (await session(store).last_run()).status == "suspended"
+        await getattr(session(store, "Paid."), action)(*given)
+        assert (await session(store).last_run()).status == "finished"
+
+    asyncio.run(main())
+
+
 def test_what_a_tenant_submits_is_theirs_and_shares_no_key_with_others(tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason="requests are encrypted")
     activations: list[Any] = []

@@ -56,6 +56,7 @@ async def send_answer(
     actor: Actor | None = None,
     to: str | None = None,
     secrets: Iterable[str] = (),
+    authenticated: bool = False,
 ) -> SentSignal:
     """Send a reply to what a stored run waits for.
 
@@ -68,6 +69,7 @@ async def send_answer(
         to: The digest of the request that was shown to them, or at least its first 12 digits; None for whatever the
             run asks now.
         secrets: What the host declares to be secret, beside what the environment says.
+        authenticated: Whether the host authenticates people.
 
     Raises:
         UnknownRunError: There is no such run.
@@ -94,7 +96,7 @@ async def send_answer(
     secret_arguments = reply.kind == "edit" and lacks_values(request.arguments)
     _check_encryption(secret_arguments, encode([reply.text, reply.arguments]), keyring, secrets)
     waiting = [each for each in await read_signals(store.signals, keyring, run_id) if each.kind == "answer"]
-    voter = _check_votes(request, reply, actor, waiting, now)
+    voter = _check_votes(request, reply, actor, waiting, now, authenticated)
     signal = Signal(
         signal_id(run_id, "answer", request.digest, voter),
         run_id,
@@ -187,14 +189,19 @@ def _check_encryption(secret_arguments: bool, text: str, keyring: Keyring, secre
 
 
 def _check_votes(
-    request: StoredRequest, reply: HumanReply, actor: Actor | None, waiting: Sequence[Signal], now: float
+    request: StoredRequest,
+    reply: HumanReply,
+    actor: Actor | None,
+    waiting: Sequence[Signal],
+    now: float,
+    authenticated: bool,
 ) -> str:
     """Check that an actor may reply; returns what tells the vote from the other votes on the request."""
     quorum = request.quorum
     if quorum is None:
         return ""
     quorum = replace(quorum, escalated=quorum.escalated or quorum.is_due(now))
-    quorum.check_reply(reply.kind, actor)
+    quorum.check_reply(reply.kind, actor, authenticated=authenticated)
     if quorum.rule.n == 1:
         return ""
     for each in waiting:  # votes on their way count, too

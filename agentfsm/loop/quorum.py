@@ -204,23 +204,33 @@ class Quorum:
         """Whether an actor may not approve, as the one who requested the run, or because nobody knows who did."""
         return self.rule.not_requester and (self.requester is None or actor.is_same_as(self.requester))
 
+    def as_vouched_for(self) -> Quorum:
+        """What a host that authenticates believes of it: a voter or a requester who is only claimed is nobody."""
+        votes = tuple(actor for actor in self.votes if actor.verified)
+        return replace(self, votes=votes, requester=None if self._claims_requester else self.requester)
+
+    @property
+    def _claims_requester(self) -> bool:
+        return self.requester is not None and not self.requester.verified
+
     def with_vote(self, actor: Actor | None) -> Quorum:
         """The votes with one more, also of somebody unknown; a second one of the same actor changes nothing."""
         actor = actor or _UNKNOWN
         counted = any(each.is_same_as(actor) for each in self.votes)
         return self if counted else replace(self, votes=(*self.votes, actor))
 
-    def check_reply(self, kind: str, actor: Actor | None) -> None:
+    def check_reply(self, kind: str, actor: Actor | None, *, authenticated: bool = False) -> None:
         """Check that an actor may give a reply.
 
         Args:
             kind: ``allow``, ``deny`` or ``edit``.
             actor: Who gives it, or None if nobody said.
+            authenticated: Whether the host authenticates people: a requester who is only claimed may then be anyone.
 
         Raises:
             AuthenticationError: The rule needs to know who answers, and nobody said.
             ActorRoleError: The actor has none of the roles that may answer.
-            ActorIsRequesterError: The actor requested the run, and may not approve.
+            ActorIsRequesterError: The actor requested the run, or it is not known who did, and may not approve.
             RepeatedVoteError: The actor has approved already.
             HumanReplyError: It is an edit, and several people must approve the same arguments.
         """
@@ -245,6 +255,11 @@ class Quorum:
             if self.requester is not None:
                 who = f"{actor.id!r} requested it"
             raise ActorIsRequesterError(f"whoever requests the run may not approve, and {who}; the run still waits")
+        if authenticated and rule.not_requester and self._claims_requester:
+            raise ActorIsRequesterError(
+                f"whoever requests the run may not approve, and nobody vouched for its requester ({self.requester}): "
+                "deny the call, and request it again from a host with authenticate=...; the run still waits"
+            )
         if any(each.is_same_as(actor) for each in self.votes):
             raise RepeatedVoteError(
                 f"{actor.id!r} has approved this call already; {self.missing} more approval(s) by others are needed"

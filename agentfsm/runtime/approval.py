@@ -300,7 +300,7 @@ def _is_met(host: Host, quorum: Quorum | None, rule: Approval | None) -> bool:
     if rule is None or not rule.asks_who:
         return True
     if quorum is not None and host.authenticate is not None:
-        quorum = replace(quorum, votes=tuple(actor for actor in quorum.votes if actor.verified))
+        quorum = quorum.as_vouched_for()
     return quorum is not None and quorum.is_met(rule)
 
 

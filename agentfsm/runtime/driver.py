@@ -160,7 +160,8 @@ async def identify_actor(config: AgentConfig, run: RunState, request: RunRequest
     reply = replace(reply, by="" if actor is None else actor.id, actor=None if plain_name and quorum is None else actor)
     if quorum is not None:
         due = quorum.is_due(host.clock.time())
-        replace(quorum, escalated=quorum.escalated or due).check_reply(reply.kind, actor)
+        quorum = replace(quorum, escalated=quorum.escalated or due)
+        quorum.check_reply(reply.kind, actor, authenticated=host.authenticate is not None)
     return replace(request, reply=reply)
 
 

@@ -32,6 +32,11 @@ class AgentRunner:
         self._listening: asyncio.Task[None] | None = None
         self._working: dict[str, asyncio.Task[None]] = {}
 
+    @property
+    def authenticates(self) -> bool:
+        """Whether one of its agents has a host that authenticates people."""
+        return any(agent.config.host.authenticate is not None for agent in self.agents)
+
     def start(self) -> None:
         """Listen from now on, if there are agents and nobody listens yet."""
         if self.agents and (self._listening is None or self._listening.done()):

@@ -22,7 +22,7 @@ from agentfsm.journal.store import Store
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.machine.graph import Graph
-from agentfsm.runs import Runs
+from agentfsm.runs import Runs, runs_for
 from agentfsm.runtime.host import ReplayGuard
 from agentfsm.viewer.access import (
     LOOPBACK_NAMES,
@@ -97,14 +97,16 @@ def app(
         secret, old_secrets = host.secret, host.old_secrets
     keyring = Keyring(secrets.token_bytes(32)) if secret is None else Keyring(secret, old_secrets)
     known = [each for agent in agents for each in agent.config.host.secrets]
+    runner = AgentRunner(store, agents)
+    runs = Runs(store, secret=secret, old_secrets=old_secrets, authenticate=_vouched_for, secrets=known)
     context = ViewerContext(
         store=store,
-        runs=Runs(store, secret=secret, old_secrets=old_secrets, authenticate=_vouched_for, secrets=known),
+        runs=runs_for(runs, host_authenticates=runner.authenticates),
         claiming=Runs(store, secret=secret, old_secrets=old_secrets, secrets=known),
         replay_guard=replay_guard,
         access=Access(authenticate, names | LOOPBACK_NAMES, keyring),
         followed=FollowedRuns(store),
-        runner=AgentRunner(store, agents),
+        runner=runner,
         may_change=secret is not None,
         host_keyring=None if secret is None else keyring,
         checkpoint=checkpoint,

@@ -500,3 +500,82 @@ def test_a_vote_that_another_process_only_claims_does_not_count_for_a_host_that_
     store = d.host.store
     assert store is not None
     assert verify("r", asyncio.run(store.records("r")), asyncio.run(store.head("r"))).code == GOOD
+
+
+DIRECTORY = {"ann": ANN, "bob": BOB, "cy": CY}
+
+
+@pytest.mark.parametrize("rule", [Approval(not_requester=True), FOUR_EYES], ids=["one", "two"])
+def test_who_only_claims_to_be_another_requester_cannot_have_a_call_approved_where_the_host_authenticates(
+    desk: Callable[..., Desk], rule: Approval
+) -> None:
+    d = desk(rule)
+    d.ask(actor=replace(ANN, verified=True))  # as bob does with agentfsm run --actor ann, to approve it himself
+    d.host = replace(d.host, authenticate=DIRECTORY.get)
+    for by in ("ann", "bob", "cy"):
+        with pytest.raises(
+            ActorIsRequesterError, match="requested it" if by == "ann" else "nobody vouched for its req"
+        ):
+            d.reply(Allow(), by)
+    if rule.n == 1:
+        with pytest.raises(ActorIsRequesterError, match="the run still waits"):
+            d.reply(Edit({"amount": 1}), "bob")
+    assert type(d.reply(Deny("no"), "bob")).__name__ == "RunCompleted"
+    assert d.paid == []
+
+
+def test_a_host_that_does_not_authenticate_takes_its_requester_as_claimed(desk: Callable[..., Desk]) -> None:
+    d = desk(Approval(not_requester=True))
+    d.ask()
+    d.reply(Allow(), BOB)
+    assert d.paid == [5]
+
+
+def test_an_approval_under_a_rule_that_has_become_four_eyes_does_not_count_if_the_requester_is_only_claimed() -> None:
+    d = Desk(Approval(roles=("manager",)))
+    d.ask()
+    stricter = Desk(Approval(roles=("manager",), not_requester=True))
+    stricter.host = replace(d.host, authenticate=DIRECTORY.get)
+    asked_again = stricter.reply(Allow(), "bob")
+    assert "not by those who must approve it now" in asked_again.question
+    with pytest.raises(ActorIsRequesterError, match="nobody vouched"):
+        stricter.reply(Allow(), "cy")
+    assert stricter.paid == []
+
+
+def test_nobody_approves_a_sub_agents_call_for_a_requester_who_is_only_claimed() -> None:
+    d = Desk(Approval(not_requester=True))
+    worker = Agent(ScriptedModel([call("pay", amount=7), "Paid."]), tools=[d.pay])
+
+    async def main() -> None:
+        sub = worker.as_tool("worker", "Pays.")
+        asking = Agent(ScriptedModel([call("worker", task="Pay 7.")]), tools=[sub], host=d.host)
+        await asking.run("Pay.", run_id="r", actor=ANN)
+        answering = Agent(ScriptedModel(["Done."]), tools=[sub], host=replace(d.host, authenticate=DIRECTORY.get))
+        with pytest.raises(ActorIsRequesterError, match="nobody vouched"):
+            await answering.resume("r", Allow(), by="bob")
+        assert (await answering.resume("r", Deny("no"), by="bob")).output == "Done."
+
+    asyncio.run(main())
+    assert d.paid == []
+
+
+@pytest.mark.parametrize("at", ["its beginning", "its end"])
+def test_a_fork_keeps_a_requester_who_is_only_claimed(at: str) -> None:
+    d = Desk(Approval(not_requester=True))
+    d.ask()
+    store, d.waiting = d.host.store, "fork"
+    assert store is not None
+    d.host = replace(d.host, authenticate=DIRECTORY.get)
+
+    async def main() -> None:
+        last = 1 if at == "its beginning" else len(await store.records("r"))
+        await Runs(store, secret=d.host.secret).fork("r", last, "fork")
+        if last == 1:
+            asked = (await d.agent(call("pay", amount=5)).resume("fork")).outcome
+            assert isinstance(asked, UserInputRequested)
+
+    asyncio.run(main())
+    with pytest.raises(ActorIsRequesterError, match="nobody vouched"):
+        d.reply(Allow(), "bob")
+    assert d.paid == []

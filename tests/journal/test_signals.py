@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.errors import (
+    ActorIsRequesterError,
     AuthenticationError,
     BlankHumanReplyError,
     ConfigurationError,
@@ -52,6 +54,7 @@ from agentfsm.errors import (
 from agentfsm.journal.signals import SealedSignal, open_signal, read_signals, seal_signal
 from agentfsm.journal.verification import GOOD
 from agentfsm.loop.keys import Keyring
+from agentfsm.runs import runs_for
 from agentfsm.runtime.run import advance, hand_over
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 
@@ -344,6 +347,30 @@ def test_a_host_that_authenticates_believes_only_who_was_authenticated(
         assert [decision.by for decision in run.ledger.decisions] == ["ann (manager)"]
 
     with_shop(scenario, authenticate=tokens.get)
+
+
+def test_nobody_approves_from_elsewhere_for_a_requester_who_is_only_claimed(
+    with_shop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rule = Approval(not_requester=True)
+
+    async def scenario(shop: Shop) -> None:
+        await shop.asks(rule=rule)
+        shop.host = replace(shop.host, authenticate={"token of ann": ANN}.get)
+        desk = Runs(shop.store, secret=SECRET, authenticate=shop.host.authenticate)
+        with pytest.raises(ActorIsRequesterError, match="nobody vouched for its requester"):
+            await desk.approve("one", by="token of ann")
+        viewer = runs_for(desk, host_authenticates=False)  # it cannot know, without the agent
+        await viewer.approve("one", by="token of ann")
+        with caplog.at_level(logging.WARNING, "agentfsm"):
+            assert await shop.outcomes(rule=rule) == []
+        assert "nobody vouched for its requester" in caplog.text
+        assert (await shop.runs.get("one")).request is not None
+        await desk.deny("one", "no", by="token of ann")
+        assert [type(outcome) for outcome in await shop.outcomes("Not paid.", rule=rule)] == [RunCompleted]
+        assert shop.paid == []
+
+    with_shop(scenario)
 
 
 # -- cancellations ------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def _why_not(context: ViewerContext, request: StoredRequest, actor: Actor | None
         return "sign in to answer"
     if request.quorum is not None:
         try:
-            request.quorum.check_reply("allow", actor)
+            request.quorum.check_reply("allow", actor, authenticated=context.runner.authenticates)
         except HumanReplyError as error:
             return str(error)
     return ""
