@@ -209,6 +209,15 @@ class Quorum:
         votes = tuple(actor for actor in self.votes if actor.verified)
         return replace(self, votes=votes, requester=None if self._claims_requester else self.requester)
 
+    def lacks_requester(self, *, authenticated: bool) -> bool:
+        """Whether nobody may approve, because it is not known who requested the run.
+
+        Args:
+            authenticated: Whether the host authenticates people.
+        """
+        requester = (self.as_vouched_for() if authenticated else self).requester
+        return self.rule.not_requester and requester is None
+
     @property
     def _claims_requester(self) -> bool:
         return self.requester is not None and not self.requester.verified

@@ -154,6 +154,36 @@ def test_two_people_vote_and_nobody_twice(browser: Any, site: str, store: Any) -
 
 
 @pytest.mark.slow
+def test_a_call_of_a_requester_who_is_only_claimed_can_be_denied_and_not_allowed(browser: Any, store: Any) -> None:
+    asks(store, "claimed", call("remove", path="old.txt"), actor="mia")
+    host = Host(store=store, secret=SECRET, authenticate=lambda token: None)
+    agent = Agent(LastWord(), tools=[pay, remove], host=host)  # type: ignore[arg-type]
+    viewer = agentfsm.viewer.app(store, agents=[agent], authenticate=by_header)
+    with (
+        served(viewer) as site,
+        site_page(browser, site, headers={"who": "eve:clerk"}) as (eve, _),
+        site_page(browser, site, headers={"who": "bob:manager"}) as (bob, events),
+    ):
+        eve.goto("/inbox")
+        has_text(eve.locator("main"), "Nothing waits for you.")
+        bob.goto("/inbox")
+        has_text(bob.locator("article"), "nobody vouched for its requester (mia, claimed, not verified)")
+        has_count(bob.get_by_role("button", name="Allow"), 0)
+        token = bob.request.get("/api/session").json()["token"]
+        digest = bob.request.get("/api/inbox").json()["requests"][0]["digest"]
+        body = {"run": "claimed", "to": digest, "reply": {"kind": "allow"}}
+        refused = bob.request.post("/api/inbox/answer", data=body, headers={"x-agentfsm-token": token})
+        assert "nobody vouched for its requester" in refused.text()
+        bob.get_by_role("button", name="Deny…").click()
+        bob.get_by_role("button", name="Deny", exact=True).click()
+        has_text(bob.locator("article"), "Sent; the run goes on.")
+        bob.goto("/run?id=claimed")
+        has_text(bob.locator(".about"), "completed")
+        assert events == []
+    assert decisions(store, "claimed") == [("bob (manager)", "deny", True)]
+
+
+@pytest.mark.slow
 def test_an_answer_that_comes_too_late_is_refused_and_says_so(browser: Any, site: str, store: Any) -> None:
     asks(store, "late", call("pay", to="Bob", amount=1))
     with site_page(browser, site, headers={"who": "mia"}) as (page, _):

@@ -137,6 +137,7 @@ async def _request_json(context: ViewerContext, visitor: Visitor, info: RunInfo,
             if signal.run_id == info.run_id and (signal.kind == "cancel" or signal.to[0] == request.seq)
         ],
         "refused": shown(_why_not(context, request, visitor.actor)),
+        "may_only_deny": _may_only_deny(context, request, visitor.actor),
     }
 
 
@@ -160,6 +161,14 @@ def _why_not(context: ViewerContext, request: StoredRequest, actor: Actor | None
         except HumanReplyError as error:
             return str(error)
     return ""
+
+
+def _may_only_deny(context: ViewerContext, request: StoredRequest, actor: Actor | None) -> bool:
+    """Whether nobody may allow a call, as its requester is not known, and a person may deny it."""
+    quorum = request.quorum
+    if quorum is None or actor is None or not context.may_change or request.kind != "approval":
+        return False
+    return quorum.lacks_requester(authenticated=context.runner.authenticates) and quorum.roles_allow(actor)
 
 
 def _schema(context: ViewerContext, request: StoredRequest, waiting: Mapping[str, Any]) -> tuple[Any, bool]:

@@ -54,7 +54,7 @@ class Card {
       quorum.votes.length ? ':' : ''), quorum.votes.length ? el('ul', {}, quorum.votes.map((actor) => el('li', {}, 'approved by ', person(actor)))) : ''] : []),
     ...request.sent.map((sent) => el('p', {className: 'sent'}, sent.by ? person(sent.by) : 'Somebody', sent.kind === 'cancel' ? ' cancelled the run' : ` answered: ${words(sent.reply)}`, ', ', time(sent.at), '; it waits for a process that has the agent')));
     if (this.#open || this.#done) return;
-    const may = !request.refused && !request.expired;
+    const may = (!request.refused || request.may_only_deny) && !request.expired;
     this.status.replaceChildren(...(request.refused ? [el('p', {className: 'note'}, said(request.refused))] : request.expired ? [el('p', {className: 'note'}, 'The request has expired: nobody can answer it any more, and the run can be cancelled.')] : []));
     this.buttons.replaceChildren(...(may ? this.#choices() : []), ...(this.me ? [el('button', {type: 'button', className: 'danger last', onclick: () => this.#ask('Cancel the run', 'Why', (text) => this.#send('inbox/cancel', {run: request.run.id, reason: text}), false, 'danger')}, 'Cancel the run\u2026')] : []));
   }
@@ -63,11 +63,12 @@ class Card {
     const {request} = this, button = (text, onclick, className = '') => el('button', {type: 'button', className, onclick}, text);
     const reply = (answer) => this.#send('inbox/answer', {run: request.run.id, to: request.digest, reply: answer});
     const ask = (title, label, make, needed = true) => this.#ask(title, label, (text) => reply(make(text)), needed);
+    const deny = button('Deny\u2026', () => ask('Deny', 'Why, for the model', (text) => ({kind: 'deny', text}), false));
     switch (request.kind) {
       case 'approval':
-        return [
+        return request.may_only_deny ? [deny] : [
           button('Allow', () => reply({kind: 'allow'}), 'main'),
-          button('Deny\u2026', () => ask('Deny', 'Why, for the model', (text) => ({kind: 'deny', text}), false)),
+          deny,
           (request.quorum?.needed ?? 1) > 1 ? '' : button('Edit\u2026', () => this.#edit((fields) => reply({kind: 'edit', fields})))].filter(Boolean);
       case 'in_doubt':
         return [
@@ -178,7 +179,7 @@ await start(async (main) => {
 
   function show(requests) {
     known = requests;
-    const wanted = requests.filter((request) => request.problem || !actor || !mine.checked || !request.refused || request.quorum?.votes.some((vote) => vote.id === actor.id));
+    const wanted = requests.filter((request) => request.problem || !actor || !mine.checked || !request.refused || request.may_only_deny || request.quorum?.votes.some((vote) => vote.id === actor.id));
     const keys = new Set(wanted.map((request) => `${request.run.id} ${request.digest ?? ''}`));
     for (const [key, card] of cards)
       if (!keys.has(key) && (card.outdated?.() ?? true)) {
