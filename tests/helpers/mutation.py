@@ -233,8 +233,8 @@ MUTANTS = (
     Mutant(
         "effect before intent",
         "agentfsm/runtime/tool_dispatch.py",
-        "    attempts = _record_intents(context, ready)\n",
-        "    attempts = [1] * len(ready)\n",
+        "        attempts.append(_record_intent(context, effect_id, tool))\n",
+        "        attempts.append(1)\n",
         "crashes linear",
     ),
     Mutant(
@@ -288,14 +288,14 @@ MUTANTS = (
     ),
     Mutant(
         "verify without legality",
-        "agentfsm/journal/verification.py",
+        "agentfsm/journal/history_verifier.py",
         "if source != self.state:",
         "if False:",
         VERIFICATION,
     ),
     Mutant(
         "verify without guards",
-        "agentfsm/journal/verification.py",
+        "agentfsm/journal/history_verifier.py",
         '        self._verify_guards(row, body["tried"])\n',
         "",
         VERIFICATION,
@@ -380,14 +380,14 @@ MUTANTS = (
     ),
     Mutant(
         "verify believes that a path was replayed",
-        "agentfsm/journal/verification.py",
+        "agentfsm/journal/history_verifier.py",
         'if body["judged"] == "replayed":',
         "if False:",
         MIGRATION,
     ),
     Mutant(
         "verify continues with the old graph",
-        "agentfsm/journal/verification.py",
+        "agentfsm/journal/history_verifier.py",
         'self._pin_graph(body["graph"])\n        state = names',
         "state = names",
         MIGRATION,
@@ -401,7 +401,7 @@ MUTANTS = (
     ),
     Mutant(
         "verify believes that there was a request for a reply",
-        "agentfsm/journal/verification.py",
+        "agentfsm/journal/history_verifier.py",
         'if "to" in body and self._request_ref !=',
         "if False and self._asked !=",
         APPROVALS,
