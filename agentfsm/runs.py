@@ -15,7 +15,7 @@ from agentfsm.diagrams import diagram
 from agentfsm.errors import ConfigurationError, JournalError, RunError, UnknownRunError
 from agentfsm.journal.erasure import ErasureQuery, ErasureReport, erase
 from agentfsm.journal.fork import fork
-from agentfsm.journal.listing import find_listing, iterate_runs, verify_listing
+from agentfsm.journal.listing import find_listing, iterate_runs, verify_listed_run
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, purge_runs
 from agentfsm.journal.records import export_lines
@@ -32,7 +32,6 @@ from agentfsm.journal.verification import (
     CheckpointHashes,
     VerificationReport,
     verify,
-    verify_stored_run,
     with_doubt,
 )
 from agentfsm.loop.keys import Keyring
@@ -291,8 +290,8 @@ class Runs:
             UnknownRunError: There is no such run, or there are several.
             agentfsm.errors.StoreError: The store cannot be read.
         """
-        report = await verify_stored_run(self._store, await self.find_id(run_id), checkpoint, self._keyring)
-        return with_doubt(await verify_listing(self._store, report))
+        full_id = await self.find_id(run_id)
+        return with_doubt(await verify_listed_run(self._store, full_id, checkpoint, self._keyring))
 
     async def replay(self, run_id: str, under: str | ReplaySettings) -> Replay:
         """How a run would have gone under a preset or other settings; no model and no tool is called.

@@ -117,6 +117,12 @@ def test_the_newest_run_is_listed_first_a_page_at_a_time(store: Any) -> None:
         (RunQuery(ending="completed"), ["tea-2", "tea-1"]),
         (RunQuery(text="TEA"), ["tea-1"]),
         (RunQuery(run_id="tea"), ["tea-2", "tea-1"]),
+        (RunQuery(exact_id="tea"), []),
+        (RunQuery(exact_id="tea-1"), ["tea-1"]),
+        (RunQuery(exact_id="pay-1", tag="billing"), ["pay-1"]),
+        (RunQuery(exact_id="tea-1", tag="billing"), []),
+        (RunQuery(exact_id="tea-1", metadata={"order": 7}), ["tea-1"]),
+        (RunQuery(exact_id="tea-2", metadata={"order": 7}), []),
         (RunQuery(model="nobody"), []),
     ],
 )

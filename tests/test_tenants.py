@@ -75,7 +75,13 @@ def test_only_own_runs_are_listed_and_counted(store: Store) -> None:
             found = [info.run_id async for info in own.iterate(query)]
             assert {*found} <= {OWN, f"{OWN}-done"}
             assert await own.count(query) == len(found) > 0
-        for query in (RunQuery(tag="tenant:evil"), RunQuery(run_id=OTHER), RunQuery(run_id="none")):
+        others = [
+            RunQuery(tag="tenant:evil"),
+            RunQuery(run_id=OTHER),
+            RunQuery(exact_id=OTHER),
+            RunQuery(run_id="none"),
+        ]
+        for query in others:
             assert (await own.list(query)).runs == ()
             assert await own.count(query) == 0
         assert await every.count() == 6

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.progress import Progress
 
-from agentfsm.cli.console import shorten, single_line
+from agentfsm.cli.console import open_console, shorten, single_line
 from agentfsm.cli.local_store import (
     await_result,
     checkpoint_log,
@@ -35,6 +36,7 @@ from agentfsm.journal.checkpoint import (
     verify_store,
     write_checkpoint,
 )
+from agentfsm.journal.listing import verify_listed_run
 from agentfsm.journal.maintenance import Tombstone, signed_hold
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.verification import (
@@ -210,17 +212,17 @@ def verify_runs(
     store, runs = open_runs(location, sealed=False)
     problems = await_result(verify_store(store, keyring, signed, run_ids))
     yield from (each for each in problems if each.run_id == "(schema)")  # first, it may be why no run can be read
-    stored = [head.run_id for head in await_result(store.heads())]
+    stored = {head.run_id: None for head in await_result(store.heads())}
     purged = {each.run_id: each for each in await_result(store.maintenance.tombstones()) if each.seq}
     yield from _purged_runs(purged, run_ids, {each.run_id for each in problems})
     for run_id in run_ids or stored:
         if run_id not in stored and (run_id in purged or run_id in (hashes or {})):
             continue
         try:
-            report = await_result(runs.verify(run_id, checkpoint=hashes))
-            if not run_ids and report.run_id != run_id:  # what is listed has no journal, and its id begins another one
-                raise UnknownRunError(f"there is no run {run_id!r}")
-            yield report
+            if run_ids:
+                yield await_result(runs.verify(run_id, checkpoint=hashes))
+            else:
+                yield with_doubt(await_result(verify_listed_run(store, run_id, hashes, keyring)))
         except UnknownRunError as error:
             if run_ids:
                 raise
@@ -399,17 +401,25 @@ def checkpoint(
     for head in heads:  # what is signed is what is verified
         signed.setdefault(head.run_id, {}).setdefault(head.seq, head.hash)
     known = SignedHeads(datetime.now(UTC), signed, before.holds(len(before)))
-    for report in map(with_doubt, verify_runs((), None, location, known, store_keyring(location))):
-        if report.code not in (GOOD, OPEN):
-            problem = f"run {report.run_id!r}: {report.reason}; agentfsm verify shows everything that is wrong"
-            click.echo(f"agentfsm: not signed, because the store does not verify: {problem}", err=True)
-            ctx.exit(report.code)
+    reports = map(with_doubt, verify_runs((), None, location, known, store_keyring(location)))
+    bad = next((each for each in _with_progress(reports, len(heads)) if each.code not in (GOOD, OPEN)), None)
+    if bad is not None:
+        problem = f"run {bad.run_id!r}: {bad.reason}; agentfsm verify shows everything that is wrong"
+        click.echo(f"agentfsm: not signed, because the store does not verify: {problem}", err=True)
+        ctx.exit(bad.code)
     log = before.extended(heads, {run_id: signed_hold(run_id, hold) for run_id, hold in holds.items()})
     note = write_checkpoint(log, secret_key, datetime.now(UTC), name)
     _append_to_log(log_path, before, log)
     if proof is not None and old is not None:
         proof.write_text(log.proof(old.size), "utf-8")
     click.echo(note, nl=False)
+
+
+def _with_progress(reports: Iterator[VerificationReport], runs: int) -> Iterator[VerificationReport]:
+    """The reports; a terminal shows of how many of the runs they are, as long as somebody asks for the next one."""
+    console = open_console()
+    with Progress(console=console.err, transient=True, disable=not console.live) as progress:
+        yield from progress.track(reports, total=runs, description="verifying")
 
 
 def _append_to_log(file: Path, before: CheckpointLog, log: CheckpointLog) -> None:

@@ -10,7 +10,14 @@ from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.records import SealedRecord, is_kind
 from agentfsm.journal.run_info import RunInfo, RunQuery, called_model, first_info, info_of
 from agentfsm.journal.store import Head, Status, Store, consistent_read, off_loop
-from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, VerificationReport
+from agentfsm.journal.verification import (
+    GOOD,
+    OPEN,
+    TAMPERED,
+    CheckpointHashes,
+    VerificationReport,
+    read_and_verify,
+)
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.keys import Keyring
 
@@ -21,6 +28,7 @@ __all__ = [
     "iterate_runs",
     "needs_rebuild",
     "rebuild_run_info",
+    "verify_listed_run",
     "verify_listing",
 ]
 
@@ -89,10 +97,15 @@ async def find_listing(store: Store, run_id: str) -> RunInfo | None:
     Raises:
         StoreError: The store cannot be read.
     """
-    async for info in iterate_runs(store, RunQuery(run_id=run_id, limit=20)):
-        if info.run_id == run_id:
-            return info
-    return None
+    return next(iter((await store.find_runs(RunQuery(exact_id=run_id))).runs), None)
+
+
+async def verify_listed_run(
+    store: Store, run_id: str, checkpoint: CheckpointHashes | None = None, keyring: Keyring | None = None
+) -> VerificationReport:
+    """Verify one run of a store, and what it is listed by; arguments and errors as for ``verify_stored_run``."""
+    report, records, head = await read_and_verify(store, run_id, checkpoint, keyring)
+    return await _verify_listing(store, report, records, head)
 
 
 async def verify_listing(store: Store, report: VerificationReport) -> VerificationReport:
@@ -109,11 +122,22 @@ async def verify_listing(store: Store, report: VerificationReport) -> Verificati
     """
     if report.code not in (GOOD, OPEN):
         return report
+    try:
+        records, head = await consistent_read(store, report.run_id)
+    except UnknownRunError:
+        return report
+    return await _verify_listing(store, report, records, head)
+
+
+async def _verify_listing(
+    store: Store, report: VerificationReport, records: Sequence[SealedRecord], head: Head | None
+) -> VerificationReport:
+    if report.code not in (GOOD, OPEN) or head is None or not records or len(records) != report.records:
+        return report
     listed = await find_listing(store, report.run_id)
     if listed is None or listed == RunInfo(listed.run_id, listed.status, listed.owner):
         return report
-    records, head = await consistent_read(store, report.run_id)
-    if head is None or not records or len(records) != report.records:  # it went on since it was verified
+    if await store.head(report.run_id) != head:  # it went on since its records were read
         return report
     wrong = await off_loop(lambda rows: _differences(listed, rows), records)
     if listed.status != head.status and await _has_another_status(store, head):

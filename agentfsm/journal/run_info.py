@@ -117,6 +117,7 @@ class RunQuery:
         text: Those whose listed prompt contains it; ASCII letters may be of either case.
         waiting_role: Those that wait for somebody with this role.
         run_id: Those whose id starts so.
+        exact_id: The one with this id.
         parent: Those that this run called as sub-agents; an empty string for those that no run called.
         limit: How many runs a page has at most.
         after: The ``next`` of the page before; empty for the first page.
@@ -139,6 +140,7 @@ class RunQuery:
     text: str | None = None
     waiting_role: str | None = None
     run_id: str | None = None
+    exact_id: str | None = None
     parent: str | None = None
     limit: int = 50
     after: str = ""
@@ -170,6 +172,7 @@ class RunQuery:
                     (self.session, info.session),
                     (self.model, info.model),
                     (self.parent, info.parent),
+                    (self.exact_id, info.run_id),
                 )
             )
             and (self.tag is None or self.tag in info.tags)

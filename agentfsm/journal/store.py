@@ -243,9 +243,9 @@ async def off_loop(compute: Callable[[Sequence[SealedRecord]], Computed], record
 async def consistent_read(store: Store, run_id: str) -> tuple[list[SealedRecord], Head | None]:
     """A run's records and its head, as they were at one moment.
 
-    A store returns them in two reads, and a run that continues between them would look tampered with. In that case
-    they are read again, up to ``READ_ATTEMPTS`` times; for a run that never pauses, the records up to the head that
-    was read first are returned.
+    A store returns them in two reads, and a run that continues between them would look tampered with. If the records do
+    not end with that of the head, they are read again, up to ``READ_ATTEMPTS`` times; for a run that never pauses, the
+    records up to the head that was read first are returned.
 
     Raises:
         UnknownRunError: There is no such run.
@@ -254,6 +254,8 @@ async def consistent_read(store: Store, run_id: str) -> tuple[list[SealedRecord]
     before = await store.head(run_id)
     records = await store.records(run_id)
     for _ in range(READ_ATTEMPTS):
+        if before is not None and records and (before.seq, before.hash) == (records[-1].seq, records[-1].hash):
+            return records, before
         after = await store.head(run_id)
         if before is None or after is None or (before.seq, before.hash) == (after.seq, after.hash):
             return records, after

@@ -31,6 +31,7 @@ __all__ = [
     "UNVERIFIABLE",
     "CheckpointHashes",
     "VerificationReport",
+    "read_and_verify",
     "require_authentic",
     "unchecked_lines",
     "verify",
@@ -188,14 +189,33 @@ async def verify_stored_run(
     Raises:
         UnknownRunError: Neither the store nor the checkpoint has the run.
     """
+    return (await read_and_verify(store, run_id, checkpoint, keyring))[0]
+
+
+async def read_and_verify(
+    store: Store, run_id: str, checkpoint: CheckpointHashes | None = None, keyring: Keyring | None = None
+) -> tuple[VerificationReport, list[SealedRecord], Head | None]:
+    """``verify_stored_run`` with the records and the head that were verified, so that nobody reads them again."""
     try:
-        if checkpoint and run_id in checkpoint and await store.head(run_id) is None:
-            return VerificationReport(run_id, TAMPERED, 0, None, "the checkpoint has it, and the store does not")
         records, head = await consistent_read(store, run_id)
     except UnknownRunError:
+        if checkpoint and run_id in checkpoint:
+            reason = "the checkpoint has it, and the store does not"
+            return VerificationReport(run_id, TAMPERED, 0, None, reason), [], None
         raise
     except StoreError as error:
-        return await _report_unreadable(store, run_id, str(error))
+        return await _report_unreadable(store, run_id, str(error)), [], None
+    return await _verify_read(store, run_id, records, head, checkpoint, keyring), records, head
+
+
+async def _verify_read(
+    store: Store,
+    run_id: str,
+    records: Sequence[SealedRecord],
+    head: Head | None,
+    checkpoint: CheckpointHashes | None,
+    keyring: Keyring | None,
+) -> VerificationReport:
     hashes = _checkpoint_hashes(checkpoint, run_id)
     report = await off_loop(lambda rows: verify(run_id, rows, head, hashes, keyring), records)
     if checkpoint is not None and report.doubt and report.code in (GOOD, OPEN):

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,7 @@ import pytest
 from agentfsm import Agent, Host, SqliteStore, TransientProviderError
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.cli.conftest import Cli
-from tests.helpers.terminal import clean_environment
+from tests.helpers.terminal import run_with_stderr_on_terminal
 
 BUSY = TransientProviderError("busy")
 
@@ -126,22 +122,8 @@ def test_wrong_usage_exits_with_2(cli: Cli, stored: Path, words: tuple[str, ...]
 
 
 def test_a_terminal_shows_how_far_it_is_and_a_file_gets_the_results_alone(stored: Path, tmp_path: Path) -> None:
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "agentfsm", "replay", "--preset", "strict", "--store", str(stored)]
-    environment = clean_environment(tmp_path) | {"TERM": "xterm"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=follower, stdin=follower, env=environment, cwd=tmp_path
-    ) as process:
-        os.close(follower)
-        assert process.stdout is not None
-        printed = process.stdout.read().decode()
-        shown = b""
-        try:
-            while piece := os.read(leader, 65536):
-                shown += piece
-        except OSError:  # the terminal is closed
-            pass
-        os.close(leader)
+    words = ["replay", "--preset", "strict", "--store", str(stored)]
+    printed, shown = run_with_stderr_on_terminal(words, tmp_path, TERM="xterm")
     assert printed.splitlines()[-1].startswith("2 of 4 runs would end differently")
     assert "\x1b" not in printed
-    assert b"replaying" in shown
+    assert "replaying" in shown

@@ -46,6 +46,29 @@ def run_without_terminal(
     )
 
 
+def run_with_stderr_on_terminal(arguments: Sequence[str], home: Path, **environment: str) -> tuple[str, str]:
+    """What the command line prints to stdout, which is a pipe, and what it shows on stderr, a pseudo-terminal."""
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=follower,
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        cwd=home,
+        env=clean_environment(home, **environment),
+    ) as process:
+        os.close(follower)
+        assert process.stdout is not None
+        printed, shown = process.stdout.read(), b""
+        try:
+            while piece := os.read(leader, 65536):
+                shown += piece
+        except OSError:  # the terminal is closed
+            pass
+        os.close(leader)
+    return printed.decode(), shown.decode()
+
+
 class TerminalProcess:
     """The command line at a pseudo-terminal; a context manager.
 

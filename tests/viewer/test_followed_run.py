@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
-from agentfsm import AgentGuardrails, Edit, MemoryStore, UnknownRunError
+import agentfsm.viewer
+from agentfsm import Actor, AgentGuardrails, Edit, MemoryStore, UnknownRunError
 from agentfsm.journal.redact import redact
 from agentfsm.loop.keys import Keyring
 from agentfsm.report.ledger import read_ledger
@@ -222,3 +224,17 @@ def test_a_move_shows_hidden_characters_by_their_codes() -> None:
 
 def _spoilt(value: Any) -> Any:
     return f"{value}\u202e" if isinstance(value, str) else value
+
+
+def test_a_run_is_shown_as_listed_also_if_the_ids_of_newer_runs_begin_with_its_own() -> None:
+    store = MemoryStore()
+    for run_id in ("r1", "r10", "r11", "r12", "r13", "r14"):
+        finished_run(store, run_id, secret=SECRET)
+
+    async def ask() -> Any:
+        transport = httpx.ASGITransport(agentfsm.viewer.app(store, secret=SECRET, authenticate=lambda _: Actor("ann")))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return (await http.get("/api/run", params={"run": "r1"})).json()["run"]
+
+    shown = asyncio.run(ask())
+    assert (shown["id"], shown["status"]) == ("r1", "finished")

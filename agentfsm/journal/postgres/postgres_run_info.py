@@ -178,6 +178,8 @@ def _conditions(query: RunQuery) -> tuple[LiteralString, list[Any]]:
         values = [*values, _storable(query.waiting_role)]
     if query.run_id is not None:
         where, values = _and(where, "starts_with(run.run_id, %s)"), [*values, query.run_id]
+    if query.exact_id is not None:
+        where, values = _and(where, "run.run_id = %s"), [*values, query.exact_id]
     return where, values
 
 

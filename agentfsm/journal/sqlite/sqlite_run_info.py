@@ -175,7 +175,7 @@ def count_run_infos(db: sqlite3.Connection, query: RunQuery, version: int) -> in
         return 0
     where, values = _conditions(query)
     source, _ = _source(query, version)
-    if query.run_id is not None:
+    if query.run_id is not None or query.exact_id is not None:
         source += _AND_RUN
     return int(db.execute(f"SELECT count(*) FROM {source}{_where(where)}", values).fetchone()[0])  # noqa: S608
 
@@ -205,9 +205,12 @@ def _indexed(query: RunQuery) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def _source(query: RunQuery, version: int) -> tuple[str, str]:
-    """The tables to search, and the column by which their rows are numbered: the first index finds them, in order."""
+    """The tables to search, and the column by which their rows are numbered: the first index finds them, in order.
+
+    One run is found by its id, and not among all with its tag.
+    """
     infos = f"{_UNLISTED if version < 3 else _WITHOUT_METADATA if version < _WITH_METADATA else 'run_info'} AS info"
-    for table, *_ in _indexed(query):
+    for table, *_ in _indexed(query) if query.exact_id is None else ():
         return f"{table} AS found CROSS JOIN {infos} ON info.id = found.id", "found.id"
     return infos, "info.id"
 
@@ -227,7 +230,7 @@ def _conditions(query: RunQuery) -> tuple[list[str], list[Any]]:
 
     for place, (table, condition, given) in enumerate(_indexed(query)):
         other = f"EXISTS (SELECT 1 FROM {table} WHERE {condition} AND {table}.id = info.id)"  # noqa: S608
-        add(other if place else condition, *given)
+        add(condition if not place and query.exact_id is None else other, *given)
     for name in ("status", "ending", "actor", "session", "model", "parent"):
         wanted = getattr(query, name)
         if wanted is not None:
@@ -248,6 +251,8 @@ def _conditions(query: RunQuery) -> tuple[list[str], list[Any]]:
         )
     if query.run_id is not None:
         add("run.run_id >= ? AND run.run_id < ?", query.run_id, f"{query.run_id}\U0010ffff")  # finds it by its index
+    if query.exact_id is not None:
+        add("run.run_id = ?", query.exact_id)
     return parts, values
 
 

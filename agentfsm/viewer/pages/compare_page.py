@@ -113,9 +113,8 @@ async def _run(request: Request, name: str) -> FollowedRun:
 
 
 async def _info_json(context: ViewerContext, run_id: str) -> dict[str, Any]:
-    page = await context.runs.list(RunQuery(run_id=run_id, limit=5))
-    found = next((info for info in page.runs if info.run_id == run_id), None)
-    return {"id": run_id} if found is None else run_json(found)
+    page = await context.runs.list(RunQuery(exact_id=run_id))
+    return run_json(page.runs[0]) if page.runs else {"id": run_id}
 
 
 async def _window(run: FollowedRun, at: int) -> list[dict[str, Any]]:

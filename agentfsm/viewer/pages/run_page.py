@@ -61,8 +61,8 @@ async def followed_run(request: Request) -> FollowedRun:
 
 
 async def _info(context: ViewerContext, run_id: str) -> RunInfo | None:
-    page = await context.runs.list(RunQuery(run_id=run_id, limit=5))
-    return next((info for info in page.runs if info.run_id == run_id), None)
+    page = await context.runs.list(RunQuery(exact_id=run_id))
+    return next(iter(page.runs), None)
 
 
 async def show_run(request: Request) -> Response:
