@@ -32,7 +32,7 @@ def test_the_code_that_each_mutant_changes_is_there(mutant):
 
 
 ONE = "import sys\nfrom tests.helpers.mutation import Mutant, try_mutant\nprint(*try_mutant(Mutant(*sys.argv[1:])))"
-OLD = "    attempts = _record_intents(context, ready)\n"
+OLD = "    attempts: list[int] = []\n"
 SAME = f"{OLD}    # nothing else\n"
 
 
