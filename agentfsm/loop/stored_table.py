@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -51,6 +53,12 @@ def read_table(table: Mapping[str, Any]) -> StoredTable:
         LookupError: It is not a table.
         TypeError: It is not a table.
     """
+    return _read_text(json.dumps(table))  # most runs of a store have the same table
+
+
+@lru_cache(maxsize=16)
+def _read_text(text: str) -> StoredTable:
+    table: Mapping[str, Any] = json.loads(text)
     former = all(len(row) == 4 for row in (*table["states"], *table["transitions"]))
     states = {spec.name: spec for spec in map(_former_state if former else _state, table["states"])}
     rows: dict[str, Transition] = {}
@@ -61,7 +69,7 @@ def read_table(table: Mapping[str, Any]) -> StoredTable:
         rows[row.id] = row
         places[row.id] = counts.get(row.source, 0)
         counts[row.source] = places[row.id] + 1
-    return StoredTable(states, rows, places, not former)
+    return StoredTable(MappingProxyType(states), MappingProxyType(rows), MappingProxyType(places), not former)
 
 
 def _state(columns: list[Any]) -> StateSpec:

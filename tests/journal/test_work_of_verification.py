@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Host, RunQuery, Runs, SqliteStore
+from agentfsm import Agent, Host, RunQuery, Runs, SqliteStore, StateSpec
 from agentfsm.journal.store import Head
 from agentfsm.testing import FakeClock, ScriptedModel
 from tests.helpers.terminal import run_with_stderr_on_terminal
@@ -143,3 +143,17 @@ def test_a_run_that_does_not_verify_is_found_among_many(tmp_path: Path) -> None:
     refused = run_command("checkpoint", "--key", tmp_path / "key.pem", "--store", tmp_path / "runs.db")
     assert refused.exit_code == 1
     assert "\u2014" not in refused.output
+
+
+def test_a_table_that_all_runs_have_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "runs.db")
+    made: Counter[str] = Counter()
+    make = StateSpec.__post_init__
+
+    def count(self: StateSpec) -> None:
+        made[self.name] += 1
+        make(self)
+
+    monkeypatch.setattr(StateSpec, "__post_init__", count)
+    assert run_command("verify", "--store", tmp_path / "runs.db").exit_code == 0
+    assert max(made.values(), default=0) <= 1
