@@ -318,7 +318,7 @@ class Duel:
     async def both(self, *commands: dict[str, Any]) -> list[str]:
         """What comes of two commands of which each is checked before the other one writes."""
         pairs = list(zip(self.rivals, commands, strict=True))
-        begun = await asyncio.gather(*(rival.begins(**command) for rival, command in pairs))
+        begun = [await rival.begins(**command) for rival, command in pairs]  # at different times
         ended = [
             rival.goes_on() if said == "checked" else asyncio.sleep(0, said)
             for rival, said in zip(self.rivals, begun, strict=True)

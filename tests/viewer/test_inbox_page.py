@@ -331,6 +331,26 @@ def test_a_choice_of_a_tool_that_asks_is_a_button(browser: Any, tmp_path: Path) 
     assert decisions(store, "choice") == [("mia", "text", True)]
 
 
+def test_a_request_whose_run_goes_on_before_the_answer_is_confirmed_says_that_it_was_sent(browser: Any) -> None:
+    store = MemoryStore()
+    question = company_runs.says("", ("choose_account", {"customer": "Ray"}))
+    asking = elsewhere(lambda: company_runs.accountant(store, question, company_runs.says("Closed.")))
+    elsewhere(lambda: asking.run_sync("Close the account of Ray.", run_id="quick"))
+    viewer = agentfsm.viewer.app(store, agents=[asking], authenticate=by_header)
+    held: list[tuple[Any, Any]] = []
+    with served(viewer) as site, site_page(browser, site, headers={"who": "mia"}) as (page, events):
+        page.route("**/inbox/answer", lambda route: held.append((route, route.fetch())))
+        page.goto("/inbox")
+        card = page.locator("article[data-run=quick]")
+        card.get_by_role("button", name="USD", exact=True).click()
+        has_text(page.locator("main > p[role=status]"), "0 waiting")
+        has_count(card, 1)
+        ((route, response),) = held
+        route.fulfill(response=response)
+        has_text(card, "Sent; the run goes on.")
+        assert events == []
+
+
 @pytest.mark.slow
 def test_the_form_of_a_server_is_filled_in_from_its_schema(browser: Any, tmp_path: Path) -> None:
     """A real MCP server asks when to travel; the run goes on in the process that has its tools."""

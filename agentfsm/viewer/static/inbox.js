@@ -11,6 +11,7 @@ const person = (actor) => [said(actor.id), actor.roles.length ? ` (${actor.roles
 /** One request of a run. */
 class Card {
   #open = null; // the form that somebody has opened
+  #sending = false;
   #done = false;
 
   constructor(request, me) {
@@ -136,6 +137,7 @@ class Card {
   }
 
   async #send(path, body) {
+    this.#sending = true;
     this.element.setAttribute('aria-busy', 'true');
     for (const each of this.element.querySelectorAll('button')) each.disabled = true;
     try {
@@ -146,6 +148,7 @@ class Card {
       else this.status.replaceChildren(el('p', {className: 'notice error', role: 'alert'}, said(error.message)));
       for (const each of this.element.querySelectorAll('button')) each.disabled = false;
     } finally {
+      this.#sending = false;
       this.element.removeAttribute('aria-busy');
     }
   }
@@ -162,7 +165,7 @@ class Card {
 
   /** The run does not ask this any more. True if the card can go. */
   outdated() {
-    if (this.#done) return false;
+    if (this.#done || this.#sending) return false; // what came of an answer is still to be said
     if (!this.#open) return true;
     this.#finish('The run does not ask this any more: it was answered, or asks something else.', 'error');
     return false;
