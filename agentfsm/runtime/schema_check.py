@@ -34,6 +34,11 @@ MAX_STEPS = 20_000
 """Maximum steps of one check, of 10 to 70 µs each: keywords evaluated, ``ITEMS_PER_STEP`` of their members or of those
 of the value, 1,000 characters of an error, and 10,000 characters times instructions of regular expressions."""
 
+MAX_DEPTH = 220
+"""Maximum nesting of the keywords that are being evaluated, of three frames each: enough for arguments of any depth
+that a call may have, and less than Python's recursion limit. If that is reached in ``rpds``, Rust panics, and what it
+raises is no ``Exception``."""
+
 ITEMS_PER_STEP = 32
 """Members of a list or object that one step may look at."""
 
@@ -108,7 +113,15 @@ class _TooMuchWorkError(Exception):
 
 class _Steps:
     def __init__(self) -> None:
-        self.left = MAX_STEPS
+        self.reset()
+
+    def reset(self) -> None:
+        self.left, self.depth = MAX_STEPS, 0
+
+    def descend(self) -> None:
+        if self.depth >= MAX_DEPTH:
+            raise _TooMuchWorkError
+        self.depth += 1
 
     def spend(self, count: int = 1) -> None:
         self.left -= count
@@ -137,7 +150,7 @@ class SchemaCheck:
         validator = self._validator
         if validator is None:
             return []
-        self._steps.left = MAX_STEPS
+        self._steps.reset()
         try:
             return [(tuple(e.absolute_path), e.message) for e in islice(validator.iter_errors(value), MAX_ERRORS)]
         except (_TooMuchWorkError, RecursionError):
@@ -158,7 +171,7 @@ class SchemaCheck:
             return jsonschema.validators.extend(kind, {name: self._counted(each) for name, each in checks.items()})
 
         bounded = counted({**kind.VALIDATORS, **self._own(), **self._references()})
-        self._steps.left = MAX_STEPS
+        self._steps.reset()
         rules = counted({**kind.VALIDATORS, **self._own()})(
             kind.META_SCHEMA, registry=import_module("jsonschema_specifications").REGISTRY
         )
@@ -172,9 +185,13 @@ class SchemaCheck:
     def _counted(self, check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
         def counted(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
             self._steps.spend(1 + (_members(keyword) + _members(value)) // ITEMS_PER_STEP)
-            for error in check(validator, keyword, value, schema) or ():
-                self._steps.spend(1 + len(error.message) // CHARS_PER_STEP)
-                yield error
+            self._steps.descend()
+            try:
+                for error in check(validator, keyword, value, schema) or ():
+                    self._steps.spend(1 + len(error.message) // CHARS_PER_STEP)
+                    yield error
+            finally:
+                self._steps.depth -= 1
 
         return counted
 

@@ -67,6 +67,14 @@ def test_a_schema_that_takes_too_much_work_accepts_nothing(schema: dict[str, Any
         assert reasons(schema, value) == TOO_MUCH
 
 
+@pytest.mark.parametrize("depth", range(0, 90, 3))
+def test_a_reference_to_itself_is_bounded_however_deep_the_stack_is(depth: int) -> None:
+    def check_below(frames: int) -> list[str]:
+        return check_below(frames - 1) if frames else reasons({"$ref": "#"}, 1)
+
+    assert check_below(depth) == TOO_MUCH
+
+
 NAMES = [f"k{n}" for n in range(1_000)]
 
 
