@@ -14,10 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agentfsm.journal.records import VOUCHED_BY_NEXT, SealedRecord
+from agentfsm.journal.records import VOUCHED_BY_NEXT, SealedRecord, is_kind
 from agentfsm.journal.store import Head
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 
@@ -28,6 +28,7 @@ __all__ = [
     "MacVerifier",
     "RecordSealer",
     "commitment",
+    "foreign_key_id",
     "parse_hidden",
     "record_hash",
 ]
@@ -37,7 +38,6 @@ Data = dict[str, Any]
 GENESIS_HASH = "0" * 64
 """The previous hash of a run's first record."""
 
-_KEY_ID_DIGITS = 8
 _COMMITMENT = re.compile(r'\{"#":\[(\d+),"([0-9a-f]{64})"\]\}')
 _SALTED = re.compile(r'\["((?:[0-9a-f]{2})*)",')
 _value_at = json.JSONDecoder().raw_decode
@@ -231,7 +231,7 @@ class MacVerifier:
             return
         valid = self._keyring.check_seal(KeyPurpose.record, bytes.fromhex(record.hash), record.mac)
         if valid is None:
-            self._unknown_key_id = self._unknown_key_id or record.mac[:_KEY_ID_DIGITS]
+            self._unknown_key_id = self._unknown_key_id or self._keyring.foreign_key_id(record.mac)
         elif not valid:
             raise InvalidRecordError("its MAC does not match: it was written or changed without the secret")
 
@@ -255,7 +255,7 @@ class MacVerifier:
             return
         valid = self._keyring.check_seal(KeyPurpose.run, head.row.encode(), head.mac)
         if valid is None:
-            self._unknown_key_id = self._unknown_key_id or head.mac[:_KEY_ID_DIGITS]
+            self._unknown_key_id = self._unknown_key_id or self._keyring.foreign_key_id(head.mac)
         elif not valid:
             raise InvalidRecordError("the MAC of the store's row of the run does not match: the row was changed")
 
@@ -266,6 +266,24 @@ class MacVerifier:
         if self._unknown_key_id:
             return f"its records were sealed under another secret, with key id {self._unknown_key_id}"
         return ""
+
+
+def foreign_key_id(records: Iterable[SealedRecord], keyring: Keyring) -> str:
+    """The key id of a secret that sealed some records and that the host does not have; empty if there is none.
+
+    What was sealed before a run was adopted does not count.
+
+    Args:
+        records: The records of a run.
+        keyring: The keys of the host.
+    """
+    found = ""
+    for record in records:
+        if is_kind(record, "run.adopted"):
+            found = ""
+        if record.mac != VOUCHED_BY_NEXT:
+            found = found or keyring.foreign_key_id(record.mac)
+    return found
 
 
 def parse_hidden(text: str) -> list[tuple[bytes, str] | None]:

@@ -22,6 +22,7 @@ OLD_SECRETS_VARIABLE = "AGENTFSM_OLD_SECRETS"
 
 _SALT = b"agentfsm"
 _KEY_ID_BYTES = 4
+_KEY_ID_DIGITS = 2 * _KEY_ID_BYTES
 _BLOCK_BYTES = 64  # of SHA-256
 _INNER_PAD, _OUTER_PAD = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))  # of HMAC, RFC 2104
 _MAC_BYTES = 16
@@ -157,5 +158,14 @@ class Keyring:
             message: The message.
             seal: Its seal; see ``SecretKeys.seal``.
         """
-        keys = self._by_id.get(seal[: 2 * _KEY_ID_BYTES])
+        keys = self._by_id.get(seal[:_KEY_ID_DIGITS])
         return None if keys is None else hmac.compare_digest(keys.seal(purpose, message), seal)
+
+    def foreign_key_id(self, seal: str) -> str:
+        """The key id of the secret under which something was sealed if the host does not have it, else an empty text.
+
+        Args:
+            seal: The seal; see ``SecretKeys.seal``. What is not sealed has an empty one.
+        """
+        key_id = seal[:_KEY_ID_DIGITS]
+        return "" if key_id in self._by_id else key_id

@@ -15,19 +15,29 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from agentfsm.errors import AgentfsmError, JournalError, StoreError
+from agentfsm.errors import AgentfsmError, ConfigurationError, JournalError, StoreError
 from agentfsm.journal.listing import find_listing
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import SealedRecord, is_kind
+from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.canonical_json import decode
+from agentfsm.loop.keys import OLD_SECRETS_VARIABLE, SECRET_VARIABLE, Keyring
 from agentfsm.workers.notices import Notices
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
 from agentfsm.workers.waker import Activation, Waker, timer_key
 from agentfsm.workers.worker_metrics import WorkerCounts
 from agentfsm.workers.worker_settings import WorkerSettings
 
-__all__ = ["RunWatcher", "StaleAction", "attempts_without_progress", "due_at", "is_cut_off", "stale_action"]
+__all__ = [
+    "RunWatcher",
+    "StaleAction",
+    "attempts_without_progress",
+    "due_at",
+    "is_cut_off",
+    "require_secret",
+    "stale_action",
+]
 
 logger = logging.getLogger("agentfsm.workers")
 
@@ -46,6 +56,13 @@ NOTICE_SETTLE_S = 60.0
 
 LISTEN_AGAIN_S = 1.0
 """Seconds to wait before answers are listened for again after an error."""
+
+
+WHICH_SECRET = (
+    f"give the worker the secret of the processes that submit runs ({SECRET_VARIABLE}, or secret=), and if they have "
+    f"replaced theirs, the former one, too ({OLD_SECRETS_VARIABLE}, or old_secrets=)"
+)
+"""What to do about a worker that lacks the secret of some runs."""
 
 
 StaleAction = Literal["leave", "redeliver", "drop", "wake"]
@@ -102,6 +119,30 @@ def attempts_without_progress(records: Sequence[SealedRecord], head: Head) -> in
     return head.epoch
 
 
+async def require_secret(store: Store, keyring: Keyring) -> None:
+    """Check that a worker has the secret of some unfinished run of a store; if there is none, that of the newest run.
+
+    Args:
+        store: The store.
+        keyring: The keys of the worker.
+
+    Raises:
+        ConfigurationError: All of them were written under secrets that the worker does not have.
+        StoreError: The store cannot be read.
+    """
+    heads = [*await store.heads("running"), *await store.heads("suspended")]
+    if not heads:
+        newest = [await store.head(info.run_id) for info in (await store.find_runs(RunQuery(limit=1))).runs]
+        heads = [head for head in newest if head is not None]
+    foreign = {keyring.foreign_key_id(head.mac) for head in heads}
+    if foreign and "" not in foreign:
+        raise ConfigurationError(
+            f"the runs of the store were written under another secret, with key id {' and '.join(sorted(foreign))}; "
+            f"that of this worker has key id {keyring.current.key_id}, and it could go on with none of them: "
+            f"{WHICH_SECRET}"
+        )
+
+
 class RunWatcher:
     """Watches the runs of a store for a worker.
 
@@ -132,6 +173,7 @@ class RunWatcher:
         self._settings = settings
         self._counts = counts
         self._notices = notices
+        self._foreign: set[str] = set()
         self._waiting: set[tuple[str, int]] = set()
         self._seen: dict[tuple[str, int], float] = {}
         self._done: set[str] = set()
@@ -193,11 +235,26 @@ class RunWatcher:
 
     async def _watch_requests(self) -> None:
         """Watch the requests that this worker has not seen: their runs began to wait in another process."""
-        waiting = [head for head in await self._store.heads("suspended") if head.seq and head.owner is None]
+        suspended = await self._store.heads("suspended")
+        self._report_foreign_runs(suspended)
+        waiting = [head for head in suspended if head.seq and head.owner is None]
         for head in waiting:
             if (head.run_id, head.epoch) not in self._waiting:
                 await self._watch_run(head)
         self._waiting = {(head.run_id, head.epoch) for head in waiting}
+
+    def _report_foreign_runs(self, heads: Sequence[Head]) -> None:
+        """Log, once, that there are runs that were written under another secret: nothing else would say so."""
+        foreign = {head.run_id: key_id for head in heads if (key_id := self._agents.keyring.foreign_key_id(head.mac))}
+        if new := sorted(foreign.keys() - self._foreign):
+            logger.error(
+                "%d runs, such as %s, were written under another secret, with key id %s, and are left alone: %s",
+                len(new),
+                new[0],
+                foreign[new[0]],
+                WHICH_SECRET,
+            )
+        self._foreign = set(foreign)
 
     async def _watch_run(self, head: Head) -> None:
         listed = await find_listing(self._store, head.run_id)

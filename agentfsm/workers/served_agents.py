@@ -12,10 +12,11 @@ from agentfsm.agent.agent import Agent
 from agentfsm.agent.pinned_approvals import is_as_strict, pin_approvals
 from agentfsm.agent.recover import accepts_graph, began_with, pinned_approvals
 from agentfsm.errors import ConfigurationError
+from agentfsm.journal.hash_chain import foreign_key_id
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.journal.run_info import first_info
 from agentfsm.runtime.toolsets import is_open, toolset_name
-from agentfsm.workers.submission import agent_tag
+from agentfsm.workers.submission import agent_tag, submission_queue
 
 __all__ = ["ServedAgent", "ServedAgents"]
 
@@ -34,17 +35,25 @@ class ServedAgent:
 
     @property
     def version(self) -> str:
-        """What its runs depend on, as 12 hex digits: the graph, the tools, the toolsets, and who approves calls."""
+        """What its runs depend on, as 12 hex digits: graph, tools, toolsets, who approves calls, and the secrets."""
         config = self.agent.config
         tools = sorted((tool.name, tool.digest) for tool in config.tools.values())
         toolsets = [toolset_name(each) for each in config.toolsets]
-        text = json.dumps([config.machine.graph.fingerprint, tools, toolsets, pin_approvals(config)], sort_keys=True)
+        key_ids = sorted(config.host.keyring.key_ids)
+        depends_on = [config.machine.graph.fingerprint, tools, toolsets, pin_approvals(config), key_ids]
+        text = json.dumps(depends_on, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def queue(self) -> str:
-        """The queue of its runs that have begun: only workers with the same graph and tools serve it."""
+        """The queue of its runs that have begun: only workers with the same graph, tools and secrets serve it."""
         return f"{self.name}@{self.version}"
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """Its queues: those of new runs, under the current secret and those of before, and that of begun ones."""
+        new = (submission_queue(self.name, key_id) for key_id in self.agent.config.host.keyring.key_ids)
+        return (*new, self.queue)
 
     def knows(self, first: Mapping[str, Any]) -> bool:
         """Whether a run that was submitted to it can go on with it: its tools may have changed since.
@@ -63,7 +72,10 @@ class ServedAgents:
     """The agents of a worker.
 
     Args:
-        agents: The agents by name.
+        agents: The agents by name, with the same secrets.
+
+    Attributes:
+        keyring: The keys of their hosts.
 
     Raises:
         ConfigurationError: There is none, or a name cannot be that of a queue.
@@ -76,11 +88,12 @@ class ServedAgents:
             if not name.strip() or ":" in name or "@" in name:
                 raise ConfigurationError(f"{name!r} is not a name for an agent: it has no ':' and no '@'")
         self._served = [ServedAgent(name, agent) for name, agent in agents.items()]
-        self._by_queue = {queue: each for each in self._served for queue in (each.name, each.queue)}
+        self.keyring = self._served[0].agent.config.host.keyring
+        self._by_queue = {queue: each for each in self._served for queue in each.queues}
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """The queues that the worker serves: for each agent, that of new runs and that of runs that have begun."""
+        """The queues that the worker serves: those of all its agents."""
         return tuple(self._by_queue)
 
     def by_queue(self, queue: str) -> ServedAgent:
@@ -93,7 +106,7 @@ class ServedAgents:
         A run that was submitted belongs to the agent with its name. Another one belongs to the one agent that
         accepts its graph and has the very tools that it began with; a run that fits several of them is left to the
         program that started it, and so is one with the tags of several agents. An agent that requires less approval
-        than the run began with fits neither.
+        than the run began with fits neither, and so does any that lacks a secret that sealed the run.
 
         Args:
             run_id: The run.
@@ -105,6 +118,8 @@ class ServedAgents:
         first, tags = open_record(records[0]), first_info(run_id, records[0]).tags
         if not is_kind(records[0], "run.created") or "call" in first.get("parent", {}):
             return None  # a fork is resumed by whoever made it, and a sub-agent's run by the run that called it
+        if foreign_key_id(records, self.keyring):
+            return None
         if named := {tag for tag in tags if tag.startswith(agent_tag(""))}:
             own = (each for each in self._served if {agent_tag(each.name)} == named)
             return next((each for each in own if each.knows(first)), None)

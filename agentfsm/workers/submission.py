@@ -36,6 +36,7 @@ __all__ = [
     "agent_tag",
     "open_submission",
     "seal_submission",
+    "submission_queue",
     "submit",
     "tenant_of",
 ]
@@ -53,6 +54,16 @@ _LONGEST_NAME = 100
 def agent_tag(name: str) -> str:
     """The tag of the runs of an agent that workers serve under a name."""
     return f"agent:{name}"
+
+
+def submission_queue(agent: str, key_id: str) -> str:
+    """The queue of the new runs of an agent: a worker without the secret that sealed them never gets them.
+
+    Args:
+        agent: The name of the agent.
+        key_id: The key id of the secret.
+    """
+    return f"{agent}:{key_id}"
 
 
 def tenant_of(tags: Iterable[str]) -> str:
@@ -211,7 +222,8 @@ async def submit(
     if head is None:
         known = [*environment_secrets(os.environ), *secrets_of_host]
         await _list_as_queued(store, keyring, submission, run_id, known)
-    activation = Activation(run_id, 0, submission.agent, sealed, priority, tenant_of(submission.tags))
+    queue = submission_queue(submission.agent, keyring.current.key_id)
+    activation = Activation(run_id, 0, queue, sealed, priority, tenant_of(submission.tags))
     await waker.wake(activation, delay_s=delay_s)
     return run_id
 

@@ -23,7 +23,7 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.context import LongWait
 from agentfsm.runtime.run import Run, advance, hand_over
 from agentfsm.workers.notices import NOTICES, Notices
-from agentfsm.workers.run_watcher import RunWatcher, attempts_without_progress, due_at
+from agentfsm.workers.run_watcher import RunWatcher, attempts_without_progress, due_at, require_secret
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
 from agentfsm.workers.spend_limits import SpendLimits
 from agentfsm.workers.submission import SUBMITTER, open_submission
@@ -138,9 +138,10 @@ class Worker:
             off, as by a crash, and another worker takes it over.
 
         Raises:
+            ConfigurationError: The runs of the store were written under another secret than the worker has.
             agentfsm.errors.StoreError: The store or the engine cannot be reached when the worker starts.
         """
-        await self._store.heads("running")  # fail now, if it cannot be read
+        await require_secret(self._store, self._keyring)
         await self._waker.serve(self.queues, self._deliver)
         self._serving = True
         self._watcher.swept_at = asyncio.get_running_loop().time()

@@ -90,7 +90,11 @@ def test_a_submitted_run_is_listed_until_it_begins() -> None:
         assert (info.actor, info.session, info.tags) == ("ann", "s", ("billing", "tenant:acme", "agent:support"))
         assert (await store.find_runs(RunQuery(metadata={"order": 7}))).runs == (info,)
         ((activation, delay_s),) = waker.woken
-        assert (activation.key, activation.queue, activation.tenant) == (f"{run_id}:0", "support", "acme")
+        assert (activation.key, activation.queue, activation.tenant) == (
+            f"{run_id}:0",
+            f"support:{KEYS.current.key_id}",
+            "acme",
+        )
         assert (activation.priority, delay_s) == (3, 60)
         assert open_submission(activation.request, run_id, KEYS) == GIVEN
 

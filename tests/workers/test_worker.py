@@ -25,8 +25,10 @@ from agentfsm import (
 )
 from agentfsm.agent.config import with_host
 from agentfsm.cli.app import run_app
+from agentfsm.loop.keys import Keyring
+from agentfsm.runtime.run import advance, hand_over
 from agentfsm.testing import ScriptedModel, call
-from agentfsm.workers import StartRate, Worker, WorkerMetrics, WorkerSettings, open_waker
+from agentfsm.workers import StartRate, Worker, WorkerMetrics, WorkerSettings, open_waker, run_watcher
 from agentfsm.workers.health import serve_health
 from agentfsm.workers.spend_limits import SpendLimits
 from agentfsm.workers.waker import Activation, Waker
@@ -34,15 +36,18 @@ from agentfsm.workers.waker import Activation, Waker
 pytest.importorskip("dbos", reason="dbos is not installed")
 
 SECRET = b"the secret of this process, long enough"
+OTHER_SECRET = b"the secret of another process, long enough"
 
 
 @asynccontextmanager
-async def working(folder: Path, **agents: Agent[Any, Any]) -> AsyncIterator[tuple[Runs, Worker, Waker]]:
-    """A worker at work, and the runs of its store."""
+async def working(
+    folder: Path, secret: bytes = SECRET, **agents: Agent[Any, Any]
+) -> AsyncIterator[tuple[Runs, Worker, Waker]]:
+    """A worker at work, and the runs of its store for a process that has the secret of all."""
     file = folder / "runs.db"
     waker = open_waker(file)
     async with open_store(file) as store:
-        worker = Worker(agents, store, waker, secret=SECRET)
+        worker = Worker(agents, store, waker, secret=secret)
         task = asyncio.create_task(worker.run())
         try:
             yield Runs(store, secret=SECRET, waker=waker), worker, waker
@@ -90,13 +95,64 @@ def test_a_worker_says_whether_it_is_healthy_and_ready(tmp_path: Path) -> None:
             assert (await runs.get(run_id)).info.ending == "completed"
             status, said = await get(port, "GET /health HTTP/1.1\r\n\r\n")
             assert status == "HTTP/1.1 200 OK"
-            assert (said["active"], said["handled"], said["queues"][0]) == (0, {"finished": 1}, "support")
+            assert (said["active"], said["handled"]) == (0, {"finished": 1})
+            assert said["queues"][0] == f"support:{Keyring(SECRET).current.key_id}"
             assert (await get(port, "GET /other HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 404 Not Found"
             assert (await get(port, "POST /health HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 405 Method Not Allowed"
             assert (await get(port, "HEAD /health HTTP/1.1\r\n\r\n")) == ("HTTP/1.1 200 OK", None)
             worker.stop()
             status, said = await get(port, "GET /ready HTTP/1.1\r\n\r\n")
             assert (status, said["ready"]) == ("HTTP/1.1 503 Service Unavailable", False)
+
+    asyncio.run(scenario())
+
+
+async def finished(runs: Runs, run_id: str) -> bool:
+    return (await runs.get(run_id)).info.status == "finished"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_worker_without_the_secret_of_the_runs_does_not_start_and_says_why(begun: bool, tmp_path: Path) -> None:
+    file, agent = tmp_path / "runs.db", Agent(ScriptedModel(["Hello."]))
+    wrong, right = (Keyring(secret).current.key_id for secret in (OTHER_SECRET, SECRET))
+
+    async def scenario() -> None:
+        waker = open_waker(file)
+        async with open_store(file) as store:
+            run_id = await Runs(store, secret=SECRET, waker=waker).submit("support", "Say hello.")
+            if begun:
+                mine = agent.with_config(with_host(agent.config, Host(store=store, secret=SECRET)))
+                run = mine.run("Say hello.", run_id=run_id, tags=["agent:support"])
+                await run.load()
+                await advance(run)
+                await hand_over(run)
+            with pytest.raises(ConfigurationError) as refused:
+                await Worker({"support": agent}, store, waker, secret=OTHER_SECRET).run()
+            assert all(each in str(refused.value) for each in (wrong, right, "AGENTFSM_SECRET", "AGENTFSM_OLD_SECRETS"))
+            assert (await waker.list_set_aside(), await waker.unfinished(0)) == ([], [])
+        await waker.aclose()
+        async with working(tmp_path, support=agent) as (runs, _, _):
+            await until(lambda: finished(runs, run_id))
+
+    asyncio.run(scenario())
+
+
+def test_runs_that_come_under_another_secret_are_left_to_workers_that_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run_watcher, "WAITING_EVERY_S", 0.05)
+
+    async def scenario() -> None:
+        agent = Agent(ScriptedModel(["Hello."]))
+        async with working(tmp_path, OTHER_SECRET, support=agent) as (runs, worker, waker):
+            await until(lambda: asyncio.sleep(0, worker.ready))
+            run_id = await runs.submit("support", "Say hello.")
+            said = f"1 runs, such as {run_id}, were written under another secret"
+            await until(lambda: asyncio.sleep(0, said in caplog.text))
+            assert (await waker.list_set_aside(), worker.counts.handled) == ([], {})
+        assert caplog.text.count(said) == 1
+        async with working(tmp_path, support=agent) as (runs, _, _):
+            await until(lambda: finished(runs, run_id))
 
     asyncio.run(scenario())
 

@@ -137,6 +137,28 @@ def test_a_run_whose_worker_is_killed_is_finished_by_another_one(processes: Proc
 
 
 @pytest.mark.slow
+def test_a_worker_with_a_wrong_secret_or_none_ends_with_an_error_that_says_which_one_it_needs(
+    tmp_path: Path,
+) -> None:
+    async def scenario(url: str) -> None:
+        async with opened(url) as (runs, waker):
+            run_id = await runs.submit("support", "Ship three orders.")
+            for secret, said in (("of another system entirely", "could go on with none"), ("", "no secret here")):
+                child = started.start(f"{APP}:support", AGENTFSM_SECRET=secret, XDG_DATA_HOME=str(tmp_path / "data"))
+                _, error = child.communicate(timeout=60)
+                assert (child.returncode, said in error, "AGENTFSM_SECRET" in error) == (2, True, True), error
+            assert (await waker.list_set_aside(), await waker.unfinished(0)) == ([], [])
+            assert (await runs.get(run_id)).info.status == "suspended"
+
+    with shared_server() as server:
+        started = Processes(new_database(server), tmp_path)
+        try:
+            asyncio.run(scenario(started.url))
+        finally:
+            started.close()
+
+
+@pytest.mark.slow
 def test_a_worker_that_is_told_to_stop_finishes_its_call_and_hands_the_run_over(processes: Processes) -> None:
     async def scenario() -> None:
         async with opened(processes.url) as (runs, _):

@@ -13,13 +13,16 @@ from agentfsm import Actor, Agent, Allow, Approval, Host, MemoryStore, Runs, too
 from agentfsm.journal.erasure import ErasureQuery
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Store
+from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import advance, hand_over
 from agentfsm.testing import ScriptedModel, call
 from agentfsm.workers import Worker
+from agentfsm.workers.submission import submission_queue
 from agentfsm.workers.waker import Activation, Deliver, Waker
 from tests.helpers.stepped_clock import SteppedClock
 
 SECRET = b"the secret of this process, long enough"
+KEY_ID = Keyring(SECRET).current.key_id
 
 
 class HandWaker:
@@ -222,7 +225,7 @@ def test_a_queued_run_of_a_person_whose_data_was_erased_is_dropped_and_does_not_
         worker = Worker({"clerk": scene.agent(call("send"), "ok")}, scene.store, cast("Waker", waker), secret=SECRET)
         serving = asyncio.create_task(worker.run())
         await waker.served.wait()
-        words = [await waker.deliver(replace(each, queue="clerk")) for each in submitted]
+        words = [await waker.deliver(each) for each in submitted]
         worker.stop()
         await serving
         assert (words, scene.acted) == (["outdated", "finished"], ["send"])
@@ -250,7 +253,7 @@ def test_a_run_that_somebody_moves_to_the_queue_of_another_agent_is_not_worked_o
         worker = Worker({"chat": chat, "admin": admin}, scene.store, cast("Waker", waker), secret=SECRET)
         serving = asyncio.create_task(worker.run())
         await waker.served.wait()
-        moved = replace(submitted[0], queue="admin")
+        moved = replace(submitted[0], queue=submission_queue("admin", KEY_ID))
         if begun:
             run = chat.run("Hello.", run_id=run_id, tags=["agent:chat"])
             await run.load()
@@ -261,7 +264,7 @@ def test_a_run_that_somebody_moves_to_the_queue_of_another_agent_is_not_worked_o
             moved = Activation(run_id, head.epoch, waker.queue)  # of the agent that was named last
         assert await waker.deliver(moved) == ("outdated" if begun else "set aside")
         if begun:
-            assert await waker.deliver(replace(moved, queue="chat")) == "finished"
+            assert await waker.deliver(replace(moved, queue=submission_queue("chat", KEY_ID))) == "finished"
         worker.stop()
         await serving
         assert scene.acted == []
