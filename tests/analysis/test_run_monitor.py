@@ -234,6 +234,30 @@ def test_a_first_step_after_a_refill_is_none_that_can_stall_as_in_the_model() ->
     assert rows[rows.index("post_tool.again") + 1] == "pre_step.otherwise"
 
 
+def test_a_reply_about_a_sub_agents_limit_extends_no_limit_of_its_caller() -> None:
+    """Whose row for replies comes first here, so that the call does not continue."""
+    helper = Agent(ScriptedModel([call("sound", text="a")] * 2), tools=[sound], guardrails=LIMITS)
+    first = LOOP.transition("suspended.replied")
+    graph = LOOP.without(first.id).with_transition(first, before="approval_decided")
+    agent = Agent(
+        ScriptedModel([call("helper", task="x"), "done"]),
+        tools=[helper.as_tool("helper", "Helps.")],
+        graph=graph,
+        guardrails=AgentGuardrails(max_iterations=4, max_continues=0),
+        host=Host(secret=SECRET, monitor="raise"),
+    )
+
+    async def scene() -> RunResult:
+        result = await agent.run("go")
+        assert isinstance(result.outcome, UserInputRequested)
+        assert result.outcome.kind == "limit"
+        return await agent.resume(result.outcome.suspension_record, "go on")
+
+    result = asyncio.run(scene())
+    assert result.decisions[0].transition.id == "suspended.replied"
+    assert (result.run_state.continues, result.run_state.iterations) == (0, 4)
+
+
 def extend_often(graph: Graph, tools: list[Any], replies: int) -> tuple[RunResult, int]:
     """A monitored run of an agent that may make two model calls, and is granted two more by each reply."""
     guardrails = LIMITS.model_copy(update={"max_continues": 2, "max_steps": 100})
