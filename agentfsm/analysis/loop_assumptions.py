@@ -125,11 +125,10 @@ def exported_model(
 
 _LIMIT_LABELS = ("iteration_limit", "time_limit", "other_limit")
 
-_ABOUT_LABELS = ("other", *_LIMIT_LABELS, "tool_failure", "approval", "doubt")
+_ABOUT_LABELS = ("other", *_LIMIT_LABELS, "tool_failure", "approval", "doubt", "call")
+"""What recovery is about, or what a run waits for; ``call``: a question in the middle of a call, which then goes on."""
 
 _FAILURE_LABELS = ("other", *_LIMIT_LABELS, "tool_failure")
-
-_REQUEST_LABELS = ("other", *_LIMIT_LABELS, "approval", "doubt")
 
 _FAILURES: dict[Guard, str] = {
     d.runaway: "iteration_limit",
@@ -316,18 +315,19 @@ class _VariableBuilder(_RowReader):
         return [Update.of(row, to=("other",))] if self.source(row).waits or self.from_recovery(row) else []
 
     def _about_wait(self, row: Transition) -> list[Update]:
-        requests: dict[Guard | None, str] = {
-            guards.approval_required: "approval",
-            guards.in_doubt: "doubt",
-            guards.question_asked: "other",
+        in_calls = ("call",) if self.traits.sub_agents else ()
+        requests: dict[Guard | None, tuple[str, ...]] = {
+            guards.approval_required: ("approval",),
+            guards.in_doubt: ("doubt",),
+            guards.question_asked: ("other", *in_calls),
         }
         if self.source(row).waits or (self.from_recovery(row) and row.guard is guards.ask_user):
             return []
-        if row.guard in requests and not self.traits.sub_agents:
-            return [Update.of(row, to=(requests[row.guard],))]
-        other = tuple(label for label in _REQUEST_LABELS if label not in _LIMIT_LABELS)
+        if row.guard in requests:
+            return [Update.of(row, to=requests[row.guard])]
+        other = ("other", "approval", "doubt", *in_calls)
         left = f"continues < {self.limits.max_continues}"
-        return [Update.of(row, to=_REQUEST_LABELS, when=left), Update.of(row, to=other)]
+        return [Update.of(row, to=(*other, *_LIMIT_LABELS), when=left), Update.of(row, to=other)]
 
     def _pending(self, row: Transition) -> list[Update]:
         """How many calls of the batch have no result; 2 stands for more than one."""
@@ -525,15 +525,24 @@ class _GuardReader(_RowReader):
                 why=f"a spent budget can be extended {most} time(s)",
                 enforced=True,
             )
-        if not self.source(row).waits or self.traits.sub_agents:
-            return
-        one_kind = self.unless_agent("a run waits for one kind of reply at a time", "no tool is a sub-agent")
-        if row.guard is guards.approval_decided or _keeps_waiting(self.graph, row):
-            yield GuardAssumption(row.id, may="about == approval", why=one_kind)
+        if self.source(row).waits:
+            yield from self._about_answers(row)
+
+    def _about_answers(self, row: Transition) -> Iterator[GuardAssumption]:
+        """Which answers a wait can get."""
+        in_calls = self.traits.sub_agents  # where any answer may go to a call, which then continues
+        why = "a run waits for one kind of reply at a time"
+        why = why if in_calls else self.unless_agent(why, "no tool is a sub-agent")
+        if _keeps_waiting(self.graph, row):
+            yield GuardAssumption(row.id, may="about == approval", why=why)
+        elif row.guard is guards.approval_decided:
+            answers = ("approval", "doubt", "call") if in_calls else ("approval",)
+            yield GuardAssumption(row.id, may=" or ".join(f"about == {each}" for each in answers), why=why)
         elif row.guard is guards.doubt_settled:
-            yield GuardAssumption(row.id, may="about == doubt", why=one_kind)
+            may = "about == doubt or about == call" if in_calls else "about == doubt"  # a form may be given up
+            yield GuardAssumption(row.id, may=may, why=why)
         elif row.guard is guards.replied:
-            yield GuardAssumption(row.id, may="about != approval and about != doubt", why=one_kind)
+            yield GuardAssumption(row.id, may="about != approval and about != doubt", why=why)
 
     def _about_calls(self, row: Transition) -> Iterator[GuardAssumption]:
         traits, guard = self.traits, row.guard

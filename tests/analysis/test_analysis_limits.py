@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from agentfsm.analysis import AnalysisLimits, analyse, must_pass
+from agentfsm.analysis import AgentTraits, AnalysisLimits, analyse, must_pass
 from agentfsm.analysis.analysis_limits import AnalysisLimitError, Meter
 from agentfsm.analysis.layered_graph import LayeredEdge, LayeredGraph, LongestPaths
 from agentfsm.errors import ConfigurationError
@@ -60,6 +60,16 @@ def test_a_pipeline_whose_stages_can_be_skipped_is_decided(stages: int) -> None:
     found = analyse(pipeline(stages))
     assert [v.text for v in found.verdicts if v.holds is None] == []
     assert found.explored < 200_000
+
+
+def test_an_agent_with_sub_agents_is_decided_at_default_limits() -> None:
+    """A question in the middle of a call adds no move, model call or tool call between two waits."""
+    plain = analyse(LOOP, traits=AgentTraits())
+    found = analyse(LOOP, traits=AgentTraits(sub_agents=True))
+    assert [v.text for v in found.verdicts if not v.holds] == []
+    assert found.explored < 4 * plain.explored
+    for bound in ("moves", "model_calls", "tool_calls", "model_calls_in_all"):
+        assert getattr(found.bounds, bound) == getattr(plain.bounds, bound) is not None
 
 
 def test_calls_that_are_left_may_come_before_denials_and_questions() -> None:
