@@ -23,7 +23,7 @@ from agentfsm.journal.redact import RunFilter, TextRedaction, find_text, redact,
 from agentfsm.journal.replay import Replay
 from agentfsm.journal.replay_settings import ReplaySettings
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
-from agentfsm.journal.send_signal import SentSignal, send_answer, send_cancel
+from agentfsm.journal.send_signal import SentSignal, find_refusal, send_answer, send_cancel
 from agentfsm.journal.store import Store, consistent_read, off_loop
 from agentfsm.journal.tenant_store import TenantStore, tenant_tag
 from agentfsm.journal.verification import (
@@ -75,11 +75,14 @@ class StoredRun:
             failures and costs.
         request: What it waits for: tool, exact arguments, digest, who may answer, until when; None if it waits for
             nobody.
+        refused: Why the last answer to that was refused by the process that has the agent, and whose it was; empty if
+            none was, or without the secret.
     """
 
     info: RunInfo
     ledger: RunLedger
     request: StoredRequest | None
+    refused: str = ""
 
 
 class Runs:
@@ -277,7 +280,11 @@ class Runs:
         if head is None or info is None:
             raise UnknownRunError(f"there is no run {full_id!r}")
         ledger = await off_loop(lambda found: read_ledger(full_id, found), records)
-        return StoredRun(info, ledger, await pending_request(self._store, head))
+        request = await pending_request(self._store, head)
+        if request is None or self._keyring is None:
+            return StoredRun(info, ledger, request)
+        refusal = await find_refusal(self._store.signals, self._keyring, request)
+        return StoredRun(info, ledger, request, "" if refusal is None else str(refusal))
 
     async def verify(self, run_id: str, *, checkpoint: CheckpointHashes | None = None) -> VerificationReport:
         """Whether the journal of a run is intact and legal, and, with the secret, whether its host wrote it.
@@ -349,7 +356,8 @@ class Runs:
         """Answer what a run waits for, from any process; one that has its agent acts on it.
 
         The answer is durable when this returns. It is acted on once, also if processes die meanwhile. If the run waits
-        for something else by then, as after an answer that was given in another way, it is dropped.
+        for something else by then, as after an answer that was given in another way, it is dropped. If the process that
+        has the agent refuses it, as it does edited arguments that are not valid, ``StoredRun.refused`` says why.
 
         Args:
             run_id: The run's id, or the beginning of it.

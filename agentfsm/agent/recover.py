@@ -98,7 +98,8 @@ async def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:
 async def next_run(config: AgentConfig, run_id: str) -> Run[Any, Any] | None:
     """A run, loaded and ready to be awaited, if it has something to do and nobody does it; else None.
 
-    Answers and cancellations that fit the run no longer are removed.
+    Answers and cancellations that fit the run no longer are removed. Instead of an answer that it cannot act on, the
+    store then has the reason, which ``Runs.get``, ``agentfsm runs`` and the viewer show.
 
     Args:
         config: The agent's configuration.
@@ -131,9 +132,13 @@ def _urgency(signal: Signal) -> int:
 
 async def _act_on(config: AgentConfig, head: Head, signal: Signal) -> Run[Any, Any] | None:
     """A run, loaded with what a signal says; None if it does not fit the run or this agent."""
-    if head.status == "finished":
+    from agentfsm.journal.signals import refusal_of, seal_signal  # only needed for runs in a store
+
+    if head.status == "finished" or (signal.kind == "refusal" and signal.to[1] != head.hash):
         await require_store(config).signals.remove(signal.id)
         return None
+    if signal.kind == "refusal":
+        return None  # it is for whoever answered
     if signal.kind == "cancel":
         run = dismiss_run(config, signal.run_id, signal.reason, signal=signal)
     elif head.status == "suspended":
@@ -144,7 +149,11 @@ async def _act_on(config: AgentConfig, head: Head, signal: Signal) -> Run[Any, A
         return await run.load()
     except (HumanReplyError, SuspensionExpiredError) as error:
         logger.warning("run %s: a reply is refused: %s", signal.run_id, error)
-        await require_store(config).signals.remove(signal.id)
+        signals = require_store(config).signals
+        if signal.to[1] == head.hash:  # else it was overtaken
+            refusal = refusal_of(signal, str(error), config.host.clock.time())
+            await signals.send(seal_signal(refusal, config.host.keyring))
+        await signals.remove(signal.id)
     except (SuspensionRecordError, JournalError, RunError, MissingExtraError) as error:
         logger.warning("%s", error)  # another agent may be able to
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,6 +15,7 @@ from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
     open_runs,
+    store_keyring,
     store_option,
     tenant_option,
 )
@@ -21,11 +24,13 @@ from agentfsm.cli.terminal_prompt import TerminalPrompter, claimed_actor, parse_
 from agentfsm.errors import HumanReplyError
 from agentfsm.journal.load import StoredRequest
 from agentfsm.journal.rehydrate import rehydrate
-from agentfsm.journal.send_signal import SentSignal
+from agentfsm.journal.send_signal import SentSignal, find_refusal
+from agentfsm.journal.signals import SignalQueue, read_signals
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
-from agentfsm.runtime.approval import HumanInput
+from agentfsm.runtime.approval import Edit, Extend, HumanInput
 
 __all__ = ["answer", "cancel"]
 
@@ -56,6 +61,9 @@ SENDER_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
     click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role of that person; repeatable."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
 ]
+
+ACTED_ON_WITHIN_S, LOOK_AGAIN_S = 2.0, 0.05
+"""Seconds to wait for a process that has the agent to check an answer, and between two looks at what came of it."""
 
 _WAITS = "it waits for the next process that has its agent"
 
@@ -97,7 +105,8 @@ def answer(
     at once if it waits for answers, else when agentfsm resume, or an app that uses the store, takes the run up.
 
     RUN may be the beginning of an id. An answer that does not fit what the run waits for is refused, and so is a
-    second one.
+    second one. New arguments are checked by the process that has the agent; if that does not happen within 2 seconds,
+    agentfsm runs shows what came of them.
 
     Exit codes: 0 the answer is in the store; 2 it was refused, or wrong usage.
     """
@@ -108,8 +117,29 @@ def answer(
     require_name(run.request.quorum, sender.by)
     chosen, shown = _reply(store, run.request, reply, extend)
     sent = await_result(runs.answer(run.info.run_id, chosen, by=sender.actor(), to=digest or shown))
+    if isinstance(chosen, Edit | Extend) and (keyring := store_keyring(location)) is not None:
+        await_result(_raise_if_refused(store.signals, keyring, run.request))
     await_result(store.aclose())
     sender.report(sent, "was answered", _WAITS)
+
+
+async def _raise_if_refused(signals: SignalQueue, keyring: Keyring, request: StoredRequest) -> None:
+    """Wait a moment for a process that has the agent to act on an answer.
+
+    Raises:
+        HumanReplyError: It refused the answer.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ACTED_ON_WITHIN_S):
+            while await _waits(signals, keyring, request.run_id):  # noqa: ASYNC110  # another process acts on it
+                await asyncio.sleep(LOOK_AGAIN_S)
+    if (refusal := await find_refusal(signals, keyring, request)) is not None:
+        raise HumanReplyError(str(refusal))
+
+
+async def _waits(signals: SignalQueue, keyring: Keyring, run_id: str) -> bool:
+    """Whether an answer to a run was not acted on yet."""
+    return any(each.kind == "answer" for each in await read_signals(signals, keyring, run_id))
 
 
 def _reply(

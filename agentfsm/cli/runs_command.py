@@ -152,7 +152,8 @@ def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
     Each line has the run's id, its status, when it started (UTC), how long it took, what it cost, what was asked, and
     how it ended or what it waits for. agentfsm show has the rest.
 
-    An answer or a cancellation that no process has acted on yet is shown, if the secret of the store is known.
+    An answer or a cancellation that no process has acted on yet is shown, and so is why the last answer was refused, if
+    the secret of the store is known.
 
     A request that has expired is marked: no reply is accepted any more, and agentfsm resume RUN --dismiss REASON ends
     the run.
@@ -178,7 +179,7 @@ def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
 
 
 def _describe_sent(store: Store, location: StoreLocation) -> dict[str, list[str]]:
-    """By run, the answers and cancellations that no process has acted on yet, as far as the secret can read them."""
+    """By run, the answers and cancellations that no process has acted on, as far as the secret can read them."""
     described: dict[str, list[str]] = {}
     try:
         keyring = store_keyring(location)
@@ -186,9 +187,7 @@ def _describe_sent(store: Store, location: StoreLocation) -> dict[str, list[str]
     except AgentfsmError:
         return described
     for each in signals:
-        by = "" if each.actor is None else f" by {each.actor}"
-        what = "cancelled" if each.reply is None else f"answered ({each.reply.kind})"
-        described.setdefault(each.run_id, []).append(f"{what}{by}: it waits for a process that has the agent")
+        described.setdefault(each.run_id, []).append(str(each))
     return described
 
 

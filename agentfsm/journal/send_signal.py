@@ -17,7 +17,7 @@ from agentfsm.errors import (
     UnknownRunError,
 )
 from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
-from agentfsm.journal.signals import Signal, SignalKind, read_signals, seal_signal, signal_id
+from agentfsm.journal.signals import Signal, SignalKind, SignalQueue, read_signals, seal_signal, signal_id
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.human_input import HumanReply
@@ -26,7 +26,7 @@ from agentfsm.loop.quorum import Actor
 from agentfsm.loop.suspension import check_human_reply
 from agentfsm.loop.withholding import environment_secrets, lacks_values, mask_secrets, seal_value
 
-__all__ = ["SentSignal", "send_answer", "send_cancel"]
+__all__ = ["SentSignal", "find_refusal", "send_answer", "send_cancel"]
 
 MIN_DIGEST_DIGITS = 12
 """How many hex digits of a record's hash are enough to identify it."""
@@ -106,6 +106,7 @@ async def send_answer(
         actor,
         reply,
     )
+    await store.signals.remove(signal_id(run_id, "refusal", request.digest))  # of an earlier answer
     if not await store.signals.send(seal_signal(signal, keyring)):
         raise _answered(run_id, await read_signals(store.signals, keyring, run_id))
     return SentSignal(run_id, "answer", None)
@@ -148,6 +149,22 @@ async def send_cancel(
     )
     await store.signals.send(seal_signal(signal, keyring))  # an earlier one stays
     return SentSignal(run_id, "cancel", head.owner)
+
+
+async def find_refusal(signals: SignalQueue, keyring: Keyring, request: StoredRequest) -> Signal | None:
+    """Why the last answer to a request was refused by a process that has the agent; None if none was.
+
+    Args:
+        signals: The signals of the store.
+        keyring: The keys of the host.
+        request: The request.
+
+    Raises:
+        MissingExtraError: A signal is encrypted, and the package ``cryptography`` is not installed.
+        StoreError: The store cannot be read.
+    """
+    found = await read_signals(signals, keyring, request.run_id)
+    return next((each for each in found if each.kind == "refusal" and each.to[1] == request.digest), None)
 
 
 async def _head(store: Store, run_id: str, keyring: Keyring, *, submitted: bool = False) -> Head:

@@ -1,5 +1,7 @@
 """Signals: answers and cancellations that wait in a store until a process that has the agent of the run acts on them.
 
+An answer that it cannot act on it replaces by a *refusal*, which says why, for whoever answered to read.
+
 A signal names a record of its run that whoever sent it had seen, and has a MAC under the secret of the host, so that
 nobody without the secret can answer or cancel a run by writing to the store. It is removed once what it led to is
 durable. A process that dies between the two leaves a signal that no longer fits its run, and is not acted on again.
@@ -28,11 +30,12 @@ __all__ = [
     "is_about",
     "open_signal",
     "read_signals",
+    "refusal_of",
     "seal_signal",
     "signal_id",
 ]
 
-SignalKind = Literal["answer", "cancel"]
+SignalKind = Literal["answer", "cancel", "refusal"]
 
 _VERSION = 1
 
@@ -55,18 +58,18 @@ class SealedSignal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """An answer to a run that waits, or the request to cancel a run.
+    """An answer to a run that waits, the request to cancel a run, or why an answer was refused.
 
     Attributes:
         id: Names it; see ``signal_id``.
         run_id: The run.
-        kind: ``answer`` or ``cancel``.
-        to: Sequence number and hash of the record that the sender had seen: for an answer that of the request, for a
-            cancellation the last one; 0 and any hash for a run without a record.
+        kind: ``answer``, ``cancel`` or ``refusal``.
+        to: Sequence number and hash of the record that the sender had seen: for an answer and its refusal that of the
+            request, for a cancellation the last one; 0 and any hash for a run without a record.
         sent_at: When it was sent, in seconds since the epoch.
-        actor: Who sent it, or None if nobody said.
-        reply: For an answer, the reply.
-        reason: For a cancellation, why.
+        actor: Who sent it, or None if nobody said; for a refusal, who sent the answer.
+        reply: For an answer, the reply; for a refusal, no more than its kind.
+        reason: For a cancellation or a refusal, why.
     """
 
     id: str
@@ -82,6 +85,17 @@ class Signal:
     def cancel_reason(self) -> str:
         """Why the run is cancelled, and by whom."""
         return self.reason if self.actor is None else f"{self.reason} (by {self.actor})"
+
+    def __str__(self) -> str:
+        by = "" if self.actor is None else f" by {self.actor}"
+        kind = "" if self.reply is None else f" ({self.reply.kind})"
+        match self.kind:
+            case "refusal":
+                return f"the last answer{kind}{by} was refused: {self.reason}"
+            case "cancel":
+                return f"cancelled{by}: it waits for a process that has the agent"
+            case _:
+                return f"answered{kind}{by}: it waits for a process that has the agent"
 
 
 class SignalQueue(Protocol):
@@ -133,10 +147,24 @@ def signal_id(run_id: str, kind: SignalKind, digest: str = "", voter: str = "") 
     Args:
         run_id: The run.
         kind: What it is.
-        digest: For an answer, the hash of the record with the request.
+        digest: For an answer and its refusal, the hash of the record with the request.
         voter: For one of several votes, who votes.
     """
     return hashlib.sha256(encode([run_id, kind, digest, voter]).encode()).hexdigest()[:32]
+
+
+def refusal_of(answer: Signal, reason: str, now: float) -> Signal:
+    """The refusal of an answer.
+
+    Args:
+        answer: The answer.
+        reason: Why it is refused.
+        now: Seconds since the epoch.
+    """
+    kind: SignalKind = "refusal"
+    refused = None if answer.reply is None else HumanReply(answer.reply.kind)
+    own_id = signal_id(answer.run_id, kind, answer.to[1])
+    return Signal(own_id, answer.run_id, kind, answer.to, now, answer.actor, refused, reason)
 
 
 def seal_signal(signal: Signal, keyring: Keyring) -> SealedSignal:

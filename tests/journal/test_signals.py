@@ -53,6 +53,7 @@ from agentfsm.errors import (
 )
 from agentfsm.journal.signals import SealedSignal, open_signal, read_signals, seal_signal
 from agentfsm.journal.verification import GOOD
+from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.keys import Keyring
 from agentfsm.runs import runs_for
 from agentfsm.runtime.run import advance, hand_over
@@ -243,6 +244,45 @@ def test_a_reply_that_the_tool_refuses_is_dropped_and_the_run_waits_on(
         await shop.runs.answer("one", Allow())
         await shop.outcomes("Paid.")
         assert shop.paid == [5]
+
+    with_shop(scenario)
+
+
+def test_whoever_gave_an_answer_that_was_refused_can_read_why_until_there_is_a_new_one(
+    with_shop: Any,
+) -> None:
+    async def scenario(shop: Shop) -> None:
+        request = await shop.asks()
+        await shop.runs.answer("one", Edit({"amount": "much"}), by="ann")
+        assert (await shop.runs.get("one")).refused == ""
+        assert await shop.outcomes() == []
+        said = (await shop.runs.get("one")).refused
+        assert said.startswith("the last answer (edit) by ann, claimed, not verified was refused: ")
+        assert "not valid for 'pay', and the run still waits" in said
+        (refusal,) = await read_signals(shop.store.signals, Keyring(SECRET))
+        assert (refusal.kind, refusal.to[1], refusal.reply) == ("refusal", request.digest, HumanReply("edit"))
+        assert (await Runs(shop.store).get("one")).refused == ""  # nobody without the secret can read it
+        assert await shop.outcomes() == []  # a refusal gives a process nothing to do
+        await shop.runs.answer("one", Edit({"amount": "more"}), by="bob")
+        assert (await shop.runs.get("one")).refused == ""
+        assert await shop.outcomes() == []
+        assert "by bob" in (await shop.runs.get("one")).refused
+        await shop.runs.answer("one", Allow())
+        await shop.outcomes("Paid.")
+        assert (shop.paid, await shop.pending()) == ([5], 0)
+
+    with_shop(scenario)
+
+
+def test_the_refusal_of_an_answer_does_not_outlast_its_request(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks()
+        await shop.runs.answer("one", Edit({"amount": "much"}))
+        assert await shop.outcomes() == []
+        asked_again = await shop.agent(call("pay", amount=7)).resume("one", Deny("not 5"))
+        assert isinstance(asked_again.outcome, UserInputRequested)
+        assert (await shop.runs.get("one")).refused == ""
+        assert (await shop.outcomes(), await shop.pending()) == ([], 0)
 
     with_shop(scenario)
 

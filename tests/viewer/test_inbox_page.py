@@ -280,6 +280,36 @@ def test_a_question_is_answered_and_a_run_is_cancelled(browser: Any, store: Any)
 
 
 @pytest.mark.slow
+def test_an_edit_that_the_process_with_the_agent_refuses_can_be_made_again(browser: Any, store: Any) -> None:
+    asks(store, "one", call("pay", to="Bob", amount=500))
+    viewer = agentfsm.viewer.app(store, secret=SECRET, authenticate=by_header)  # without the agent, which is elsewhere
+
+    async def act() -> None:
+        run = await answering(store).next_run("one")
+        if run is not None:
+            await run
+
+    def edit(card: Any, amount: str) -> None:
+        card.get_by_role("button", name="Edit…").click()
+        card.get_by_label("amount").fill(amount)
+        card.get_by_role("button", name="Allow with these arguments").click()
+
+    with served(viewer) as site, site_page(browser, site, headers={"who": "mia"}) as (page, events):
+        page.goto("/inbox")
+        card = page.locator("article[data-run=one]")
+        edit(card, "5.5")
+        has_text(card, "Sent. A process that has the agent acts on it.")
+        elsewhere(lambda: asyncio.run(act()))
+        has_text(card, "The last answer, by mia (edit), was refused")
+        has_text(card, "not valid for 'pay'")
+        edit(card, "501")
+        has_text(card, "Sent. A process that has the agent acts on it.")
+        elsewhere(lambda: asyncio.run(act()))
+        assert events == []
+    assert output(store, "one").splitlines()[0] == "Heard: paid 501 to Bob"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("button", "text", "sent", "result"),
     [

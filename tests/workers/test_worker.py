@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,6 +34,7 @@ from agentfsm.workers import StartRate, Worker, WorkerMetrics, WorkerSettings, o
 from agentfsm.workers.health import serve_health
 from agentfsm.workers.spend_limits import SpendLimits
 from agentfsm.workers.waker import Activation, Waker
+from tests.helpers.child_process import child_environment
 
 pytest.importorskip("dbos", reason="dbos is not installed")
 
@@ -109,6 +112,41 @@ def test_a_worker_says_whether_it_is_healthy_and_ready(tmp_path: Path) -> None:
 
 async def finished(runs: Runs, run_id: str) -> bool:
     return (await runs.get(run_id)).info.status == "finished"
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+def test_the_command_line_says_that_edited_arguments_were_refused_by_the_worker(tmp_path: Path) -> None:
+    file, script = tmp_path / "runs.db", [call("pay", amount=5), "Paid."]
+    environment = child_environment() | {"AGENTFSM_SECRET": SECRET.decode()}
+
+    def answer(reply: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "agentfsm", "answer", run_id, reply, "--by", "Ann", "--store", str(file)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    async def scenario() -> None:
+        nonlocal run_id
+        async with working(tmp_path, support=Agent(ScriptedModel(script), tools=[pay])) as (runs, _, _):
+            run_id = await runs.submit("support", "Pay.")
+
+            async def asks() -> bool:
+                return (await runs.get(run_id)).request is not None
+
+            await until(asks)
+            code, said = await asyncio.to_thread(answer, '{"amount": "much"}')
+            assert (code, "the last answer (edit) by Ann" in said, "not valid for 'pay'" in said) == (2, True, True)
+            assert "not valid for 'pay'" in (await runs.get(run_id)).refused
+            code, said = await asyncio.to_thread(answer, '{"amount": 7}')
+            assert (code, "was answered" in said) == (0, True), said
+            await until(lambda: finished(runs, run_id))
+
+    run_id = ""
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("begun", [False, True])

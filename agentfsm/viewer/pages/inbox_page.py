@@ -132,6 +132,7 @@ async def _request_json(context: ViewerContext, visitor: Visitor, info: RunInfo,
                 "by": None if signal.actor is None else _actor_json(signal.actor),
                 "reply": "" if signal.reply is None else signal.reply.kind,
                 "at": signal.sent_at,
+                "refused": shown(signal.reason if signal.kind == "refusal" else ""),
             }
             for signal in signals
             if signal.run_id == info.run_id and (signal.kind == "cancel" or signal.to[0] == request.seq)

@@ -53,7 +53,10 @@ class Card {
       quorum.roles.length ? ` by ${quorum.roles.join(' or ')}` : '', quorum.not_requester ? ', not by the requester' : '',
       quorum.escalates_at ? [', later also by ', quorum.escalate_to.join(' or '), ' (from ', time(quorum.escalates_at), ')'] : '',
       quorum.votes.length ? ':' : ''), quorum.votes.length ? el('ul', {}, quorum.votes.map((actor) => el('li', {}, 'approved by ', person(actor)))) : ''] : []),
-    ...request.sent.map((sent) => el('p', {className: 'sent'}, sent.by ? person(sent.by) : 'Somebody', sent.kind === 'cancel' ? ' cancelled the run' : ` answered: ${words(sent.reply)}`, ', ', time(sent.at), '; it waits for a process that has the agent')));
+    ...request.sent.map((sent) => sent.refused
+      ? el('p', {className: 'notice error', role: 'alert'}, 'The last answer, by ', sent.by ? person(sent.by) : 'somebody', ` (${words(sent.reply)}), was refused `, time(sent.at), ': ', said(sent.refused))
+      : el('p', {className: 'sent'}, sent.by ? person(sent.by) : 'Somebody', sent.kind === 'cancel' ? ' cancelled the run' : ` answered: ${words(sent.reply)}`, ', ', time(sent.at), '; it waits for a process that has the agent')));
+    if (request.sent.some((sent) => sent.refused)) this.#done = false; // the run still asks, and can be answered again
     if (this.#open || this.#done) return;
     const may = (!request.refused || request.may_only_deny) && !request.expired;
     this.status.replaceChildren(...(request.refused ? [el('p', {className: 'note'}, said(request.refused))] : request.expired ? [el('p', {className: 'note'}, 'The request has expired: nobody can answer it any more, and the run can be cancelled.')] : []));
