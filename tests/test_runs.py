@@ -112,7 +112,7 @@ def test_the_newest_run_is_listed_first_a_page_at_a_time(store: Any) -> None:
         (RunQuery(metadata={"order": 7}), ["tea-1"]),
         (RunQuery(metadata={"order": "8"}), []),
         (RunQuery(actor="ann"), ["tea-1"]),
-        (RunQuery(session="s"), ["pay-1"]),
+        (RunQuery(session_id="s"), ["pay-1"]),
         (RunQuery(status="suspended"), ["pay-1"]),
         (RunQuery(ending="completed"), ["tea-2", "tea-1"]),
         (RunQuery(text="TEA"), ["tea-1"]),

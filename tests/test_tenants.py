@@ -71,7 +71,7 @@ def with_runs(store: Store, work: Callable[[Runs, Runs], Awaitable[None]]) -> No
 
 def test_only_own_runs_are_listed_and_counted(store: Store) -> None:
     async def work(own: Runs, every: Runs) -> None:
-        for query in (None, RunQuery(tag="x"), RunQuery(session="talk"), RunQuery(text="canary"), RunQuery(limit=1)):
+        for query in (None, RunQuery(tag="x"), RunQuery(session_id="talk"), RunQuery(text="canary"), RunQuery(limit=1)):
             found = [info.run_id async for info in own.iterate(query)]
             assert {*found} <= {OWN, f"{OWN}-done"}
             assert await own.count(query) == len(found) > 0

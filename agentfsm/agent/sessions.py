@@ -198,7 +198,7 @@ class Session(Generic[AgentDeps, Output]):
         """
         from agentfsm.journal.run_info import RunQuery  # only for sessions, and after the run loop
 
-        page = await self._store.find_runs(RunQuery(session=self.session_id, parent="", limit=1))
+        page = await self._store.find_runs(RunQuery(session_id=self.session_id, parent="", limit=1))
         return page.runs[0] if page.runs else None
 
     async def waiting(self) -> StoredRequest | None:

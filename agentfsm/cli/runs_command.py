@@ -79,7 +79,7 @@ class _Search:
             status=self.status,
             ending=self.ending,
             actor=self.actor,
-            session=self.session,
+            session_id=self.session,
             tag=self.tag,
             metadata=self.metadata,
             model=self.model,

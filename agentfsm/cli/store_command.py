@@ -292,7 +292,7 @@ def purge(
 
     def carry_out(dry: bool) -> PurgeReport:
         if wanted.days is not None:
-            rule = RetentionRule(days=wanted.days, tag=wanted.tag, session=wanted.session)
+            rule = RetentionRule(days=wanted.days, tag=wanted.tag, session_id=wanted.session)
             return await_result(apply_retention(opened, rule, keyring, by=wanted.by, reason=wanted.reason, dry_run=dry))
         every = ids or _abandoned(opened)
         return await_result(purge_runs(opened, every, keyring, by=wanted.by, reason=wanted.reason, dry_run=dry))
@@ -388,7 +388,7 @@ def erase(
     Exit codes: 0 erased, or nothing was found; 1 something remains; 2 wrong usage.
     """
     opened, keyring = open_existing_store(location), require_keyring(location)
-    query = ErasureQuery(actor=person.actor, session=person.session, tag=person.tag, text=person.text)
+    query = ErasureQuery(actor=person.actor, session_id=person.session, tag=person.tag, text=person.text)
     report = await_result(erase_person(opened, query, keyring, by=by, dry_run=True))
     if not dry_run and (report.purged or report.deleted):
         if not yes:

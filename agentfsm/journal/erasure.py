@@ -23,7 +23,7 @@ class ErasureQuery:
     Attributes:
         actor: The id of the person who requested runs. Where others' runs name the person, as somebody who answered
             for instance, is deleted or reported.
-        session: A conversation.
+        session_id: A conversation.
         tag: A tag.
         text: What stands in other runs, such as a mail address: each value that has it is deleted.
 
@@ -32,19 +32,19 @@ class ErasureQuery:
     """
 
     actor: str = ""
-    session: str = ""
+    session_id: str = ""
     tag: str = ""
     text: str = ""
 
     def __post_init__(self) -> None:
-        if not (self.actor or self.session or self.tag or self.text):
+        if not (self.actor or self.session_id or self.tag or self.text):
             raise ConfigurationError("say by what the data is found: an actor, a session, a tag or a text")
 
     @property
     def queries(self) -> list[RunQuery]:
         """Which runs are purged."""
-        by_actor, by_session = RunQuery(actor=self.actor, limit=500), RunQuery(session=self.session, limit=500)
-        given = ((self.actor, by_actor), (self.session, by_session), (self.tag, RunQuery(tag=self.tag, limit=500)))
+        by_actor, by_session = RunQuery(actor=self.actor, limit=500), RunQuery(session_id=self.session_id, limit=500)
+        given = ((self.actor, by_actor), (self.session_id, by_session), (self.tag, RunQuery(tag=self.tag, limit=500)))
         return [query for value, query in given if value]
 
 

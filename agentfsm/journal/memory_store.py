@@ -265,7 +265,7 @@ class MemoryStore:
                 stored.info,
                 prompt=listed.prompt,
                 actor=listed.actor,
-                session=listed.session,
+                session_id=listed.session_id,
                 tags=listed.tags,
                 metadata=listed.metadata,
             )

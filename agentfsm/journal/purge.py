@@ -60,7 +60,7 @@ class RetentionRule:
     Attributes:
         days: For how many days.
         tag: Only runs with this tag; None for all.
-        session: Only runs of this conversation; None for all.
+        session_id: Only runs of this conversation; None for all.
 
     Raises:
         ConfigurationError: The number of days is negative.
@@ -68,7 +68,7 @@ class RetentionRule:
 
     days: float
     tag: str | None = None
-    session: str | None = None
+    session_id: str | None = None
 
     def __post_init__(self) -> None:
         if not self.days >= 0:
@@ -85,7 +85,7 @@ class RetentionRule:
             info.updated is not None
             and info.updated <= now - self.days * _DAY_S
             and (self.tag is None or self.tag in info.tags)
-            and self.session in (None, info.session)
+            and self.session_id in (None, info.session_id)
         )
 
 
@@ -117,7 +117,7 @@ async def apply_retention(
     found = [
         info.run_id
         async for info in iterate_runs(
-            store, RunQuery(status="finished", parent="", tag=rule.tag, session=rule.session, limit=500)
+            store, RunQuery(status="finished", parent="", tag=rule.tag, session_id=rule.session_id, limit=500)
         )
         if info.updated is not None and info.updated <= at - rule.days * _DAY_S
     ]

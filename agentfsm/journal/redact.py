@@ -178,7 +178,7 @@ class RunFilter:
         """
         return (
             self.run_id in ("", listed.run_id)
-            and self.session_id in ("", listed.session)
+            and self.session_id in ("", listed.session_id)
             and (not self.tag or self.tag in listed.tags)
         )
 
@@ -287,7 +287,7 @@ async def find_text(
 
 def _texts_of(listed: RunInfo) -> tuple[str, ...]:
     metadata = [text for entry in (listed.metadata or {}).items() for text in entry]
-    return (listed.run_id, listed.prompt, listed.actor, listed.session, *listed.tags, *metadata)
+    return (listed.run_id, listed.prompt, listed.actor, listed.session_id, *listed.tags, *metadata)
 
 
 def _search_texts(

@@ -68,7 +68,7 @@ class RunInfo:
         ending: How it ended, as in ``completed`` or ``handed_off``; empty until then.
         prompt: The first letters of what was asked, on one line, without secrets; empty if it was redacted.
         actor: The id of whoever requested it, or an empty string.
-        session: The conversation's id, or an empty string.
+        session_id: The conversation's id, or an empty string.
         tags: Its tags.
         model: The name of the first model that it called, or an empty string.
         cost_usd: What its model calls cost, in USD; None if the price of none of them is known.
@@ -88,7 +88,7 @@ class RunInfo:
     ending: str = ""
     prompt: str = ""
     actor: str = ""
-    session: str = ""
+    session_id: str = ""
     tags: tuple[str, ...] = ()
     model: str = ""
     cost_usd: float | None = None
@@ -107,7 +107,7 @@ class RunQuery:
         status: Those with this status.
         ending: Those that ended so.
         actor: Those that somebody with this id requested.
-        session: Those of this conversation.
+        session_id: Those of this conversation.
         tag: Those with this tag.
         any_tag: Those with one of these tags, too.
         metadata: Those with each of these entries in their metadata: ``{"order": 7}`` finds 7 and the text ``"7"``.
@@ -130,7 +130,7 @@ class RunQuery:
     status: Literal["running", "suspended", "finished"] | None = None
     ending: str | None = None
     actor: str | None = None
-    session: str | None = None
+    session_id: str | None = None
     tag: str | None = None
     any_tag: tuple[str, ...] | None = None
     metadata: Mapping[str, str | float | bool | None] | None = field(default=None, hash=False)
@@ -169,7 +169,7 @@ class RunQuery:
                     (self.status, info.status),
                     (self.ending, info.ending),
                     (self.actor, info.actor),
-                    (self.session, info.session),
+                    (self.session_id, info.session_id),
                     (self.model, info.model),
                     (self.parent, info.parent),
                     (self.exact_id, info.run_id),
@@ -227,7 +227,7 @@ def first_info(run_id: str, first: SealedRecord) -> RunInfo:
             updated=body["ts"] / 1000,
             prompt=_text(_prompt_in(body)),
             actor=_text(body.get("requester", {}).get("id")),
-            session=_text(body.get("session")),
+            session_id=_text(body.get("session")),
             tags=tuple(map(_text, tags)) if isinstance(tags, list) else (),
             parent=str(parent["run"]) if "call" in parent else "",
             metadata=listed_metadata(body.get("metadata")),

@@ -307,7 +307,9 @@ async def lists_a_run_as_it_was_described(make: OpenStore) -> None:
     _require(await store.find_runs(RunQuery()) == RunPage())
     lease = await store.acquire("run0", "me", new=True)
     _require((await store.find_runs(RunQuery())).runs == (RunInfo("run0", "running", owner="me"),))
-    first = _listed(0, prompt="What? ü \U0001f600", actor="ann", session="s", tags=("b", "a", "b"), model="m", tokens=3)
+    first = _listed(
+        0, prompt="What? ü \U0001f600", actor="ann", session_id="s", tags=("b", "a", "b"), model="m", tokens=3
+    )
     first = dataclasses.replace(first, metadata={"order": "7", "ü \U0001f600": ""})
     records = sealed_records(3)
     await store.append(lease, records[:1], "running", first)
@@ -325,10 +327,14 @@ async def lists_a_run_as_it_was_described(make: OpenStore) -> None:
     _require((await again.find_runs(RunQuery())).runs == (last,))
     lease = await again.acquire("run0", "you")
     left = {"order": "8"}
-    await again.redact(lease, 1, "", _listed(0, prompt="[gone]", session="t", tags=("c",), metadata=left))
+    await again.redact(lease, 1, "", _listed(0, prompt="[gone]", session_id="t", tags=("c",), metadata=left))
     _require(
         (await again.find_runs(RunQuery())).runs
-        == (dataclasses.replace(last, owner="you", prompt="[gone]", actor="", session="t", tags=("c",), metadata=left),)
+        == (
+            dataclasses.replace(
+                last, owner="you", prompt="[gone]", actor="", session_id="t", tags=("c",), metadata=left
+            ),
+        )
     )
     _require(await _found(again, metadata={"order": 7}) == await _found(again, metadata={"ü \U0001f600": ""}) == [])
     _require(await _found(again, metadata={"order": 8}) == ["run0"])
@@ -356,8 +362,10 @@ async def finds_runs_by_what_they_are_listed_by(make: OpenStore) -> None:
                 ending="completed",
                 metadata={"order": "7", "eu": "true"},
             ),
-            _listed(1, session="s1", tags=("x", "y"), model="m1", prompt="pay All", metadata={"order": "7"}, **waits),
-            _listed(2, actor="ann", session="s1", model="m2", parent="run1", metadata={"order": "77", "eu": "7"}),
+            _listed(
+                1, session_id="s1", tags=("x", "y"), model="m1", prompt="pay All", metadata={"order": "7"}, **waits
+            ),
+            _listed(2, actor="ann", session_id="s1", model="m2", parent="run1", metadata={"order": "77", "eu": "7"}),
             _listed(3, actor="Ann", tags=("xy",), status="finished", ending="handed_off"),
         ],
     )

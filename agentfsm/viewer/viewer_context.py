@@ -139,7 +139,7 @@ def run_json(info: RunInfo) -> dict[str, Any]:
         "ending": shown(info.ending),
         "prompt": shown(info.prompt),
         "actor": shown(info.actor),
-        "session": shown(info.session),
+        "session": shown(info.session_id),
         "tags": shown(list(info.tags)),
         "metadata": [f"{shown(name)}={shown(value)}" for name, value in (info.metadata or {}).items()],
         "model": shown(info.model),

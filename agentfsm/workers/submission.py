@@ -248,7 +248,7 @@ async def _list_as_queued(
         updated=now,
         prompt=" ".join(mask_secrets(submission.prompt, known).split())[:LISTED_LETTERS],
         actor=actor.id if isinstance(actor, Actor) else "",  # a text may be a token
-        session=submission.session_id,
+        session_id=submission.session_id,
         tags=submission.all_tags,
         waiting_for=WaitingFor(QUEUED),
         metadata=listed_metadata(entries),

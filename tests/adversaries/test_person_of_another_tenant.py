@@ -117,11 +117,11 @@ ATTACKS: dict[str, list[Attack]] = {
     "purge it": [
         *each_run(lambda own, of: own.purge([of])),
         lambda own: own.purge(RetentionRule(days=0, tag="tenant:evil")),
-        lambda own: own.purge(RetentionRule(days=0, session=f"talk {CANARY}")),
+        lambda own: own.purge(RetentionRule(days=0, session_id=f"talk {CANARY}")),
     ],
     "erase it": [
         lambda own: own.erase(ErasureQuery(actor="ann of evil")),
-        lambda own: own.erase(ErasureQuery(session=f"talk {CANARY}")),
+        lambda own: own.erase(ErasureQuery(session_id=f"talk {CANARY}")),
         lambda own: own.erase(ErasureQuery(tag="tenant:evil")),
         lambda own: own.erase(ErasureQuery(text=CANARY)),
     ],
@@ -131,7 +131,7 @@ ATTACKS: dict[str, list[Attack]] = {
         *query(tag="%evil"),
         *query(any_tag=("tenant:evil", "tenant:%")),
         *query(text=CANARY),
-        *query(session=f"talk {CANARY}"),
+        *query(session_id=f"talk {CANARY}"),
         *query(actor="ann of evil"),
         *query(parent="evil-3"),
         *query(run_id="evil%"),

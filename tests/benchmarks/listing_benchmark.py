@@ -41,7 +41,7 @@ LISTS: dict[str, tuple[float, RunQuery]] = {
     "50 by metadata of all": (LISTED_MS, RunQuery(metadata={"shop": "a"})),
     "50 by metadata of none": (LISTED_MS, RunQuery(metadata={"shop": "b"})),
     "50 by actor of 100 runs": (LISTED_MS, RunQuery(actor="user7")),
-    "50 by session of 10 runs": (LISTED_MS, RunQuery(session="chat5")),
+    "50 by session of 10 runs": (LISTED_MS, RunQuery(session_id="chat5")),
 }
 """The most milliseconds that each may take, beside the bound by what it takes of few runs."""
 

@@ -148,10 +148,15 @@ def test_a_redacted_prompt_is_not_listed_and_is_nowhere_in_the_file(tmp_path: Pa
     name: Any = {"session_id": "canary 0816", "tags": ["canary 0817"], "metadata": {"canary 0818": "canary 0819"}}
     finish(agent(store, "ok").run("The canary 0815 sings.", run_id="r", **name))
     assert listed(store).prompt == "The canary 0815 sings."
-    assert (listed(store).session, listed(store).tags) == ("canary 0816", ("canary 0817",))
+    assert (listed(store).session_id, listed(store).tags) == ("canary 0816", ("canary 0817",))
     assert listed(store).metadata == {"canary 0818": "canary 0819"}
     asyncio.run(redact(store, "r", "1", KEYRING))
-    assert (listed(store).prompt, listed(store).session, listed(store).tags, listed(store).metadata) == ("", "", (), {})
+    assert (listed(store).prompt, listed(store).session_id, listed(store).tags, listed(store).metadata) == (
+        "",
+        "",
+        (),
+        {},
+    )
     assert listed(store).ending == "completed"
     assert b"canary 081" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert asyncio.run(verify_stored_run(store, "r", keyring=KEYRING)).code == GOOD

@@ -87,7 +87,7 @@ def test_a_submitted_run_is_listed_until_it_begins() -> None:
         run_id = await submit(store, waker, KEYS, GIVEN, priority=3, delay_s=60)  # type: ignore[arg-type]
         (info,) = (await store.find_runs(RunQuery(tag="tenant:acme"))).runs
         assert (info.run_id, info.status, info.waiting_for) == (run_id, "suspended", WaitingFor("worker"))
-        assert (info.actor, info.session, info.tags) == ("ann", "s", ("billing", "tenant:acme", "agent:support"))
+        assert (info.actor, info.session_id, info.tags) == ("ann", "s", ("billing", "tenant:acme", "agent:support"))
         assert (await store.find_runs(RunQuery(metadata={"order": 7}))).runs == (info,)
         ((activation, delay_s),) = waker.woken
         assert (activation.key, activation.queue, activation.tenant) == (

@@ -38,7 +38,7 @@ _SELECT: LiteralString = (
 _TEXTS: dict[str, LiteralString] = {
     "ending": "info.ending",
     "actor": "info.actor",
-    "session": "info.session",
+    "session_id": "info.session",
     "model": "info.model",
     "parent": "info.parent",
 }
@@ -69,7 +69,7 @@ async def write_run_info(db: Connection, number: int, info: RunInfo) -> None:
         info: What it is listed by.
     """
     waiting = info.waiting_for or WaitingFor("")
-    texts = tuple(map(_storable, (info.ending, info.prompt, info.actor, info.session)))
+    texts = tuple(map(_storable, (info.ending, info.prompt, info.actor, info.session_id)))
     values = (
         number,
         _milliseconds(info.started),
@@ -91,7 +91,7 @@ async def write_run_info(db: Connection, number: int, info: RunInfo) -> None:
 
 async def update_texts(db: Connection, number: int, info: RunInfo) -> None:
     """Replace the prompt, the actor, the session, the tags and the metadata by which a run is listed."""
-    texts = (_storable(info.prompt), _storable(info.actor), _storable(info.session))
+    texts = (_storable(info.prompt), _storable(info.actor), _storable(info.session_id))
     await db.execute(
         "UPDATE agentfsm.run_info SET prompt = %s, actor = %s, session = %s, tags = %s::text[], metadata = %s::jsonb"
         " WHERE id = %s",
@@ -222,7 +222,7 @@ def _info(row: tuple[Any, ...]) -> RunInfo:
         ending=ending,
         prompt=prompt,
         actor=actor,
-        session=session,
+        session_id=session,
         tags=tuple(tags),
         model=model,
         cost_usd=cost,

@@ -47,7 +47,7 @@ def write_run_info(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
         info.ending,
         info.prompt,
         info.actor,
-        info.session,
+        info.session_id,
         tags,
         info.model,
         info.cost_usd,
@@ -87,7 +87,7 @@ def delete_run_info(db: sqlite3.Connection, number: int) -> None:
 
 def update_texts(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
     """Replace the prompt, the actor, the session, the tags and the metadata by which a run is listed."""
-    texts = (info.prompt, info.actor, info.session, *_write_index(db, number, info.tags, info.metadata))
+    texts = (info.prompt, info.actor, info.session_id, *_write_index(db, number, info.tags, info.metadata))
     db.execute(
         "UPDATE run_info SET prompt = ?, actor = ?, session = ?, tags = ?, metadata = ? WHERE id = ?", (*texts, number)
     )
@@ -231,8 +231,15 @@ def _conditions(query: RunQuery) -> tuple[list[str], list[Any]]:
     for place, (table, condition, given) in enumerate(_indexed(query)):
         other = f"EXISTS (SELECT 1 FROM {table} WHERE {condition} AND {table}.id = info.id)"  # noqa: S608
         add(condition if not place and query.exact_id is None else other, *given)
-    for name in ("status", "ending", "actor", "session", "model", "parent"):
-        wanted = getattr(query, name)
+    exact = {
+        "status": query.status,
+        "ending": query.ending,
+        "actor": query.actor,
+        "session": query.session_id,
+        "model": query.model,
+        "parent": query.parent,
+    }
+    for name, wanted in exact.items():
         if wanted is not None:
             add(f"info.{name} = ?" + (f" AND info.{name} <> ''" if wanted and name != "status" else ""), wanted)
     if query.any_tag is not None:
