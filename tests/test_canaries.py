@@ -145,6 +145,7 @@ def test_what_was_approved_runs_after_a_restart_with_the_approved_bytes(folder: 
     assert [each["key"]["value"] for each in got if "key" in each] == [canary("votes: approved by two people")]
 
 
+@pytest.mark.slow
 def test_the_files_are_for_their_owner_alone(folder: Path) -> None:
     if os.name == "posix":
         assert {oct(file.stat().st_mode & 0o777) for file in (folder / "out").glob("runs.db*")} == {"0o600"}

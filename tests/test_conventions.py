@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.import_graph import PACKAGE
+from tests.helpers.import_graph import PACKAGE, tree_of
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -89,7 +88,7 @@ def test_there_are_few_modules_and_each_name_is_used_once():
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_functions_and_classes_stay_small(path: Path):
     long, wide = [], []
-    for name, function in functions(TREES[path]):
+    for name, function in functions(tree_of(path)):
         if (function.end_lineno or 0) - function.lineno + 1 > MAX_FUNCTION_LINES:
             long.append(name)
         arguments = function.args
@@ -98,7 +97,7 @@ def test_functions_and_classes_stay_small(path: Path):
             wide.append(f"{name_of(path)}:{name}")
     crowded = [
         node.name
-        for node in ast.walk(TREES[path])
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ClassDef) and sum(isinstance(n, Function) for n in node.body) > MAX_METHODS
     ]
     assert (long, crowded, set(wide) - MANY_PARAMETERS) == ([], [], set())
@@ -106,7 +105,7 @@ def test_functions_and_classes_stay_small(path: Path):
 
 def test_no_two_modules_export_a_class_of_the_same_name():
     exported = Counter(
-        node.name for tree in TREES.values() for node in tree.body
+        node.name for path in FILES for node in tree_of(path).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )  # fmt: skip
     assert [name for name, count in exported.items() if count > 1] == []
@@ -115,12 +114,12 @@ def test_no_two_modules_export_a_class_of_the_same_name():
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_no_former_name_is_left(path: Path):
     assert path.stem not in FORMER_MODULES
-    classes = {node.name for node in ast.walk(TREES[path]) if isinstance(node, ast.ClassDef)}
+    classes = {node.name for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)}
     assert classes & FORMER_CLASSES == set()
     if name_of(path) not in ROW_FUNCTIONS:
-        public = {name.rsplit(".", 1)[-1] for name, _ in functions(TREES[path])}
+        public = {name.rsplit(".", 1)[-1] for name, _ in functions(tree_of(path))}
         assert public & FORMER_FUNCTIONS == set()
 
 
 def test_every_module_says_what_it_is_for():
-    assert [name_of(p) for p, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [name_of(path) for path in FILES if not ast.get_docstring(tree_of(path))] == []

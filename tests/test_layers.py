@@ -15,11 +15,14 @@ import pytest
 import agentfsm
 from agentfsm.errors import MissingExtraError
 from agentfsm.machine import graph
-from tests.helpers.import_graph import PACKAGE, imports, modules
+from tests.helpers.import_graph import PACKAGE, Import, imports, modules, tree_of
 
 MODULES = modules()
-IMPORTS = imports()
-OURS = [i for i in IMPORTS if i.imported.split(".")[0] == "agentfsm"]
+
+
+def own_imports() -> list[Import]:
+    return [i for i in imports() if i.imported.split(".")[0] == "agentfsm"]
+
 
 LAYERS = {
     "errors": set(),
@@ -63,14 +66,14 @@ def layer(module: str) -> str:
 
 def test_the_sources_are_found():
     assert {"agentfsm", "agentfsm.agent", "agentfsm.machine.graph", "agentfsm.loop.reducer"} <= set(MODULES)
-    assert len(OURS) > 100
+    assert len(own_imports()) > 100
     assert {layer(m) for m in MODULES} <= set(LAYERS) | PUBLIC
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_imports_only_layers_below_it(name):
     wrong = [
-        (i.importer, i.imported) for i in OURS
+        (i.importer, i.imported) for i in own_imports()
         if layer(i.importer) == name and layer(i.imported) not in LAYERS[name] | {name}
         and (i.when == "now" or (i.importer, i.imported) not in UPWARD)
     ]  # fmt: skip
@@ -86,17 +89,17 @@ def test_contributing_lists_each_package_after_those_that_it_imports():
 
 
 def test_every_import_against_the_order_still_exists():
-    assert UPWARD.keys() <= {(i.importer, i.imported) for i in OURS if i.when != "now"}
+    assert UPWARD.keys() <= {(i.importer, i.imported) for i in own_imports() if i.when != "now"}
 
 
 def test_the_agent_loads_adapters_only_when_they_are_used():
-    early = [(i.importer, i.imported) for i in OURS if i.when == "now" and layer(i.importer) == "agent"]
+    early = [(i.importer, i.imported) for i in own_imports() if i.when == "now" and layer(i.importer) == "agent"]
     assert [each for each in early if layer(each[1]) in LAZY_IN_AGENT] == []
 
 
 def test_nothing_imports_the_command_line():
     wrong = [
-        (i.importer, i.imported) for i in OURS
+        (i.importer, i.imported) for i in own_imports()
         if layer(i.imported) == "cli" and layer(i.importer) not in (layer(i.imported), "__main__")
     ]  # fmt: skip
     assert wrong == []
@@ -104,14 +107,14 @@ def test_nothing_imports_the_command_line():
 
 def test_imports_form_no_cycle_lazy_and_type_only_ones_included():
     order = graphlib.TopologicalSorter({m: set() for m in MODULES})
-    for i in OURS:
+    for i in own_imports():
         if i.imported in MODULES and i.imported != i.importer:
             order.add(i.importer, i.imported)
     list(order.static_order())  # raises CycleError, which names the cycle
 
 
 def test_a_graph_names_the_packages_that_read_it_and_imports_none():
-    assert {i.imported for i in OURS if i.importer == "agentfsm.machine.graph"} == {
+    assert {i.imported for i in own_imports() if i.importer == "agentfsm.machine.graph"} == {
         "agentfsm.errors",
         "agentfsm.machine.declaration",
         "agentfsm.machine.graph_checks",
@@ -133,12 +136,12 @@ PURE = [m for m in MODULES if layer(m) in ("machine", "loop")]
 
 
 def tree(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    return tree_of(MODULES[module])
 
 
 @pytest.mark.parametrize("module", PURE)
 def test_a_pure_module_imports_nothing_that_does_io(module):
-    found = {i.imported.split(".")[0] for i in IMPORTS if i.importer == module}
+    found = {i.imported.split(".")[0] for i in imports() if i.importer == module}
     assert found & OUTSIDE <= ({"random"} if module == "agentfsm.loop.recovery_policy" else set())
     third_party = found - set(sys.stdlib_module_names) - {"agentfsm"}
     encrypts = {"cryptography"} if module == "agentfsm.loop.withholding" else set()

@@ -324,6 +324,7 @@ moods = st.none() | st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     replies=st.lists(replies, min_size=1, max_size=6),

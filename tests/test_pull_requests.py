@@ -150,6 +150,7 @@ QUICK = {"the detector is asked too late", "a limit of the agent"}
 """Together they break every check."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [each if each in QUICK else pytest.param(each, marks=pytest.mark.soak) for each in CHANGES]
 )

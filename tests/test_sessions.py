@@ -117,7 +117,7 @@ def test_what_a_session_says_of_itself():
         result = await run
         last = await session.last_run()
         assert last is not None
-        assert (last.run_id, last.status, last.session, last.tags, last.actor) == (
+        assert (last.run_id, last.status, last.session_id, last.tags, last.actor) == (
             run.run_id, "finished", "s", ("t",), "kim"
         )  # fmt: skip
         assert await session.messages() == [Message.user("a"), Message.assistant("b")] == result.messages

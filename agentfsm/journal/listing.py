@@ -34,7 +34,7 @@ __all__ = [
 
 _KINDS_AFTER_END = frozenset({"redaction", "checkpoint", "run.adopted"})
 
-_FROM_THE_START = ("started", "prompt", "actor", "session", "tags", "metadata", "parent")
+_FROM_THE_START = ("started", "prompt", "actor", "session_id", "tags", "metadata", "parent")
 """What follows from the first record."""
 
 _WHEN_IT_STOPPED = ("updated", "ending", "model", "cost_usd", "tokens", "waiting_for", "expires")

@@ -377,7 +377,7 @@ async def finds_runs_by_what_they_are_listed_by(make: OpenStore) -> None:
         ({"ending": ""}, "21"),
         ({"actor": "ann"}, "20"),
         ({"actor": ""}, "1"),
-        ({"session": "s1"}, "21"),
+        ({"session_id": "s1"}, "21"),
         ({"tag": "x"}, "10"),
         ({"tag": "z"}, ""),
         ({"metadata": {"order": 7}}, "10"),
@@ -407,7 +407,7 @@ async def finds_runs_by_what_they_are_listed_by(make: OpenStore) -> None:
         ({"run_id": "run3"}, "3"),
         ({"run_id": "RUN3"}, ""),
         ({"run_id": "%"}, ""),
-        ({"tag": "x", "session": "s1", "text": "all"}, "1"),
+        ({"tag": "x", "session_id": "s1", "text": "all"}, "1"),
         ({"tag": "x", "actor": "nobody"}, ""),
     )
     for query, numbers in queries:

@@ -124,6 +124,7 @@ def with_questions(seed: int) -> SpinCase:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, BATCHES))])
 def test_random_tables(batch: int, tmp_path: Path) -> None:
     cases = [with_questions(seed) for seed in range(20 * batch, 20 * batch + 20)]
@@ -133,6 +134,7 @@ def test_random_tables(batch: int, tmp_path: Path) -> None:
     print(f"spin agrees on {len(cases)} random tables: {compared} verdicts ({kinds})")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, BATCHES))])
 def test_random_tables_explored(batch: int, tmp_path: Path) -> None:
     cases = [SpinCase(*random_graph_with_assumptions(seed)) for seed in range(20 * batch, 20 * batch + 20)]
@@ -259,6 +261,7 @@ ONE = AgentGuardrails(max_iterations=1, max_steps=2, max_continues=1, max_calls_
 
 
 # In batch 2 a variable matters only by ruling out the one row that reads it.
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [2, *(pytest.param(n, marks=pytest.mark.soak) for n in range(60) if n != 2)])
 def test_random_graphs_of_users(batch: int, tmp_path: Path) -> None:
     """That they end, the rows that are ever taken, and the properties that do not hold, as SPIN has them."""

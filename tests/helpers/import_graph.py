@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-__all__ = ["PACKAGE", "Import", "imports", "modules"]
+__all__ = ["PACKAGE", "Import", "imports", "modules", "tree_of"]
 
 PACKAGE = Path(__file__).parents[2] / "agentfsm"
 
@@ -35,13 +36,20 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a module. It is parsed for the first test that reads it, not while tests are collected."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports() -> list[Import]:
     """Every import of every module of the package."""
     known = modules()
     return [
         Import(name, target, when)
         for name, path in known.items()
-        for target, when in _imports_of(ast.parse(path.read_text(encoding="utf-8")), name, path, known)
+        for target, when in _imports_of(tree_of(path), name, path, known)
     ]
 
 

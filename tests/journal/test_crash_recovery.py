@@ -85,6 +85,7 @@ def test_starting_interpreters_shows_nothing_that_forking_hides(step, counted):
     counted(f"killed from outside, in interpreters of their own: {kills} points")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("seed", "count"), [(3, 50), *(pytest.param(seed, 1000, marks=pytest.mark.soak) for seed in range(4))]
@@ -101,6 +102,7 @@ def test_a_run_that_is_killed_again_and_again_comes_to_the_same_end(seed, count,
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [30, pytest.param(500, marks=pytest.mark.soak)])
 def test_one_of_four_processes_that_resume_a_run_gets_it(rounds, counted):
     told = run_helper("store_contention", "race", str(rounds))

@@ -10,6 +10,7 @@ PART = 250
 MORE = (*range(PART, 2_000, PART), *range(10_000, 20_000, PART))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.soak) for first in MORE)])
 def test_every_simulated_run_ends_like_an_uninterrupted_one(first, counted):

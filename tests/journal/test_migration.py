@@ -424,6 +424,7 @@ def never(run: RunState) -> bool:
     return False
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     replies=st.lists(drawn.replies, min_size=1, max_size=5),

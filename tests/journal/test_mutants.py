@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no for
 PARTS = 4
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", [1, *(pytest.param(n, marks=pytest.mark.soak) for n in range(2, PARTS + 1))])
 def test_each_mutant_is_caught(part, counted):

@@ -239,6 +239,7 @@ def test_a_commit_whose_answer_is_lost_is_neither_lost_nor_repeated(url: str) ->
     assert execute(url, "SELECT count(*), max(seq) FROM agentfsm.journal") == [(60, 60)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.soak)])
 def test_runs_go_on_when_the_server_was_killed_and_is_back(kills: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

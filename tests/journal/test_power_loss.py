@@ -58,6 +58,7 @@ def cuts(tmp_path, monkeypatch, level: str, count: int, seed: int = 0) -> int:
     return lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 20))])
 def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path, monkeypatch, seed, counted):
     assert cuts(tmp_path, monkeypatch, "full", 400, seed) == 0
@@ -117,6 +118,7 @@ def test_a_log_truncated_anywhere_has_the_records_before_that(tmp_path, with_a_l
     counted(f"write-ahead log cut at {count} offsets: {len(seen)} lengths of journal, no wrong row")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [800, pytest.param(10_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", ["runs.db-wal", "runs.db"])
 def test_a_flipped_bit_never_gives_a_wrong_record(tmp_path, with_a_log, name, count, counted):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=(pytest.mark.soak, pytest.mark.timeout(1800)))])
 def test_no_call_runs_without_its_quorum_and_no_vote_is_lost_or_counted_twice(
     step: int, counted: Callable[[str], None]

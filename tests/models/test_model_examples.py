@@ -39,6 +39,7 @@ def test_streaming_prints_text_as_it_arrives(model: str, tmp_path: Path) -> None
     assert all(request["stream"] is True for request in server.requests)
 
 
+@pytest.mark.slow
 def test_hosted_models_falls_back_and_prints_its_cost(tmp_path: Path) -> None:
     with fake_model_server(529) as busy, fake_model_server(text_output("For a lot.")) as server:
         done = run(

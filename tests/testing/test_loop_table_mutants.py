@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -102,9 +103,20 @@ MUTANTS = {
     **{f"move {where}": moved(where) for where in MOVED.split()},
 }
 
-ROWS = paths(reference_loop(), "transitions")
-PAIRS = paths(reference_loop())
-CONFLICTS = guard_conflicts(reference_loop())
+
+@cache
+def rows() -> list[Path]:
+    return list(paths(reference_loop(), "transitions"))
+
+
+@cache
+def pairs() -> list[Path]:
+    return list(paths(reference_loop()))
+
+
+@cache
+def conflicts() -> list[GuardConflict]:
+    return list(guard_conflicts(reference_loop()))
 
 
 def caught_by(graph: Graph) -> str:
@@ -117,9 +129,9 @@ def caught_by(graph: Graph) -> str:
     except GraphError:
         return "no agent may have such a graph"
     changed = {s.name for s in LOOP.states if LOOP.rows(s.name) != graph.rows(s.name)}
-    near = [c for c in CONFLICTS if c.rival.source in changed]
-    far = [c for c in CONFLICTS if c.rival.source not in changed]
-    for tried in (ROWS, near, PAIRS, far):
+    near = [c for c in conflicts() if c.rival.source in changed]
+    far = [c for c in conflicts() if c.rival.source not in changed]
+    for tried in (rows(), near, pairs(), far):
         for each in tried:
             if _catches(driver, each):
                 return each.id
@@ -154,12 +166,12 @@ def test_every_mutant_is_caught() -> None:
 def test_of_two_true_guards_the_first_row_wins() -> None:
     driver = WitnessDriver(LOOP)
     held = 0
-    for conflict in CONFLICTS:
+    for conflict in conflicts():
         path_run = check_priority(driver, conflict)
         if path_run is not None:  # else the two never hold together in what the examples can bring about
             held += 1
             assert (
                 path_run.decisions[conflict.move_index].transition.id == conflict.path.rows[conflict.move_index].id
             ), conflict.id
-    print(f"{held} of {len(CONFLICTS)} guard conflicts held")
+    print(f"{held} of {len(conflicts())} guard conflicts held")
     assert held > 150

@@ -93,6 +93,7 @@ def batches(result: SimulationResult) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_two_errors_take_turns_in_a_reply_and_one_of_several_calls_is_repeated_alone() -> None:
     scenarios = random_scenarios(AGENT, 60)
     turns = [

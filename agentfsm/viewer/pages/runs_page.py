@@ -21,7 +21,7 @@ from agentfsm.viewer.viewer_page import Page, PageError, json_response
 __all__ = ["PAGE", "query_of"]
 
 MAX_LIMIT = 200
-_TEXTS = ("ending", "actor", "session", "tag", "model", "text", "waiting_role", "run_id")
+_TEXTS = ("ending", "actor", "session_id", "tag", "model", "text", "waiting_role", "run_id")
 
 
 def query_of(request: Request) -> RunQuery:
