@@ -192,11 +192,11 @@ class _RowReader:
         return self.target(row).waits
 
     def precedes(self, row: Transition, guard: Guard) -> bool:
-        """Whether a row with one of the loop's guards comes before a row in the same state."""
+        """Whether a row that is taken whenever one of the loop's guards holds comes before a row in the same state."""
         for each in self.graph.rows(row.source):
             if each is row:
                 return False
-            if each.guard is guard:
+            if each.guard is guard and not _counters_needed(each):
                 return True
         return False
 
@@ -222,7 +222,7 @@ class _RowReader:
         return self.into_effect(row, CHECK_BUDGETS, CALL_MODEL)
 
     def asked_by(self, row: Transition, guard: Guard) -> bool:
-        return row.guard is guard or self.precedes(row, guard)
+        return row.guard is guard or self.precedes(row, guard)  # a row is only taken if its guard was asked
 
     def unless_agent(self, why: str, condition: str) -> str:
         """A reason, with the condition on the agent unless it was read from the agent."""
@@ -234,7 +234,7 @@ class _RowReader:
         """Whether a state is entered only from model calls that did not fail."""
         failures = (d.transient_provider, d.provider_error, d.context_overflow)
         entries = [row for row in self.graph if row.target == state]
-        return all(
+        return state != self.graph.initial and all(
             self.from_effect(row, CALL_MODEL) and row.guard is None and all(self.precedes(row, f) for f in failures)
             for row in entries
         )
@@ -473,7 +473,7 @@ class _GuardReader(_RowReader):
             name, limit = counter.name, self.limit_of(counter)
             if limit is None or _keeps_waiting(self.graph, row):  # bounds start anew at each wait
                 continue
-            if name in row.spends and name not in row.refills:
+            if name in _counters_needed(row):
                 yield GuardAssumption(
                     row.id, may=f"{name} < {limit}", why=f"{name} can be spent {limit} time(s)", enforced=True
                 )
@@ -610,6 +610,11 @@ class _GuardReader(_RowReader):
             yield GuardAssumption(row.id, may=may, why=self.unless_agent(why, condition))
 
 
+def _counters_needed(row: Transition) -> frozenset[str]:
+    """The counters without which a row does not hold: those that it spends and does not refill."""
+    return frozenset(row.spends) - frozenset(row.refills)
+
+
 def _stops_when_a_guard_raises(graph: Graph, state: StateSpec) -> bool:
     """Whether a guard that raises ends the run by a row that comes before any guard that could decide otherwise."""
     aborting = next((row for row in graph.rows(state.name) if row.ends == "aborted"), None)
@@ -656,7 +661,7 @@ def _rows_as_in_loop(graph: Graph, state: str, ours: str) -> bool:
         place = next((i for i, each in enumerate(loop_rows) if each.guard is row.guard), None)
         if graph.spec(row.target).final or _keeps_waiting(graph, row):
             continue
-        if place is not None and _same_kind(graph, row.target, loop_rows[place].target):
+        if place is not None and _is_like(graph, row, loop_rows[place]):
             order.append(place)
             complete = complete or row.guard is guards.calls_pending
         elif not (complete and graph.spec(row.target).effect is CHOOSE_RECOVERY and place is None):
@@ -665,9 +670,11 @@ def _rows_as_in_loop(graph: Graph, state: str, ours: str) -> bool:
     return order == sorted(order) and all(guard in present for guard in _NEEDED[ours])
 
 
-def _same_kind(graph: Graph, state: str, ours: str) -> bool:
-    theirs, mine = graph.spec(state), LOOP.spec(ours)
-    return (theirs.effect, theirs.waits, theirs.final) == (mine.effect, mine.waits, mine.final)
+def _is_like(graph: Graph, row: Transition, ours: Transition) -> bool:
+    """Whether a row leads to a state such as a row of ``LOOP`` does, and is taken whenever that would be."""
+    theirs, mine = graph.spec(row.target), LOOP.spec(ours.target)
+    leads_alike = (theirs.effect, theirs.waits, theirs.final) == (mine.effect, mine.waits, mine.final)
+    return leads_alike and _counters_needed(row) <= _counters_needed(ours)
 
 
 def _entered_as_in_loop(graph: Graph, names: dict[str, str]) -> bool:

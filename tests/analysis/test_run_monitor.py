@@ -16,6 +16,7 @@ from agentfsm import (
     AgentGuardrails,
     Allow,
     Counter,
+    FinishReason,
     Graph,
     Host,
     Message,
@@ -43,6 +44,7 @@ from agentfsm.analysis import (
 from agentfsm.analysis.bounds import Bounds
 from agentfsm.analysis.run_monitor import ProofModel, follow_rows
 from agentfsm.errors import GraphError, ModelMismatchError
+from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.state import CallState
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
@@ -232,6 +234,35 @@ def test_a_first_step_after_a_refill_is_none_that_can_stall_as_in_the_model() ->
     agent = Agent(ScriptedModel(script), tools=[sound], graph=graph, host=Host(monitor="raise", clock=clock))
     rows = [d.transition.id for d in agent.run_sync("go").decisions]
     assert rows[rows.index("post_tool.again") + 1] == "pre_step.otherwise"
+
+
+def test_a_run_that_starts_where_replies_are_read_is_as_in_the_model() -> None:
+    """It has no reply yet, so there is no text that is not an answer."""
+    graph = PRESETS["funnel"].graph
+    first = graph.spec("post_llm")
+    graph = replace(graph, states=(first, *(spec for spec in graph.states if spec is not first)))
+    agent = Agent(ScriptedModel([]), preset="funnel", graph=graph, host=Host(monitor="raise"))
+    result = agent.run_sync("go")
+    assert [d.transition.id for d in result.decisions] == ["post_llm.otherwise"]
+    assert "post_llm.otherwise" not in {dead.row for dead in analyse(graph, traits=proof_traits(agent.config)).dead}
+
+
+def test_an_earlier_row_whose_counter_is_empty_leaves_its_failure_to_later_ones_as_in_the_model() -> None:
+    """Without a row that takes it, a truncated reply is malformed, although replies have no required format here."""
+    graph = PRESETS["strict"].graph
+    row = graph.transition("post_llm.output_truncated")
+    spending = replace(row, spends="continues")
+    graph = replace(graph, transitions=tuple(spending if each is row else each for each in graph))
+    script = [Reply(Message.assistant("half an ans"), FinishReason.LENGTH), "done"]
+    agent = Agent(
+        ScriptedModel(script),
+        preset="strict",
+        graph=graph,
+        guardrails=AgentGuardrails(max_continues=0),
+        host=Host(monitor="raise"),
+    )
+    taken = [d.transition.id for d in agent.run_sync("go").decisions]
+    assert "post_llm.output_malformed" in taken
 
 
 def test_a_reply_about_a_sub_agents_limit_extends_no_limit_of_its_caller() -> None:

@@ -38,7 +38,8 @@ from agentfsm.machine.graph import Graph, StateSpec, Transition
 from agentfsm.testing import paths
 from agentfsm.testing.path_generation import small_guardrails, state_space_for
 from tests.helpers.graphs import endless_retry, random_graph_with_assumptions, retry_bypassing_budget, unasked_guard
-from tests.helpers.random_agents import World, draw_agent
+from tests.helpers.random_agents import draw_agent
+from tests.helpers.random_graphs import World
 from tests.helpers.spin import (
     MAX_CALLS,
     MAX_COUNTER,

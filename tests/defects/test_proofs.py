@@ -28,6 +28,7 @@ from agentfsm.analysis import never_after
 from agentfsm.loop.presets import PRESETS
 from agentfsm.testing import ScriptedModel, call, paths
 from tests.analysis.test_random_graphs import analyse_agent, check_run
+from tests.helpers.random_agents import Stretch
 
 HOST = Host(secret=b"of the tests", monitor="raise")
 SMALL = AgentGuardrails(max_iterations=2, max_calls_per_reply=3, max_continues=1, max_tool_retries=1)
@@ -135,14 +136,14 @@ CASES = {
 MOST_WAITS = 6
 
 
-async def stretches_of(agent: Agent) -> list[list[Transition]]:
-    """The rows of a run whose every question is answered, in one list for each stretch between two waits."""
+async def stretches_of(agent: Agent) -> list[Stretch]:
+    """A run whose every question is answered, in stretches between two waits."""
     result = await agent.run("go")
-    stretches = [[each.transition for each in result.decisions]]
+    stretches = [Stretch([each.transition for each in result.decisions])]
     while isinstance(result.outcome, UserInputRequested) and len(stretches) < MOST_WAITS:
         record = result.outcome.suspension_record
         result = await agent.resume(record, Allow() if record.kind == "approval" else "go on")
-        stretches.append([each.transition for each in result.decisions])
+        stretches.append(Stretch([each.transition for each in result.decisions]))
     return stretches
 
 
@@ -152,7 +153,7 @@ def test_no_run_does_what_is_proved_never_to_happen(name: str) -> None:
     """The run itself says what cannot be true: that it never takes one of its rows after another."""
     case = CASES[name]
     stretches = asyncio.run(stretches_of(case.make()))
-    taken = [row.id for rows in stretches for row in rows]
+    taken = [row.id for each in stretches for row in each.rows]
     assert set(case.rows) <= set(taken)
     assert set(case.pairs) <= set(pairwise(taken))
     agent = case.make()

@@ -1,21 +1,22 @@
-"""Random agents by seed: graphs that users might write, right or wrong, and random worlds in which they run.
+"""Random agents by seed, and random worlds in which they run.
 
-A graph is a preset's with changes: rows dropped, added, reordered or retargeted; own states, waits, counters and
-detectors; guards and effects that raise. A world is a model, tools, a policy, hooks and people that do anything.
+An agent has a random graph, and tools that fail, ask, need approval of one person or two, or are sub-agents. A world is
+a model, tools, a policy, hooks and people that do anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from agentfsm import (
     Agent,
     AgentGuardrails,
     Allow,
+    Approval,
     Deny,
     Edit,
     Extend,
@@ -24,10 +25,14 @@ from agentfsm import (
     HumanReplyError,
     ItDidNotRun,
     ItRan,
+    KeepLast,
+    Summarize,
     SuspensionRecord,
+    ToolContext,
     UserInputRequested,
     hook,
     tool,
+    with_votes,
 )
 from agentfsm.errors import (
     ConfigurationError,
@@ -38,35 +43,24 @@ from agentfsm.errors import (
     ToolError,
     TransientProviderError,
 )
-from agentfsm.loop.failures import Action, Failure, FailureKind
-from agentfsm.loop.guards import approval_decided, came_back, expired, replied
+from agentfsm.loop.failures import Action, Failure
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
-from agentfsm.loop.outcomes import StateResult
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.recovery_policy import DefaultPolicy
-from agentfsm.machine.declaration import Counter, StateSpec, Transition, exhausted
-from agentfsm.machine.graph import Graph
+from agentfsm.machine.declaration import Transition
 from agentfsm.runtime.hooks import AskApproval, DenyCall, HookContext
-from agentfsm.testing import FakeClock
+from tests.helpers.random_graphs import CHANGES, World, draw_graph
 
 FEATURES = (
-    "row dropped",
-    "row added",
-    "rows reordered",
-    "row retargeted",
-    "own state",
-    "own wait",
-    "own counter",
-    "own detector",
+    *CHANGES,
     "sub-agent",
-    "guard that raises",
-    "effect that raises",
+    "tool that asks",
+    "approvals of two people",
+    "history policy",
     "native calls",
     "envelope calls",
     *(f"preset {name}" for name in PRESETS),
 )
-
-ENDINGS = ("completed", "handed_off", "partial")
 
 
 @dataclass
@@ -84,26 +78,6 @@ class RandomAgent:
     features: set[str] = field(default_factory=set[str])
     agent: Agent | None = None
     refusal: str = ""
-
-
-class World:
-    """Everything outside the loop, drawn by seed; the agent's guards, tools, effects and policy ask it what to do."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.dice = random.Random(seed)
-        self.clock = FakeClock()
-        self.envelopes = 0.0
-
-    def start(self, seed: int) -> None:
-        self.dice.seed(seed)
-        self.clock = FakeClock()
-
-    def happens(self, chance: float) -> bool:
-        return self.dice.random() < chance
-
-    def pass_time(self) -> None:
-        if self.happens(0.1):
-            self.clock.advance(self.dice.choice((0.5, 31, 70)))
 
 
 class WorldClock:
@@ -210,6 +184,8 @@ def draw_agent(seed: int, world: World) -> RandomAgent:
     try:
         graph = draw_graph(PRESETS[preset].graph, dice, world, drawn.features)
         tools = _tools(dice, world, drawn.features)
+        if "approvals of two people" in drawn.features:
+            graph = with_votes(graph)
         control = ["ask_user", "return_done", "return_unable"] if behavior.control_tools else []
         drawn.agent = Agent(
             WorldModel(world, [t.name for t in tools] + control * 2),
@@ -219,6 +195,7 @@ def draw_agent(seed: int, world: World) -> RandomAgent:
             guardrails=_limits(dice),
             policy=WorldPolicy(world) if dice.random() < 0.7 else None,
             hooks=_hooks(dice, world),
+            history=_history(dice, drawn.features),
             host=Host(clock=WorldClock(world), secret=b"of the tests", monitor="raise"),
         )
     except (GraphError, ConfigurationError) as error:
@@ -243,6 +220,15 @@ def _limits(dice: random.Random) -> AgentGuardrails:
     )
 
 
+def _history(dice: random.Random, features: set[str]) -> Any:
+    if dice.random() < 0.7:
+        return None
+    features.add("history policy")
+    if dice.random() < 0.5:
+        return KeepLast(turns=1, replies=1, max_compactions=2)
+    return Summarize(above_tokens=10, turns=1, replies=1, max_compactions=2)
+
+
 def _hooks(dice: random.Random, world: World) -> list[Any]:
     @hook("dispatch_tool")
     def gate(context: HookContext) -> Any:
@@ -255,6 +241,7 @@ def _hooks(dice: random.Random, world: World) -> list[Any]:
 
 def _tools(dice: random.Random, world: World, features: set[str]) -> list[Any]:
     def misbehave() -> None:
+        world.tool_calls += 1
         world.pass_time()
         kind = world.dice.random()
         if kind < 0.25:
@@ -287,10 +274,29 @@ def _tools(dice: random.Random, world: World, features: set[str]) -> list[Any]:
     for name, options in kinds:
         if dice.random() < (0.1 if name == "hidden" else 0.4):
             chosen.append(tool(name=name, **options)(plain))
+    if dice.random() < 0.2:
+        features.add("approvals of two people")
+        chosen.append(tool(name="paid", requires_approval=Approval(n=2))(plain))
+    if dice.random() < 0.25:
+        features.add("tool that asks")
+        chosen.append(_asking_tool(dice, world))
     if dice.random() < 0.25:
         features.add("sub-agent")
         chosen.append(_sub_agent(dice, world))
     return chosen
+
+
+def _asking_tool(dice: random.Random, world: World) -> Any:
+    async def asking(context: ToolContext, text: str) -> str:
+        """Ask a person before it is done."""
+        world.pass_time()
+        if world.happens(0.2):
+            return text  # it need not ask
+        said = await context.ask("Sure?")
+        world.tool_calls += 1
+        return said
+
+    return tool(asks=True, parallel=dice.random() < 0.3)(asking)
 
 
 def _sub_agent(dice: random.Random, world: World) -> Any:
@@ -313,207 +319,32 @@ def _sub_agent(dice: random.Random, world: World) -> Any:
     )
 
 
-# -- graphs -------------------------------------------------------------------------------------------
-
-
-def draw_graph(graph: Graph, dice: random.Random, world: World, features: set[str]) -> Graph:
-    """A graph with some changes. One that is refused is mostly left out; the rest is for the agent to refuse."""
-    changes: list[tuple[str, Callable[[Graph, random.Random, World, int], Graph]]] = [
-        ("row dropped", _drop_row),
-        ("row added", _add_row),
-        ("rows reordered", _reorder),
-        ("row retargeted", _retarget),
-        ("own state", _add_state),
-        ("own wait", _add_wait),
-        ("own counter", _add_counter),
-        ("own detector", _add_detector),
-        ("guard that raises", _add_raising_guard),
-        ("effect that raises", _add_raising_state),
-    ]
-    for number in range(dice.choice((1, 2, 3, 4, 5))):
-        feature, change = dice.choice(changes)
-        for attempt in range(3):
-            try:
-                graph = change(graph, dice, world, 10 * number + attempt)
-            except GraphError:
-                if dice.random() < 0.08:
-                    raise
-                continue
-            features.add(feature)
-            break
-    return graph
-
-
-def _inner(graph: Graph) -> list[str]:
-    return [s.name for s in graph.states if not s.final]
-
-
-def _movable(graph: Graph, state: str) -> list[Transition]:
-    return [t for t in graph.rows(state) if t.guard is not None and t.guard not in graph.first]
-
-
-def _drop_row(graph: Graph, dice: random.Random, world: World, number: int) -> Graph:
-    return graph.without(dice.choice([t.id for s in _inner(graph) for t in _movable(graph, s)]))
-
-
-def _row(graph: Graph, source: str, guard: Any, target: str, dice: random.Random) -> Transition:
-    ends = dice.choice(ENDINGS) if graph.spec(target).final else ""
-    spends = [c.name for c in graph.counters]
-    return Transition(source, guard, target, ends=ends, spends=dice.choice(["", "", *spends]))
-
-
-def _add_row(graph: Graph, dice: random.Random, world: World, number: int) -> Graph:
-    source = dice.choice(_inner(graph))
-    row = _row(
-        graph, source, _guard(f"chance_{number}", world, 0.15), dice.choice([s.name for s in graph.states]), dice
-    )
-    before = dice.choice([t.name for t in _movable(graph, source)] or [None])
-    return graph.with_transition(row, before=before)
-
-
-def _guard(name: str, world: World, chance: float) -> Callable[[Any], bool]:
-    def guard(run: Any) -> bool:
-        return world.happens(chance)
-
-    guard.__name__ = name
-    return guard
-
-
-def _reorder(graph: Graph, dice: random.Random, world: World, number: int) -> Graph:
-    state = dice.choice(_inner(graph))
-    rows = list(graph.rows(state))
-    moved = _movable(graph, state)
-    if dice.random() < 0.5:
-        dice.shuffle(moved)
-    elif len(moved) > 1:
-        i = dice.randrange(len(moved) - 1)
-        moved[i], moved[i + 1] = moved[i + 1], moved[i]
-    fixed_first = [t for t in rows if t.guard in graph.first]
-    last = [t for t in rows if t.guard is None]
-    others = [t for t in graph.transitions if t.source != state]
-    return replace(graph, transitions=(*others, *fixed_first, *moved, *last))
-
-
-def _retarget(graph: Graph, dice: random.Random, world: World, number: int) -> Graph:
-    row = dice.choice([t for t in graph.transitions if t.guard not in graph.first])
-    target = dice.choice([s.name for s in graph.states])
-    ends = dice.choice(ENDINGS) if graph.spec(target).final else ""
-    new = replace(row, target=target, ends=ends)
-    return replace(graph, transitions=tuple(new if t is row else t for t in graph.transitions))
-
-
-def _effect(world: World, outcomes: tuple[str, ...], raises: float) -> Callable[[Any], Any]:
-    async def effect(run: Any) -> Any:
-        world.pass_time()
-        await asyncio.sleep(0)
-        if world.happens(raises):
-            raise RuntimeError("the effect raises")
-        text = (Message.user("a note"),) if world.happens(0.3) else ()
-        return StateResult("value", text, world.dice.choice(("", *outcomes)))
-
-    return effect
-
-
-def _counter(graph: Graph, name: str, dice: random.Random) -> tuple[Graph, Counter]:
-    counter = Counter(name, dice.choice((1, 2, 3)))
-    return graph.with_counter(counter), counter
-
-
-def _add_state(graph: Graph, dice: random.Random, world: World, number: int, raises: float = 0.0) -> Graph:
-    graph, counter = _counter(graph, f"visits_{number}", dice)
-    name = f"own_{number}"
-
-    def describe(run: Any) -> Failure:
-        return Failure(kind=dice.choice(list(FailureKind)), explanation="visited too often")
-
-    describe.__name__ = f"visited_{number}"
-    end = exhausted(counter, past=True)(describe)
-    rows = [Transition(name, end, "terminal", ends="partial")]
-    outcomes = ("approved", "rejected") if dice.random() < 0.5 else ()
-    for outcome in outcomes:
-        rows.append(_row(graph, name, came_back(outcome), dice.choice(_inner(graph)), dice))
-    target = dice.choice(_inner(graph))
-    rows.append(Transition(name, None, target))
-    spec = StateSpec(name, effect=_effect(world, outcomes, raises), spends=counter.name, outcomes=outcomes)
-    entered = dice.choice([t.id for t in graph.transitions if t.guard not in graph.first])
-    if dice.random() < 0.5:
-        source = dice.choice(_inner(graph))
-        return graph.with_state(spec, rows, entered_by=Transition(source, _guard(f"enter_{number}", world, 0.3), name))
-    return graph.with_state(spec, [replace(t, ends=t.ends) for t in rows], entered_by=entered)
-
-
-def _add_raising_state(graph: Graph, dice: random.Random, world: World, number: int) -> Graph:
-    return _add_state(graph, dice, world, number, raises=0.4)
-
-
-def _add_wait(graph: Graph, dice: random.Random, world: World, number: int) -> Graph:
-    name = f"wait_{number}"
-    rows = [Transition(name, expired, "terminal", ends="cancelled")]
-    if dice.random() < 0.7:
-        rows.append(Transition(name, approval_decided, dice.choice(("dispatch_tool", "pre_step"))))
-    rows.append(Transition(name, replied, dice.choice(_inner(graph)), extends=dice.random() < 0.5))
-    waits = [t.id for t in graph.transitions if graph.spec(t.target).waits]
-    entered: Any = (
-        dice.choice(waits)
-        if waits and dice.random() < 0.7
-        else Transition(dice.choice(_inner(graph)), _guard(f"hold_{number}", world, 0.1), name)
-    )
-    return graph.with_state(StateSpec(name, waits=True), rows, entered_by=entered)
-
-
-def _add_counter(graph: Graph, dice: random.Random, world: World, number: int) -> Graph:
-    graph, counter = _counter(graph, f"budget_{number}", dice)
-    source = dice.choice(_inner(graph))
-    target = dice.choice([s.name for s in graph.states])
-    ends = dice.choice(ENDINGS) if graph.spec(target).final else ""
-    row = Transition(source, _guard(f"paid_{number}", world, 0.4), target, spends=counter.name, ends=ends)
-    graph = graph.with_transition(row, before=dice.choice([t.name for t in _movable(graph, source)] or [None]))
-    if dice.random() < 0.5:
-        refilling = dice.choice([t for t in graph.transitions if t.guard not in graph.first])
-        new = replace(refilling, refills=(*refilling.refills, counter.name))
-        graph = replace(graph, transitions=tuple(new if t is refilling else t for t in graph.transitions))
-    return graph
-
-
-def _add_detector(graph: Graph, dice: random.Random, world: World, number: int) -> Graph:
-    kind = dice.choice(list(FailureKind))
-
-    def detect(run: Any) -> Failure | None:
-        return Failure(kind=kind, explanation="own") if world.happens(0.25) else None
-
-    detect.__name__ = f"own_{kind}_{number}" if dice.random() < 0.5 or number else str(kind)
-    state = dice.choice([s for s in _inner(graph) if s != "recover"])
-    before = dice.choice([None, *(t.name for t in _movable(graph, state))])
-    return graph.with_detector(state, detect, before=before)
-
-
-def _add_raising_guard(graph: Graph, dice: random.Random, world: World, number: int) -> Graph:
-    def explode(run: Any) -> bool:
-        if world.happens(0.2):
-            raise RuntimeError("the guard raises")
-        return world.happens(0.05)
-
-    explode.__name__ = f"explode_{number}"
-    source = dice.choice(_inner(graph))
-    row = _row(graph, source, explode, dice.choice([s.name for s in graph.states]), dice)
-    return graph.with_transition(row, before=dice.choice([t.name for t in _movable(graph, source)] or [None]))
-
-
 # -- runs ---------------------------------------------------------------------------------------------
 
 
 MAX_WAITS = 6
 
 
-async def run_in_world(agent: Agent, world: World, seed: int) -> list[list[Any]]:
-    """The rows of a run in one world, in one list for each stretch between two waits."""
+@dataclass
+class Stretch:
+    """What a run did between two waits: the rows that it took, and how many of its tool calls are known to have run."""
+
+    rows: list[Transition]
+    tool_calls: int = 0
+
+
+async def run_in_world(agent: Agent, world: World, seed: int) -> list[Stretch]:
+    """A run in one world, in stretches between two waits."""
     world.start(seed)
     dice = world.dice
-    stretches: list[list[Any]] = []
+    stretches: list[Stretch] = []
+    people = map("person {}".format, count())
     async with asyncio.timeout(60):
         result = await agent.run("go")
         while True:
-            stretches.append([d.transition for d in result.decisions])
+            before = sum(each.tool_calls for each in stretches)
+            rows = [each.transition for each in result.decisions]
+            stretches.append(Stretch(rows, world.tool_calls - before))
             if not isinstance(result.outcome, UserInputRequested) or len(stretches) > MAX_WAITS:
                 return stretches
             record = result.outcome.suspension_record
@@ -522,9 +353,10 @@ async def run_in_world(agent: Agent, world: World, seed: int) -> list[list[Any]]
                     result = await agent.dismiss(record)
                 else:
                     try:
-                        result = await agent.resume(record, _reply(dice, record))
+                        result = await agent.resume(record, _reply(dice, record), by=next(people))
                     except HumanReplyError:  # the tool does not take the edit, or it is too little: the run waits on
-                        result = await agent.resume(record, "go on" if record.kind == "limit" else Allow())
+                        reply = "go on" if record.kind == "limit" else Allow()
+                        result = await agent.resume(record, reply, by=next(people))
             except NoTransitionError:  # no row takes this reply: the run waits on
                 return stretches
 
@@ -532,7 +364,7 @@ async def run_in_world(agent: Agent, world: World, seed: int) -> list[list[Any]]
 def _reply(dice: random.Random, record: SuspensionRecord) -> Any:
     kind, limit = record.kind, record.limit
     if limit is not None and dice.random() < 0.5:
-        amount: dict[str, Any] = {limit.unit: dice.choice((1, 2, 3, 10))}
+        amount: dict[str, Any] = {limit.unit: dice.choice((1, 2, 3, 10, 1000))}
         return Extend(**amount)
     if kind == "approval":
         return dice.choice((Allow(), Allow(), Deny("no"), Edit({"text": "2"})))
