@@ -168,6 +168,8 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
         run.ended = row.ends
     if run.batch and (target.final or target.effect in _CLOSES_BATCH):
         append_tool_results(run)
+        if not target.final:  # a row of the user's may have led past what a call has asked for or decided
+            run.ending = run.pending_request = None
 
 
 def _on_leave_call_model(run: RunState, target: StateSpec) -> None:
@@ -365,6 +367,8 @@ def _on_reply_parsed(run: RunState, outcome: o.ReplyParsed) -> None:
 
 
 def _on_tools_ran(run: RunState, outcome: o.ToolsRan) -> None:
+    if run.pending_request is not None and run.ending is None:  # a row of the user's led past the wait
+        run.pending_request = None
     record_results(run, outcome.results)
 
 

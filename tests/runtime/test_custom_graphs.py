@@ -29,6 +29,7 @@ from agentfsm import (
     Transition,
     hook,
 )
+from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.recovery_policy import DefaultPolicy
 from agentfsm.loop.state import RunState
 from agentfsm.testing import ScriptedModel, call
@@ -130,6 +131,24 @@ def test_a_hook_that_asks_for_approval_where_no_row_takes_that_aborts_the_run_at
         result, "the call of 'look' must wait for a person, and no row of the state takes 'approval_required'"
     )
     assert len(result.decisions) == 4
+
+
+def in_first_step(run: RunState) -> bool:
+    return run.counters["steps"] == 1
+
+
+def test_an_approval_that_a_row_leads_past_is_not_asked_for_later():
+    row = Transition("dispatch_tool", in_first_step, "pre_step")
+    graph = LOOP.with_transition(row, before="approval_required")
+    script = (call("dangerous", what="x"), call("look"), "done")
+    assert run_script(*script, graph=graph, tools=[dangerous, look]).output == "done"
+
+
+def test_a_question_that_a_row_leads_past_is_not_asked_later():
+    row = Transition("post_tool", in_first_step, "pre_step")
+    graph = PRESETS["funnel"].graph.with_transition(row, before="question_asked")
+    script = (call("ask_user", question="Which?"), call("look"), call("return_done", output="done"))
+    assert run_script(*script, graph=graph, preset="funnel", tools=[look]).output == "done"
 
 
 # -- graphs of the user's: states ---------------------------------------------------------------------
