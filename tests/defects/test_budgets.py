@@ -187,6 +187,15 @@ def test_feedback_on_a_malformed_answer_is_in_exactly_one_request() -> None:
     assert [request_text(r).count("could not be read") for r in model.requests] == [0, 1, 1]
 
 
+def test_a_model_call_that_failed_is_repeated_with_its_feedback() -> None:
+    """The model has not seen the first of the two requests, which are the same."""
+    model = scripted_model(truncated_reply(text="half a"), TransientProviderError("busy"), call("echo", text="a"), "x")
+    result = Agent(model, tools=[echo], host=make_host()).run_sync("go")
+    assert result.output == "x"
+    assert seen_in(model, "Continue exactly where it stopped") == [1, 2]
+    assert model.requests[1].messages == model.requests[2].messages
+
+
 def test_feedback_that_answers_a_call_is_its_result_and_stays() -> None:
     model = scripted_model(call("nonexistent"), call("echo", text="a"), "x")
     Agent(model, tools=[echo]).run_sync("go")

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from agentfsm import Agent
 from agentfsm.loop.failures import Action, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.transition_table import LOOP
+from agentfsm.testing import ScriptedModel
 from tests.helpers.scenarios import make_failure, make_run
 
 K = FailureKind
@@ -115,6 +117,13 @@ def test_funnel_registers_control_tools_takes_no_text_for_an_answer_and_counts_c
     funnel = PRESETS["funnel"]
     assert funnel.behavior == Behavior(control_tools=True, text_is_answer=False, repeats="calls")
     assert (funnel.guardrails, budgets("funnel")) == (AgentGuardrails(), PUBLISHED_BUDGETS)
+
+
+def test_without_a_row_for_it_a_reply_without_a_call_completes_a_run_of_funnel_without_output():
+    graph = PRESETS["funnel"].graph.without("post_llm.no_progress")
+    result = Agent(ScriptedModel(["only text"]), preset="funnel", graph=graph).run_sync("go")
+    assert result.decisions[-1].transition.ends == "completed"
+    assert (result.ok, result.output) == (True, None)
 
 
 def test_feedback_has_five_steps_keeps_feedback_and_ends_on_the_worlds_errors():
