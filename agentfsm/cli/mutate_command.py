@@ -26,9 +26,8 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.loop.presets import Preset
 from agentfsm.machine.graph import Graph
 from agentfsm.testing.coverage import row_lines
-from agentfsm.testing.mutation_plugin import MUTANT_VARIABLE
 from agentfsm.testing.path_generation import graph_of
-from agentfsm.testing.table_mutants import KINDS, Mutant, refusal_of, table_mutants
+from agentfsm.testing.table_mutants import KINDS, MUTANT_VARIABLE, Mutant, refusal_of, table_mutants
 
 __all__ = ["mutate"]
 
@@ -121,7 +120,7 @@ class _Suite:
             "mutant": None if mutant is None else asdict(mutant),
             "report": report,
         }
-        command = [sys.executable, "-m", "pytest", "-p", "agentfsm.testing.mutation_plugin", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-p", "agentfsm.testing.table_mutants", "-p", "no:cacheprovider"]
         environment = {
             **os.environ,
             MUTANT_VARIABLE: json.dumps(task),

@@ -316,7 +316,7 @@ def _load_agent(name: str) -> Agent[Any, Any]:
 
 def _print_proof(run_id: str, location: StoreLocation, agent: Agent | None) -> bool:
     """Print whether a run stayed inside the model of its proofs; False if it did not."""
-    from agentfsm.testing.stored_proof import check_stored_run  # loads the model checker
+    from agentfsm.testing.invariants import check_stored_run  # loads the model checker
 
     check = check_stored_run(await_result(open_existing_store(location).records(run_id)), agent)
     if check.inside is None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         check_priority_async,
         guard_conflicts,
     )
+    from agentfsm.testing.invariants import check_stored_run
     from agentfsm.testing.path_generation import Path, Paths, paths
     from agentfsm.testing.path_runner import (
         PathDivergence,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
         SimulationResult,
         Simulator,
     )
-    from agentfsm.testing.stored_proof import check_stored_run
     from agentfsm.testing.tool_calls import random_scenarios
 
 __all__ = [
@@ -105,7 +105,7 @@ if not TYPE_CHECKING:
             "agentfsm.testing.path_to_scenario": "NoExampleError",
             "agentfsm.testing.tool_calls": "random_scenarios",
             "agentfsm.testing.reviewed_paths": "ReviewedPaths",
-            "agentfsm.testing.stored_proof": "check_stored_run",
+            "agentfsm.testing.invariants": "check_stored_run",
             "agentfsm.testing.simulation": (
                 "DISMISSED ESCALATED EXPIRED RUN_TOOL ModelTurn Scenario SideEvent SimulationResult Simulator"
             ),

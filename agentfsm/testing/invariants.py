@@ -1,21 +1,36 @@
-"""Invariants of every run, as functions that assert; choose the ones that your tests need."""
+"""Invariants of every run, as functions that assert; choose the ones that your tests need.
+
+``check_stored_run`` says of a stored run whether it kept to the model of its proofs, as the monitor (``Host.monitor``)
+does while a run runs.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentfsm.agent import Agent
+from agentfsm.agent.config import proof_traits
+from agentfsm.analysis import AgentTraits
+from agentfsm.analysis.run_monitor import ModelMismatch, ProofModel
+from agentfsm.errors import JournalError
+from agentfsm.journal.records import SealedRecord, read_record
+from agentfsm.journal.rehydrate import RehydratedRun
 from agentfsm.journal.verification import verify
 from agentfsm.loop.messages import Role
+from agentfsm.loop.outcomes import count_tool_calls
+from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.state import RunState
 from agentfsm.machine.declaration import EffectSpec
+from agentfsm.machine.graph import Graph
 from agentfsm.testing.simulation import SIMULATION_RUN_ID, Scenario, SimulationResult, Simulator
 from agentfsm.testing.tool_calls import requires_approval
 
 __all__ = [
     "approved_before_run",
+    "check_stored_run",
     "counted_as_declared",
     "ended_once",
     "journal_verifies",
@@ -98,3 +113,72 @@ def resumes_identically(agent: Agent[Any, Any], scenario: Scenario) -> None:
     stored, recorded = Simulator(agent).run_sync(same), Simulator(agent, from_records=True).run_sync(same)
     assert stored.ids == recorded.ids, f"{stored.ids} != {recorded.ids}"  # noqa: S101
     assert stored.run_result.messages == recorded.run_result.messages, "the messages differ"  # noqa: S101
+
+
+# -- of stored runs ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRunCheck:
+    """Whether a stored run stayed inside the model of its proofs.
+
+    Attributes:
+        inside: Whether it did; None if that cannot be checked.
+        reason: Why it did not, or cannot be checked.
+        moves: How many moves were checked.
+    """
+
+    inside: bool | None
+    reason: str
+    moves: int
+
+
+def check_stored_run(records: Iterable[SealedRecord], agent: Agent[Any, Any] | None = None) -> StoredRunCheck:
+    """Follow a stored run through the model of its proofs: every move, and the counters after it.
+
+    Args:
+        records: The run's journal, from its first record.
+        agent: The agent that made it. Without one, the graph must be a preset's, and nothing is assumed about tools.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    sealed = list(records)
+    graph = _graph_of(sealed, agent)
+    if graph is None:
+        return StoredRunCheck(None, "its graph is not a preset's: name the agent that made it", 0)
+    reader, moves = RehydratedRun(), 0
+    monitor = None
+    for record in sealed:
+        reader.add(record)
+        body = read_record(record, reader.run.run_id)
+        if body.kind == "run.migrated":
+            return StoredRunCheck(None, f"it was migrated to another graph after {moves} moves", moves)
+        run = reader.run
+        if monitor is None:
+            traits = _unknown_traits(reader) if agent is None else proof_traits(agent.config)
+            monitor = ProofModel(graph, traits).monitor(run)
+        elif body.kind == "transition":
+            row = graph.transition(body.data["transition"])
+            mismatch: ModelMismatch | None = monitor.record_move(row, run, count_tool_calls(reader.outcome))
+            if monitor.lacks_bounds:
+                mismatch = monitor.compare_bounds()
+            if mismatch is not None:
+                return StoredRunCheck(False, f"record {record.seq}: {mismatch}", moves)
+            moves += 1
+    return StoredRunCheck(True, "", moves)
+
+
+def _graph_of(sealed: list[SealedRecord], agent: Agent[Any, Any] | None) -> Graph | None:
+    """The graph of a run, with the code of its guards."""
+    if not sealed:
+        raise JournalError("the journal is empty")
+    first = RehydratedRun()
+    first.add(sealed[0])
+    graphs = [agent.graph] if agent is not None else [preset.graph for preset in PRESETS.values()]
+    return next((graph for graph in graphs if graph.fingerprint == first.graph["fingerprint"]), None)
+
+
+def _unknown_traits(reader: RehydratedRun) -> AgentTraits:
+    """What a journal tells about the agent: the behavior of its preset, and nothing about its tools and its model."""
+    return AgentTraits(reader.run.behavior, sub_agents=True, secrets=True, fallbacks=True, asks=True, gives_up=True)

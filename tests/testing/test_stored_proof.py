@@ -12,7 +12,7 @@ from agentfsm.analysis import Assumptions, GuardAssumption, run_monitor
 from agentfsm.analysis.state_space import StateSpace
 from agentfsm.machine.graph import Graph
 from agentfsm.testing import ScriptedModel, call
-from agentfsm.testing.stored_proof import check_stored_run
+from agentfsm.testing.invariants import check_stored_run
 from tests.cli.conftest import Cli, cli
 
 __all__ = ["cli"]

@@ -1,0 +1,44 @@
+"""The conformance checks of the loop: ``LOOP`` passes each of them, and a graph that changes a rule fails its check."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agentfsm import LOOP, Graph
+from agentfsm.testing import call_conformance, loop_conformance
+from agentfsm.testing.loop_conformance import LoopCheck
+from agentfsm.testing.table_mutants import Mutant, mutant_graph
+
+CHECKS = (*loop_conformance.CHECKS, *call_conformance.CHECKS)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_loop_keeps_its_rules(check: LoopCheck) -> None:
+    asyncio.run(check(LOOP))
+
+
+def broken(change: str, *rows: str) -> Graph:
+    """``LOOP`` with one change to its table."""
+    return mutant_graph(replace(LOOP, name="broken"), Mutant(change, *rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    [
+        ("model_calls_are_limited", broken("drop", "pre_step.iteration_limit")),
+        ("time_is_limited", broken("drop", "pre_step.time_limit")),
+        ("repeated_calls_are_noticed", broken("drop", "post_llm.loop_detected")),
+        ("equal_errors_open_the_breaker", broken("drop", "post_tool.repeated_error")),
+        ("each_failure_has_its_action", broken("drop", "post_tool.capability_gap")),
+        ("retryable_tools_are_run_again", broken("drop", "recover.retry_tool")),
+        ("answers_are_bound_to_what_was_asked", broken("drop", "suspended.expired")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_graph_that_changes_a_rule_fails_its_check(name: str, graph: Graph) -> None:
+    (check,) = [each for each in CHECKS if each.__name__ == name]
+    with pytest.raises(AssertionError):
+        asyncio.run(check(graph))
