@@ -326,7 +326,8 @@ class _VariableBuilder(_RowReader):
         if row.guard in requests:
             return [Update.of(row, to=requests[row.guard])]
         other = ("other", "approval", "doubt", *in_calls)
-        left = f"continues < {self.limits.max_continues}"
+        spent = any(d.CONTINUES.name in (*each.spends, *self.target(each).spends) for each in self.rows)
+        left = "always" if spent else f"continues < {self.limits.max_continues}"  # as when recovery asked
         return [Update.of(row, to=(*other, *_LIMIT_LABELS), when=left), Update.of(row, to=other)]
 
     def _pending(self, row: Transition) -> list[Update]:

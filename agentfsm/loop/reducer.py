@@ -479,6 +479,7 @@ def _prepare_question(run: RunState, failure: Failure, decided: o.RecoveryDecide
     question = decided.question or prompts.recovery_question(failure)
     limit = reached_limit(run, failure.kind)
     run.pending_request = PendingRequest(kind, question, failure_kind=failure.kind, limit=limit)
+    run.ending = None  # what a call has asked is not what the run waits for
     if decided.instruction:
         run.pending_instruction = decided.instruction
 

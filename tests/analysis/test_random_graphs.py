@@ -142,5 +142,12 @@ def test_300_random_graphs_in_50_worlds_each(counted: Callable[[str], None]) -> 
     assert counts.decided >= 0.9
     counted(str(counts))
     page = " ".join((ROOT / "docs" / "proofs.md").read_text(encoding="utf-8").split())
-    assert f"{counts.refused.total()} were refused, each with a reason, and {counts.accepted} were accepted" in page
-    assert f"all {counts.runs:,} runs" in page
+    verdicts = counts.verdicts
+    for published in (
+        f"{counts.refused.total()} were refused, each with a reason, and {counts.accepted} were accepted",
+        f"all {counts.runs:,} runs ({counts.moves:,} moves)",
+        f"Of {verdicts.total():,} verdicts {verdicts['True']:,} hold, {verdicts['False']} are broken and"
+        f" {verdicts['None']} are open",
+        f"in at least {min(counts.features[name] for name in FEATURES)} accepted graphs",
+    ):
+        assert published in page

@@ -16,6 +16,7 @@ from agentfsm import (
     AgentGuardrails,
     Allow,
     Counter,
+    Failure,
     FinishReason,
     Graph,
     Host,
@@ -46,6 +47,7 @@ from agentfsm.analysis.run_monitor import ProofModel, follow_rows
 from agentfsm.errors import GraphError, ModelMismatchError
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.state import CallState
+from agentfsm.machine.declaration import exhausted
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
 LIMITS = AgentGuardrails(max_iterations=2)
@@ -263,6 +265,57 @@ def test_an_earlier_row_whose_counter_is_empty_leaves_its_failure_to_later_ones_
     )
     taken = [d.transition.id for d in agent.run_sync("go").decisions]
     assert "post_llm.output_malformed" in taken
+
+
+def through_a_note(graph: Graph, target: str) -> Graph:
+    """A graph in which recovery that asks leads through an own state to another, once."""
+    notes = Counter("notes", 1)
+
+    @exhausted(notes, past=True)
+    def noted(run: RunState) -> bool:
+        return True
+
+    async def take_note(context: StateContext[None]) -> None:
+        pass
+
+    rows = (Transition("note", noted, "terminal", ends="partial"), Transition("note", None, target))
+    spec = StateSpec("note", effect=take_note, spends="notes")
+    return graph.with_counter(notes).with_state(spec, rows, entered_by="recover.ask_user")
+
+
+def test_a_question_of_recovery_replaces_that_of_a_call_as_in_the_model() -> None:
+    """The call is asked about only when it has run again."""
+
+    def late(run: RunState) -> Failure | None:
+        return None if run.counters.get("notes") else Failure(kind="time_limit", explanation="late")
+
+    graph = through_a_note(PRESETS["funnel"].graph, "post_tool").with_detector(
+        "post_tool", late, before="question_asked"
+    )
+    script = [call("ask_user", question="Which?"), call("return_done", output="x")]
+    agent = Agent(ScriptedModel(script), preset="funnel", graph=graph, host=Host(secret=SECRET, monitor="raise"))
+    result = agent.run_sync("go")
+    assert isinstance(result.outcome, UserInputRequested)
+    assert (result.outcome.kind, result.outcome.question) == ("question", "Which?")
+    result = agent.resume_sync(result.outcome.suspension_record, "this")
+    assert (result.output, result.run_state.continues) == ("x", 0)
+
+
+def test_a_limit_is_still_extended_where_a_row_has_spent_an_extension_meanwhile_as_in_the_model() -> None:
+    graph = through_a_note(LOOP, "suspended")
+    asking = graph.transition("recover.ask_user")
+    rows = tuple(replace(row, spends="continues") if row is asking else row for row in graph)
+    agent = Agent(
+        ScriptedModel([call("sound", text="a"), "done"]),
+        tools=[sound],
+        graph=replace(graph, transitions=rows),
+        guardrails=AgentGuardrails(max_iterations=1, max_continues=1),
+        host=Host(secret=SECRET, monitor="raise"),
+    )
+    result = agent.run_sync("go")
+    assert isinstance(result.outcome, UserInputRequested)
+    result = agent.resume_sync(result.outcome.suspension_record, "go on")
+    assert (result.output, result.run_state.continues) == ("done", 2)
 
 
 def test_a_reply_about_a_sub_agents_limit_extends_no_limit_of_its_caller() -> None:
