@@ -45,6 +45,7 @@ from agentfsm.testing.loop_conformance import (
     LoopCheck,
     Trial,
     TrialRun,
+    begun,
     expect,
     expect_error,
     record_of,
@@ -502,11 +503,11 @@ async def votes_are_counted(graph: Graph) -> None:
 
     rule = Approval(2, roles=("boss",), not_requester=True)
     one = agent(rule, FakeClock())
-    first: Any = (await one.run("Begin.", actor=eve)).outcome
-    await expect_error(ActorRoleError, one.resume(first.suspension_record, Allow(), by=Actor("tom")))
-    await expect_error(ActorRoleError, one.dismiss(first.suspension_record, by=Actor("tom")))
-    await expect_error(ActorIsRequesterError, one.resume(first.suspension_record, Allow(), by=eve))
-    waiting = await one.resume(first.suspension_record, Allow(), by=ann)
+    first = record_of(await one.run("Begin.", actor=eve))
+    await expect_error(ActorRoleError, one.resume(first, Allow(), by=Actor("tom")))
+    await expect_error(ActorRoleError, one.dismiss(first, by=Actor("tom")))
+    await expect_error(ActorIsRequesterError, one.resume(first, Allow(), by=eve))
+    waiting = await one.resume(first, Allow(), by=ann)
     expect((type(waiting.outcome), waiting.decisions[0].transition.id), (UserInputRequested, "suspended.vote_recorded"))
     second: Any = record_of(waiting)
     await expect_error(RepeatedVoteError, one.resume(second, Allow(), by=Actor("ANN", ("boss",))))
@@ -723,7 +724,7 @@ async def sub_agents_are_charged(graph: Graph) -> None:
 
     cancelled = caller(helper(waits)).agent().run("Begin.")
     task = asyncio.ensure_future(result_of(cancelled))
-    await started.wait()
+    await begun(started, task)
     cancelled.cancel("not today")
     result = await task
     expect(
@@ -748,6 +749,7 @@ async def tools_may_ask(graph: Graph) -> None:
 
     trial = Trial(graph, [[call("fine"), call("book"), call("fine", n=2)], "Done."], [book, FINE])
     waiting: Any = (await trial.agent().run("Begin.")).outcome
+    expect(isinstance(waiting, UserInputRequested) or waiting, True)
     expect((waiting.kind, waiting.question, tuple(waiting.choices)), ("question", "Which day?", ("Mon", "Tue")))
     run = await replace(trial, answers=["Tue", "four"]).play()
     expect((run.results, heard), (["fine 0", "Tue for four", "fine 2"], ["Tue", "Tue"]))

@@ -149,7 +149,13 @@ class TrialRun:
                 return type(other).__name__, ""
 
     def asked_last(self, request: int) -> str:
-        """The last message of a request to the model."""
+        """The last message of a request to the model.
+
+        Raises:
+            AssertionError: There is no such request.
+        """
+        if request >= len(self.requests):
+            raise AssertionError(f"expected more than {request} requests to the model, and found {len(self.requests)}")
         return self.requests[request].messages[-1].content
 
 
@@ -418,6 +424,7 @@ async def jitter_is_repeatable(graph: Graph) -> None:
             graph, [TransientProviderError("busy")] * 2 + ["Done."], policy=DefaultPolicy(jitter=0.5)
         ).play()
         waits.append(run.clock.slept)
+    expect([len(each) for each in waits], [2, 2])
     first, second = waits[0]
     expect((2 < first <= 3, 4 < second <= 6, second == 2 * first), (True, True, False))
     expect(waits[1], waits[0])
@@ -428,6 +435,7 @@ async def long_prompts_are_shortened(graph: Graph) -> None:
     full = ContextOverflowError("too long")
     script = [*_calls(4), full, "Done."]
     run = await Trial(graph, script, [FINE]).play()
+    expect(len(run.requests), 6)
     left_out = "[An older tool result, left out because the conversation had grown too long.]"
     sent = [m.content for m in run.requests[-1].messages if m.role is Role.TOOL]
     expect((sent[:2], sent[2]), ([left_out, left_out], "fine 2"))
@@ -815,7 +823,7 @@ async def a_run_can_be_cancelled(graph: Graph) -> None:
             started = asyncio.Event()
             run = Trial(graph, script, [FINE, waits]).agent().run("Begin.")
             task = asyncio.ensure_future(result_of(run))
-            await started.wait()
+            await begun(started, task)
             if outside:
                 task.cancel()
                 await expect_error(asyncio.CancelledError, task)
@@ -831,7 +839,7 @@ async def a_run_can_be_cancelled(graph: Graph) -> None:
     run = Trial(graph, [[call("waits", "a"), call("fine", "b")], "Done."], [FINE, waits]).agent().run("Begin.")
     task = asyncio.ensure_future(result_of(run))
     expect(run.cancel_call("a"), False)
-    await started.wait()
+    await begun(started, task)
     expect((run.cancel_call("b"), run.cancel_call("a", "too slow")), (False, True))
     ended = await task
     expect(ended.output, "Done.")
@@ -849,6 +857,19 @@ def _with_reason(result: RunResult[Any], reason: str) -> Any:
 async def result_of(run: Any) -> RunResult[Any]:
     result: RunResult[Any] = await run
     return result
+
+
+async def begun(started: asyncio.Event, task: asyncio.Future[RunResult[Any]]) -> None:
+    """Wait until something in a run has begun.
+
+    Raises:
+        AssertionError: The run ends before that.
+    """
+    starting = asyncio.ensure_future(started.wait())
+    await asyncio.wait((starting, task), return_when=asyncio.FIRST_COMPLETED)
+    if not started.is_set():
+        starting.cancel()
+        raise AssertionError(f"the run ended before that: {(await task).outcome!r}")
 
 
 # -- what the user adds -----------------------------------------------------------------------------------
@@ -1031,15 +1052,16 @@ async def history_is_shortened(graph: Graph) -> None:
     """``KeepLast`` leaves older turns out of the requests, and out of nothing else."""
     earlier = [Message.user("One."), Message.assistant("1"), Message.user("Two."), Message.assistant("2")]
     model = RecordingModel(ScriptedModel([call("fine"), "Done."]))
-    agent = Agent(model, tools=[FINE], history=KeepLast(turns=2), host=Host(clock=FakeClock()))
+    agent = Agent(model, graph=graph, tools=[FINE], history=KeepLast(turns=2), host=Host(clock=FakeClock()))
     result = await agent.run("Begin.", message_history=earlier)
+    expect(len(model.requests), 2)
     for request in model.requests:
         expect([message.content for message in request.messages[:3]], ["Two.", "2", "Begin."])
     expect([message.content for message in result.messages[:3]], ["One.", "1", "Two."])
     summary = Reply(Message.assistant("They counted."), usage=Usage(7, 3))
     model = RecordingModel(ScriptedModel([summary, "Done."]))
     policy = Summarize(above_tokens=1, turns=1)
-    agent = Agent(model, history=policy, host=Host(clock=FakeClock()))
+    agent = Agent(model, graph=graph, history=policy, host=Host(clock=FakeClock()))
     result = await agent.run("Begin.", message_history=earlier)
     expect(("They counted." in model.requests[-1].messages[0].content, result.output), (True, "Done."))
     expect((result.usage, result.run_state.model_calls, len(result.messages)), (Usage(7, 3), 2, 6))

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from agentfsm import LOOP, Graph
+from agentfsm import LOOP, Graph, Transition
+from agentfsm.loop.state import RunView
 from agentfsm.testing import call_conformance, loop_conformance
 from agentfsm.testing.loop_conformance import LoopCheck
 from agentfsm.testing.table_mutants import Mutant, mutant_graph
@@ -40,5 +41,17 @@ def broken(change: str, *rows: str) -> Graph:
 )
 def test_a_graph_that_changes_a_rule_fails_its_check(name: str, graph: Graph) -> None:
     (check,) = [each for each in CHECKS if each.__name__ == name]
+    with pytest.raises(AssertionError):
+        asyncio.run(check(graph))
+
+
+def at_once(run: RunView) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("check", [c for c in CHECKS if c.__name__ != "amounts_are_checked"], ids=lambda c: c.__name__)
+def test_every_check_that_runs_something_fails_on_a_graph_whose_runs_end_at_once(check: LoopCheck) -> None:
+    """It neither passes, as one that runs another graph would, nor waits for what never comes."""
+    graph = LOOP.with_transition(Transition("pre_step", at_once, "terminal", ends="partial"), before="runaway")
     with pytest.raises(AssertionError):
         asyncio.run(check(graph))
