@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, SecretBytes, SecretStr
 
 from agentfsm.agent import Agent
 from agentfsm.errors import (
@@ -23,20 +24,25 @@ from agentfsm.errors import (
     BlankHumanReplyError,
     HumanReplyError,
     RepeatedVoteError,
+    StoreError,
+    StoreFullError,
     SuspensionExpiredError,
     SuspensionUsedError,
     ToolError,
 )
 from agentfsm.journal.memory_store import MemoryStore
-from agentfsm.journal.store import consistent_read
+from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.run_info import RunInfo
+from agentfsm.journal.store import Lease, Status, consistent_read
 from agentfsm.loop.events import RunCompleted, ToolFinished, ToolProgress, ToolStarted, UserInputRequested
 from agentfsm.loop.messages import Image, Message, Reply, Role, ToolCall, Usage
 from agentfsm.loop.quorum import Actor, Approval
-from agentfsm.loop.transition_table import with_votes
+from agentfsm.loop.transition_table import counts_votes, with_votes
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, Fill, GiveUp, ItDidNotRun, ItRan, to_human_reply
 from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, HookContext, SkipCall, hook
 from agentfsm.runtime.host import Host
+from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.tool_context import ToolContext
 from agentfsm.runtime.tools import tool
 from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, call
@@ -72,6 +78,12 @@ class Account:
 
     owner: str
     key: SecretStr
+
+
+class Vault(BaseModel):
+    """A model with a secret in it."""
+
+    code: SecretBytes
 
 
 class Opaque:
@@ -197,6 +209,16 @@ async def tools_have_a_time_limit(graph: Graph) -> None:
         expect((run.rows, run.result.output), (["post_tool.tool_error"], "Done."))
         expect("0.02 s" in run.results[0] or run.results, True)
     release.set()
+    freed = threading.Event()
+
+    def block() -> str:
+        """Block a thread."""
+        freed.wait()
+        return "too late"
+
+    run = await Trial(graph, [call("block"), "Done."], [block], limits=limits).play()
+    expect((run.rows, run.result.output), (["post_tool.tool_error"], "Done."))
+    freed.set()
     quick = tool(timeout=0.01)(sleep)
     run = await Trial(graph, [call("sleep"), "Done."], [quick]).play()
     expect("0.01 s" in run.results[0] or run.results, True)
@@ -279,12 +301,13 @@ async def tools_learn_about_their_call(graph: Graph) -> None:
 
 async def secrets_are_withheld(graph: Graph) -> None:
     """What a tool is given or gives as a secret is readable in no record of the run."""
-    keys = ["sk-argument-1", "sk-result-2", "sk-default-3", "sk-deep-4"]
+    keys = ["sk-argument-1", "sk-result-2", "sk-default-3", "sk-deep-4", "sk-bytes-5"]
     default = SecretStr(keys[2])
 
     def login(user: str, key: SecretStr, other: SecretStr = default) -> dict[str, Any]:
         """Log in, and tell more than one should."""
-        return {"account": Account(user, SecretStr(keys[1])), "more": [{"deep": SecretStr(keys[3])}]}
+        more = [{"deep": SecretStr(keys[3])}, Vault(code=SecretBytes(keys[4].encode()))]
+        return {"account": Account(user, SecretStr(keys[1])), "more": more}
 
     def repeat() -> str:
         """Tell everything that is known."""
@@ -407,6 +430,14 @@ async def approvals_are_asked_for(graph: Graph) -> None:
     ended = await agent.resume(record, Allow())
     expect(ended.output, "Done.")
     await expect_error(SuspensionUsedError, agent.resume(record, Allow()))
+    agent = Trial(graph, [large, "Done.", "Done."], [pay]).agent()
+    record = record_of(await agent.run("Begin."))
+    both = [result_of(agent.resume(record, Allow())) for _ in range(2)]
+    one, other = await asyncio.gather(*both, return_exceptions=True)
+    expect({type(one), type(other)}, {RunResult, SuspensionUsedError})
+
+
+_ABORTED = "dispatch_tool.aborted"
 
 
 async def hooks_decide_about_calls(graph: Graph) -> None:
@@ -419,6 +450,7 @@ async def hooks_decide_about_calls(graph: Graph) -> None:
         "abort": AbortRun("stop it"),
         "wrong": "whatever",
         "none": None,
+        "often": Approval(2),
     }
     seen: list[HookContext[Any]] = []
 
@@ -450,6 +482,14 @@ async def hooks_decide_about_calls(graph: Graph) -> None:
     run = await play("wrong", fail_open=False)
     text = "hook check raised TypeError: 'whatever' is not a valid hook decision for a call"
     expect(run.ending, ("RunAborted", text))
+    unattended = graph.without("dispatch_tool.approval_required", "suspended.approval_decided")
+    asking = Trial(unattended, [call("work", how="ask")], [work], hooks=[hook("dispatch_tool")(check)])
+    run = await asking.play()
+    expect((run.rows[-1], "no row of the state takes 'approval_required'" in run.ending[1]), (_ABORTED, True))
+    often = tool(name="work", requires_approval=lambda arguments: decisions["often"])(work)
+    run = await Trial(graph, [call("work", how="none")], [often]).play()
+    if not counts_votes(graph):
+        expect((run.rows[-1], "the graph counts no votes" in run.ending[1]), (_ABORTED, True))
     denied = [call("work", how="deny")] * 4
     run = await Trial(graph, denied, [work], hooks=[hook("dispatch_tool")(check)]).play()
     expect((run.rows[-1], len(run.requests)), ("recover.handoff", 3))
@@ -481,6 +521,17 @@ async def approval_rules_fail_closed(graph: Graph) -> None:
         run = await Trial(graph, [call("work", n=1), "Done."], [work]).play()
         expect((run.ending[0], text in run.ending[1] or run.ending[1], done), ("RunAborted", True, list[int]()))
         expect(run.rows[-1], "dispatch_tool.aborted")
+    rules: list[Any] = [True, Approval(roles=("boss",)), Approval(roles=("boss",))]
+
+    def next_rule(arguments: Any) -> Any:
+        return rules.pop(0)
+
+    strict = replace(work, requires_approval=next_rule)
+    agent = Trial(graph, [call("work", n=0), "Done."], [strict]).agent()
+    waiting = await agent.resume(record_of(await agent.run("Begin.")), Allow())
+    question = "May 'work' run with these arguments? It was approved, but not by those who must approve it now."
+    outcome: Any = waiting.outcome
+    expect((outcome.question, done), (question, list[int]()))
     asking = replace(work, requires_approval=ask)
     run = await Trial(graph, [call("work", n=1), call("work", n=2), "Done."], [asking], [Allow()]).play()
     expect((len(run.waits), done), (1, [1, 2]))
@@ -539,6 +590,10 @@ async def votes_are_counted(graph: Graph) -> None:
     ended = await strict.dismiss(record_of(waiting), "enough", by="bob")
     outcome: Any = ended.outcome
     expect((outcome.reason, done), ("enough (by bob (boss))", [1, 1]))
+    strict = agent(Approval(2), FakeClock(), vouching)
+    waiting = await strict.resume(record_of(await strict.run("Begin.", actor="ann")), Allow(), by="bob")
+    ended = await strict.resume(record_of(waiting), Allow(), by="ann")
+    expect((ended.output, done), ("Done.", [1, 1, 1]))
 
 
 async def answers_are_bound_to_what_was_asked(graph: Graph) -> None:
@@ -679,6 +734,62 @@ async def crashes_leave_calls_in_doubt(graph: Graph) -> None:
 
     result = await play([call("before"), dies, "Done."], *calm)
     expect((result.output, starts), ("Done.", ["before"]))
+    host = Host(clock=FakeClock(), secret=b"of a conformance check", store=MemoryStore())
+    agent = Trial(graph, [dies], host=host).agent()
+    await _crash(agent)
+    ended = await agent.dismiss("r", "not today")
+    expect((ended.decisions[-1].transition.id, ended.run_state.model_calls), ("call_llm.cancelled", 0))
+
+
+class _FullStore(MemoryStore):
+    """A store that takes so many records."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def append(
+        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+    ) -> Awaitable[None]:
+        """Append records while there is room."""
+        self.room -= len(records)
+        if self.room < 0:
+            raise StoreFullError("there is no room")
+        return super().append(lease, records, status, info)
+
+
+async def nothing_runs_without_a_record(graph: Graph) -> None:
+    """A run whose journal cannot be written stops before its next effect."""
+    done: list[int] = []
+
+    def work(n: int) -> str:
+        """Work."""
+        done.append(n)
+        return "worked"
+
+    for room in range(14):
+        done.clear()
+        host = Host(clock=FakeClock(), secret=b"of a conformance check", store=_FullStore(room))
+        agent = Trial(graph, [call("work", n=1), call("work", n=2), "Done."], [work], host=host).agent()
+        await expect_error(StoreError, agent.run("Begin."))
+        expect((room, len(done)), (room, int(room >= 6)))  # the sixth record says that the tool is about to run
+
+
+async def sub_agents_ask_one_after_the_other(graph: Graph) -> None:
+    """Sub-agents that run together and wait are answered in the order of their calls; nobody is asked twice."""
+    done: list[int] = []
+
+    def helper(amount: int) -> Agent[Any, Any]:
+        return Agent(ScriptedModel([call("pay", amount=amount), f"Paid {amount}."]), tools=[_pay(done)], graph=graph)
+
+    for stored in (False, True):
+        done.clear()
+        named = {"one": helper(200), "two": helper(300)}
+        helpers = [each.as_tool(name, "Pays.", parallel=True) for name, each in named.items()]
+        script = [[call("one", task="Pay."), call("two", task="Pay.")], "Done."]
+        host = Host(clock=FakeClock(), secret=b"of a conformance check", store=MemoryStore() if stored else None)
+        run = await Trial(graph, script, helpers, [Allow(), Allow()], host=host).play()
+        expect((run.results, done, len(run.waits)), (["Paid 200.", "Paid 300."], [200, 300], 2))
 
 
 # -- sub-agents -------------------------------------------------------------------------------------------
@@ -771,7 +882,9 @@ CHECKS: Sequence[LoopCheck] = (
     answers_are_bound_to_what_was_asked,
     amounts_are_checked,
     crashes_leave_calls_in_doubt,
+    nothing_runs_without_a_record,
     sub_agents_are_charged,
+    sub_agents_ask_one_after_the_other,
     tools_may_ask,
 )
 """Each of them takes a graph made from ``LOOP``."""

@@ -16,7 +16,8 @@ import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import transitions
 
@@ -53,10 +54,10 @@ from agentfsm.loop.outcomes import StateResult
 from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery
 from agentfsm.loop.state import RunView
 from agentfsm.loop.suspension import SuspensionRecord
-from agentfsm.machine.declaration import OTHERWISE, Counter, StateSpec, Transition
-from agentfsm.machine.engine import Machine
+from agentfsm.machine.declaration import OTHERWISE, Counter, StateSpec, Transition, exhausted
+from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph
-from agentfsm.runtime.approval import Allow, Deny, Extend, HumanInput
+from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, Fill, GiveUp, HumanInput, ItDidNotRun, ItRan
 from agentfsm.runtime.hooks import AbortRun, hook, observer
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.result import RunResult
@@ -890,6 +891,10 @@ def _review_graph(graph: Graph, effect: Callable[..., Any]) -> Graph:
     return graph.with_transition(Transition("review", in_doubt, "asking"), before="good")
 
 
+async def _call_fine(context: StateContext) -> StateResult:
+    return StateResult((await context.call_tool("fine", {"n": 7})).content, outcome="good")
+
+
 async def own_states_keep_to_the_limits(graph: Graph) -> None:
     """What the effect of an own state calls is charged to the run, approved, and not repeated after a wait."""
     paid: list[int] = []
@@ -910,6 +915,8 @@ async def own_states_keep_to_the_limits(graph: Graph) -> None:
         return StateResult(verdict.message.content, (note,), outcome=verdict.message.content)
 
     own = _review_graph(graph, review)
+    plain = await Trial(_review_graph(graph, _call_fine), ["First."], [FINE]).play()
+    expect((plain.ending, plain.result.run_state.state_results), (("RunCompleted", "First."), {"review": "fine 7"}))
     used = Usage(10, 5)
     script = [
         "First.",
@@ -1180,6 +1187,157 @@ async def graphs_are_what_they_say(graph: Graph) -> None:
     states = Machine(graph).to_transitions(transitions.Machine).states
     expect(list(states), [str(spec.name) for spec in graph.states])
     expect("post_llm" in graph.diagram("mermaid"), True)
+    quick = graph.with_counter(Counter("steps", 2))
+    run = await Trial(quick, _calls(9), [FINE]).play()
+    expect((run.rows, len(run.requests)), (["pre_step.runaway"], 2))
+
+
+class _Dice:
+    """A run of a graph of one's own: guards read what was thrown."""
+
+    def __init__(self, *throws: int) -> None:
+        self.state, self.throws, self.counters = "start", list(throws), {"turns": 0, "extras": 0}
+        self.guardrails, self.aborted = SimpleNamespace(max_turns=3), ""
+
+    def view(self) -> _Dice:
+        """Itself: it is small."""
+        return self
+
+    def ask(self, role: str, function: Callable[..., Any]) -> Any:
+        """What a guard says about it."""
+        return function(self)
+
+    def abort(self, by: str, error: BaseException) -> None:
+        """Note what a guard raised."""
+        self.aborted = f"{by}: {error}"
+
+
+def _threw(number: int) -> Callable[[_Dice], object]:
+    def guard(run: _Dice) -> object:
+        if run.throws[0] < 0:
+            raise ValueError(f"no {number}")
+        return run.throws[0] == number and f"threw {number}"
+
+    guard.__name__ = f"threw_{number}"
+    return guard
+
+
+async def a_machine_takes_the_first_row_that_holds(graph: Graph) -> None:
+    """On a small graph: guards in order, counters spent and refilled, and what a guard that raises leads to."""
+
+    @exhausted(Counter("turns", 3), past=True)
+    def too_many(run: _Dice) -> str:
+        return "too many"
+
+    table = Graph(
+        states=(
+            StateSpec("start", spends="turns", effect=_call_fine),
+            StateSpec("wait", waits=True),
+            StateSpec("end", final=True),
+        ),
+        transitions=(
+            Transition("start", too_many, "end", ends="partial"),
+            Transition("start", _threw(6), "end", ends="completed"),
+            Transition("start", _threw(5), "start", refills="turns", spends="extras"),
+            Transition("start", _threw(4), "wait"),
+            Transition("start", _threw(1), "end", ends="handed_off"),
+            Transition("start", None, "start"),
+            Transition("wait", _threw(2), "start"),
+        ),
+        counters=(Counter("turns", 3), Counter("extras", 1)),
+        name="dice",
+    )
+    machine = Machine(table)
+
+    def move(run: _Dice, throw: int) -> Decision:
+        run.throws = [throw]
+        return machine.step(cast("Any", run))
+
+    run = _Dice()
+    moved = move(run, 6)
+    expect((str(moved), moved.guard_result, run.state), ("start.threw_6 -> end", "threw 6", "end"))
+    expect(moved.tried, (("too_many", False), ("threw_6", True)))
+    run = _Dice()
+    expect([move(run, throw).guard for throw in (5, 5, 3, 3, 3)], ["threw_5", *["otherwise"] * 3, "too_many"])
+    run = _Dice()
+    expect((move(run, 5).guard_result, run.counters), ("threw 5", {"turns": 1, "extras": 1}))
+    moved = move(run, 5)  # the counter is empty: the row does not hold
+    expect((moved.guard, moved.guard_result, run.counters), ("otherwise", None, {"turns": 2, "extras": 1}))
+    expect(moved.tried[2], ("threw_5", False))
+    moved = move(run, -1)  # no row of this graph ends a run as aborted: the guard counts as one that does not hold
+    expect((moved.guard, run.aborted[:6]), ("otherwise", "start."))
+    expect([held for _, held in moved.tried], [False, None, None, None, None, True])
+    run = _Dice()
+    move(run, 4)
+    for waiting in (3, -1):
+        try:
+            move(run, waiting)
+        except NoTransitionError as error:
+            expect("the event that it waits for has not happened" in str(error), True)
+        else:
+            raise AssertionError("a run that waits moves")
+    expect([machine.would_move(cast("Any", _waiting_dice(throw))) for throw in (2, 3)], [True, False])
+    expect((run.state, move(run, 2).target), ("wait", "start"))
+    limited = Machine(table.with_counter(Counter("turns", "max_turns")))
+    run = _Dice(3)
+    guards = [limited.step(cast("Any", run)).guard for _ in range(5)]
+    expect(guards, [*["otherwise"] * 4, "too_many"])
+    run.guardrails.max_turns = None
+    run.state = "start"
+    expect(limited.step(cast("Any", run)).guard, "otherwise")
+    loose = Transition("start", _threw(6), "end", spends=("turns", "extras"), ends="completed")
+    expect(repr(loose), "Transition('start', threw_6, 'end', spends='turns+extras', ends='completed')")
+    expect(repr(Transition("start", None, "end")), "Transition('start', None, 'end')")
+    expect((table.rows("wait")[0].id, table.without("wait").specs.keys()), ("wait.threw_2", {"start", "end"}))
+
+
+def _waiting_dice(throw: int) -> _Dice:
+    run = _Dice(throw)
+    run.state = "wait"
+    return run
+
+
+async def declarations_do_not_change(graph: Graph) -> None:
+    """What is declared, decided or answered cannot be changed afterwards."""
+    values: Sequence[object] = (
+        graph,
+        graph.states[0],
+        graph.transitions[0],
+        graph.counters[0],
+        graph.spec("call_llm").effect,
+        Recovery(Action.retry),
+        DefaultPolicy(),
+        Failure(kind=FailureKind.tool_error, explanation="it broke"),
+        *(Allow(), Deny(), Edit(), Extend(), Fill(), GiveUp(), ItRan(), ItDidNotRun()),
+        (await Trial(graph, ["Done."]).play()).result.decisions[0],
+    )
+    for value in values:
+        for name in ("name", "reason", "kind", "arguments", "action", "anything"):
+            try:
+                setattr(value, name, None)
+            except (AttributeError, TypeError, ValueError):
+                continue
+            raise AssertionError(f"{value!r} was changed")
+
+
+async def models_may_misbehave(graph: Graph) -> None:
+    """A model that returns no reply is no provider that a retry could help; one that is slow is tried again."""
+
+    class Wrong:
+        name = "wrong"
+
+        async def reply(self, request: ModelRequest) -> Any:
+            return 3
+
+    run = await Agent(cast("Any", Wrong()), graph=graph, host=Host(clock=FakeClock())).run("Begin.")
+    expect([d.transition.id for d in run.decisions[1:]], ["call_llm.provider_error", "recover.handoff"])
+
+    async def dawdle(messages: Any) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    slow = await Trial(graph, [dawdle, "Done."], limits={"llm_timeout_s": 0.02, "cancel_grace_s": 0.02}).play()
+    expect((slow.rows, slow.result.output), (["call_llm.transient_provider"], "Done."))
 
 
 CHECKS: Sequence[LoopCheck] = (
@@ -1212,5 +1370,8 @@ CHECKS: Sequence[LoopCheck] = (
     hooks_run_before_effects,
     runs_are_given_what_they_need,
     graphs_are_what_they_say,
+    a_machine_takes_the_first_row_that_holds,
+    declarations_do_not_change,
+    models_may_misbehave,
 )
 """Each of them takes a graph made from ``LOOP``."""
