@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -74,7 +74,7 @@ class DbosWaker:
         known = _status(self._client, activation.key)
         moves = known is not None and known.status in QUEUED and known.queue_name != activation.queue
         if known is not None and not moves:
-            self._bring_forward(known, time.time() + max(0.0, delay_s))
+            _bring_forward(self._client, known, time.time() + max(0.0, delay_s))
             if known.status in UNFINISHED or _attributes(known).get("state") == SET_ASIDE:
                 return False
         if known is not None:
@@ -98,16 +98,17 @@ class DbosWaker:
 
     async def bring_forward(self, key: str) -> None:
         """Deliver an activation now if it waits for its time; see ``Waker.bring_forward``."""
-        await self._call(lambda: self._bring_forward(_status(self._client, key), time.time()))
-
-    def _bring_forward(self, known: WorkflowStatus | None, due: float) -> None:
-        if known is not None and due < _due_at(known):
-            self._client.set_workflow_delay(known.workflow_id, delay_until_epoch_ms=int(due * 1000))
+        await self._call(lambda: _bring_forward(self._client, _status(self._client, key), time.time()))
 
     async def next_due(self, prefix: str) -> float | None:
         """When an unfinished activation is delivered; see ``Waker.next_due``."""
         found = await self._call(lambda: self._client.list_workflows(workflow_id_prefix=prefix, status=UNFINISHED))
         return min((_due_at(each) for each in found), default=None)
+
+    async def due(self, keys: Collection[str]) -> dict[str, float]:
+        """When each of some activations is delivered; see ``Waker.due``."""
+        found = await self._call(lambda: self._client.list_workflows(workflow_ids=list(keys), status=UNFINISHED))
+        return {each.workflow_id: _due_at(each) for each in found}
 
     async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
         """What was delivered and is not finished; see ``Waker.unfinished``."""
@@ -146,8 +147,7 @@ class DbosWaker:
             found = self._client.list_workflows(
                 status=FINISHED, name=WORKFLOW, completed_before=before, limit=FORGET_AT_ONCE, load_input=False
             )
-            keys = [each.workflow_id for each in found if _attributes(each).get("state") != SET_ASIDE]
-            if keys:
+            if keys := [each.workflow_id for each in found if _attributes(each).get("state") != SET_ASIDE]:
                 self._client.delete_workflows(keys)
 
         await self._call(delete)
@@ -172,16 +172,15 @@ class DbosWaker:
             name=WORKFLOW, workflow_id_prefix=prefix, attributes=filtered, load_output=False
         )
         for each in found:
-            if _attributes(each).get("state") == SET_ASIDE:
-                attributes = _attributes(each)
+            if (attributes := _attributes(each)).get("state") == SET_ASIDE:
                 yield SetAside(_activation(each), str(attributes.get("reason", "")), attributes.get("until"))
 
     async def put_back(self, run_id: str) -> bool:
         """Have a run that is set aside delivered again; see ``Waker.put_back``."""
 
         def put_back() -> bool:
-            found = list(self._set_aside(f"{run_id}:"))
-            for activation in (each.activation for each in found):
+            found = [each.activation for each in self._set_aside(f"{run_id}:")]
+            for activation in found:
                 self._client.update_workflow_attributes(activation.key, {"state": PUT_BACK})
                 self._client.resume_workflow(activation.key, queue_name=activation.queue)
             return bool(found)
@@ -275,13 +274,16 @@ class DbosWaker:
 
 
 def _status(client: DBOSClient, key: str) -> WorkflowStatus | None:
-    found = client.list_workflows(workflow_ids=[key], load_input=False, load_output=False)
-    return found[0] if found else None
+    return next(iter(client.list_workflows(workflow_ids=[key], load_input=False, load_output=False)), None)
+
+
+def _bring_forward(client: DBOSClient, known: WorkflowStatus | None, due: float) -> None:
+    if known is not None and due < _due_at(known):
+        client.set_workflow_delay(known.workflow_id, delay_until_epoch_ms=int(due * 1000))
 
 
 def _is_stale(workflow: WorkflowStatus, older_than_s: float) -> bool:
-    delivered_ms = workflow.dequeued_at or 0
-    return workflow.status == DELIVERED and delivered_ms <= (time.time() - older_than_s) * 1000
+    return workflow.status == DELIVERED and (workflow.dequeued_at or 0) <= (time.time() - older_than_s) * 1000
 
 
 def _due_at(workflow: WorkflowStatus) -> float:
@@ -293,6 +295,5 @@ def _attributes(workflow: WorkflowStatus) -> dict[str, Any]:
 
 
 def _activation(workflow: WorkflowStatus) -> Activation:
-    arguments: tuple[Any, ...] = () if workflow.input is None else workflow.input["args"]
-    given: dict[str, Any] = arguments[0]
-    return Activation(**given)
+    arguments: list[dict[str, Any]] = [] if workflow.input is None else list(workflow.input["args"])
+    return Activation(**arguments[0])

@@ -13,7 +13,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -146,9 +146,8 @@ class RestateWaker:
         concurrency: int = 10,
     ) -> None:
         self._restate = _Server(ingress, admin)
-        self._endpoint, self._host = endpoint, host
+        self._endpoint, self._host, self._concurrency = endpoint, host, concurrency
         self._identity_keys = None if identity_key is None else [identity_key]
-        self._concurrency = concurrency
         self._server: uvicorn.Server | None = None
         self._serving: threading.Thread | None = None
         self._deliveries: dict[str, _Delivery] = {}
@@ -174,13 +173,16 @@ class RestateWaker:
         found = await self._restate.find(prefix)
         return min((each.due for each in found if each.aside is None), default=None)
 
+    async def due(self, keys: Collection[str]) -> dict[str, float]:
+        """When each of some activations is delivered; see ``Waker.due``."""
+        return {key: due for key in keys if (due := await self.next_due(f"{key}#")) is not None}
+
     async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
         """What was delivered and is not finished; see ``Waker.unfinished``."""
-        before = time.time() - older_than_s
         return [
             DeliveredActivation(each.activation, each.deliveries)
             for each in await self._restate.find("")
-            if each.has_begun and each.aside is None and each.first_start <= before
+            if each.has_begun and each.aside is None and each.first_start <= time.time() - older_than_s
         ]
 
     async def redeliver(self, activation: Activation, older_than_s: float) -> None:
@@ -211,12 +213,10 @@ class RestateWaker:
 
     async def put_back(self, run_id: str) -> bool:
         """Have a run that is set aside delivered again; see ``Waker.put_back``."""
-        awakeables = [
-            each.aside["awakeable"] for each in await self._restate.find(f"{run_id}:") if each.aside is not None
-        ]
-        for each in awakeables:
-            await self._restate.request("POST", f"{self._restate.ingress}/restate/awakeables/{each}/resolve")
-        return bool(awakeables)
+        found = [each.aside["awakeable"] for each in await self._restate.find(f"{run_id}:") if each.aside is not None]
+        for awakeable in found:
+            await self._restate.request("POST", f"{self._restate.ingress}/restate/awakeables/{awakeable}/resolve")
+        return bool(found)
 
     async def was_put_back(self, activation: Activation) -> bool:
         """Whether an activation that this process handles was set aside before; see ``Waker.was_put_back``."""

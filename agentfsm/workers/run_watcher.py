@@ -44,6 +44,9 @@ logger = logging.getLogger("agentfsm.workers")
 WAKE_AGAIN_S = 10.0
 """Seconds after which a run that is still cut off is woken again."""
 
+WAKEN_AT_ONCE = 10
+"""How many such runs are woken at the same time."""
+
 LOOK_EVERY_S = 30.0
 """Seconds between two looks at what nobody has acted on, what is set aside for a while, and what can be forgotten."""
 
@@ -75,6 +78,11 @@ _REPEATED_KINDS = ("run.resumed", "run.migrated", "effect.intent")
 def is_cut_off(head: Head) -> bool:
     """Whether a run was begun and then left by its owner in the middle."""
     return head.status == "running" and head.owner is None and head.seq > 0
+
+
+def _place(head: Head) -> tuple[str, int]:
+    """The run and the epoch in which it was cut off."""
+    return head.run_id, head.epoch
 
 
 def stale_action(activation: Activation, head: Head | None) -> StaleAction:
@@ -284,22 +292,33 @@ class RunWatcher:
             await self._waker.wake(timer, delay_s=delay_s)
 
     async def _wake_cut_off_runs(self) -> None:
-        """Wake the runs that were left by their owner, if this worker can go on with them."""
+        """Wake the runs that were left by their owner, if this worker can go on with them.
+
+        One that another worker has just woken is left to the workers of the queue that it is in, for a while.
+        """
         now = asyncio.get_running_loop().time()
         running = await self._store.heads("running")
-        cut_off = {(head.run_id, head.epoch) for head in running if is_cut_off(head)}
-        cut_off = {each for each in cut_off if each[0] not in self._counts.runs}
-        self._seen = {key: at for key, at in self._seen.items() if key in cut_off and now - at < WAKE_AGAIN_S}
-        new = list(cut_off - self._seen.keys())
+        left = [head for head in running if is_cut_off(head) and head.run_id not in self._counts.runs]
+        known, self._seen = self._seen, {key: self._seen.get(key, now) for key in map(_place, left)}
+        new = [head for head in left if now - known.get(_place(head), float("-inf")) >= WAKE_AGAIN_S]
+        if not new:
+            return
+        self._seen |= dict.fromkeys(map(_place, new), now)
         random.shuffle(new)  # so that each of the workers that find them begins with another one
-        for run_id, epoch in new:
-            self._seen[run_id, epoch] = now
-            if (await self._waker.next_due(timer_key(run_id, epoch)) or 0.0) > time.time():
-                continue  # nobody holds it while it waits
-            served = await self._agent_of(run_id)
-            if served is not None and await self._waker.wake(Activation(run_id, epoch, served.queue)):
-                self._counts.find_cut_off(served.queue)
-                logger.info("run %s was cut off in epoch %d and is taken over", run_id, epoch)
+        for first in range(0, len(new), WAKEN_AT_ONCE):
+            some = {Activation(*_place(head), "").key: head for head in new[first : first + WAKEN_AT_ONCE]}
+            timers = {key: timer_key(*_place(head)) for key, head in some.items()}
+            due = await self._waker.due([*timers, *timers.values()])
+            waits = {key for key, timer in timers.items() if due.get(timer, 0.0) > time.time()}  # nobody holds it then
+            woken = {key for key, head in some.items() if key in due and _place(head) not in known}
+            await asyncio.gather(*(self._take_over(some[key]) for key in some if key not in waits | woken))
+
+    async def _take_over(self, head: Head) -> None:
+        """Wake a run that was cut off, if this worker can go on with it."""
+        served = await self._agent_of(head.run_id)
+        if served is not None and await self._waker.wake(Activation(head.run_id, head.epoch, served.queue)):
+            self._counts.find_cut_off(served.queue)
+            logger.info("run %s was cut off in epoch %d and is taken over", head.run_id, head.epoch)
 
     async def _settle_activations(self) -> None:
         """Settle the activations of workers that died before they acquired the run, or after they were done with it.

@@ -7,7 +7,7 @@ no harm: whoever acquires the run first, in a new epoch, goes on with it, and al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -151,6 +151,14 @@ class Waker(Protocol):
 
         Returns:
             The time; 0 if it is queued or being handled now, and None if there is none.
+        """
+        ...
+
+    async def due(self, keys: Collection[str]) -> dict[str, float]:
+        """When each of some activations is delivered, by key, in seconds since the epoch.
+
+        Returns:
+            The times of those that are unfinished; 0 for one that is queued or being handled now.
         """
         ...
 

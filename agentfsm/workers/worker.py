@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agentfsm.agent.agent import Agent
 from agentfsm.errors import AgentfsmError, JournalError, RunExistsError, StaleLease, StoreError
 from agentfsm.journal.load import pending_request
+from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.keys import Keyring
@@ -192,7 +193,8 @@ class Worker:
             return await self._begin(served, activation, head)
         if head is None or head.epoch != activation.epoch or head.owner is not None:
             return "outdated"
-        if self._agents.for_run(head.run_id, await self._store.records(head.run_id)) is not served:
+        records = await self._store.records(head.run_id)
+        if self._agents.for_run(head.run_id, records) is not served:
             return "outdated"  # queues are not sealed: what is in one does not say which agent a run belongs to
         if head.status == "finished":
             await served.agent.next_run(head.run_id)  # removes what was sent to it too late
@@ -200,7 +202,7 @@ class Worker:
         if activation.is_timer and head.status == "suspended":
             return await self._act_when_due(served, head)
         if head.status == "running" and await self._cancellation(head.run_id) is None:
-            if reason := await self._reason_to_set_aside(activation, head):
+            if reason := await self._reason_to_set_aside(activation, head, records):
                 return await self._set_aside(activation, reason)
             return await self._drive(served, head.run_id, served.agent.resume(head.run_id))
         return await self._drive(served, head.run_id, await served.agent.next_run(head.run_id))
@@ -210,8 +212,8 @@ class Worker:
         signals = await read_signals(self._store.signals, self._keyring, run_id)
         return next((each for each in signals if each.kind == "cancel"), None)
 
-    async def _reason_to_set_aside(self, activation: Activation, head: Head) -> str:
-        attempts = attempts_without_progress(await self._store.records(head.run_id), head)
+    async def _reason_to_set_aside(self, activation: Activation, head: Head, records: Sequence[SealedRecord]) -> str:
+        attempts = attempts_without_progress(records, head)
         if attempts < self._settings.max_attempts or await self._waker.was_put_back(activation):
             return ""
         return f"it was cut off {attempts} times in a row at the same point: see agentfsm show"

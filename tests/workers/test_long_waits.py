@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -37,9 +37,9 @@ class HandWaker:
         self.queued[activation.key] = (self.clock.time() + delay_s, activation)
         return True
 
-    async def next_due(self, prefix: str) -> float | None:
+    async def due(self, keys: Collection[str]) -> dict[str, float]:
         self.looked += 1
-        return next((due for key, (due, _) in self.queued.items() if key.startswith(prefix)), None)
+        return {key: due for key, (due, _) in self.queued.items() if key in keys}
 
     async def was_put_back(self, activation: Activation) -> bool:
         return False

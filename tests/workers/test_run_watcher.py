@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head
+from agentfsm.workers import run_watcher
 from agentfsm.workers.run_watcher import RunWatcher, attempts_without_progress, is_cut_off, stale_action
 from agentfsm.workers.waker import Activation
 from agentfsm.workers.worker_metrics import WorkerCounts
@@ -92,15 +93,18 @@ class LeftRuns:
     def __init__(self, count: int) -> None:
         self.left = [replace(HEAD, run_id=f"r{number}") for number in range(count)]
         self.woken: list[str] = []
+        self.queued: dict[str, float] = {}
+        self.read: list[str] = []
 
     async def heads(self, status: str) -> list[Head]:
         return self.left if status == "running" else []
 
     async def records(self, run_id: str) -> list[SealedRecord]:
+        self.read.append(run_id)
         return []
 
-    async def next_due(self, prefix: str) -> float | None:
-        return None
+    async def due(self, keys: Collection[str]) -> dict[str, float]:
+        return {key: due for key, due in self.queued.items() if key in keys}
 
     async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
         self.woken.append(activation.run_id)
@@ -122,3 +126,20 @@ def test_each_worker_begins_with_another_one_of_the_runs_that_a_dead_worker_left
     of_each = [asyncio.run(woken(20)) for _ in range(20)]
     assert [sorted(each) for each in of_each] == [sorted(f"r{number}" for number in range(20))] * 20
     assert len({each[0] for each in of_each}) > 5
+
+
+def test_a_run_that_another_worker_has_woken_is_left_alone_unless_it_is_still_cut_off_a_while_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        found: Any = LeftRuns(3)
+        agents: Any = SimpleNamespace(for_run=lambda run_id, kept: SimpleNamespace(queue="support@1"))
+        watcher = RunWatcher(found, found, agents, WorkerSettings(), WorkerCounts())
+        found.queued = {Activation("r1", HEAD.epoch, "").key: 0.0}
+        await watcher._wake_cut_off_runs()
+        assert (sorted(found.woken), sorted(found.read)) == (["r0", "r2"], ["r0", "r2"])  # not even read
+        monkeypatch.setattr(run_watcher, "WAKE_AGAIN_S", 0.0)
+        await watcher._wake_cut_off_runs()  # nobody serves the queue that it is in: it is moved
+        assert sorted(found.woken) == ["r0", "r0", "r1", "r2", "r2"]
+
+    asyncio.run(scenario())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Any, cast
 
@@ -40,8 +40,8 @@ class HandWaker:
     async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
         return not delay_s
 
-    async def next_due(self, prefix: str) -> float | None:
-        return None
+    async def due(self, keys: Collection[str]) -> dict[str, float]:
+        return {}
 
     async def was_put_back(self, activation: Activation) -> bool:
         return False
