@@ -60,7 +60,7 @@ _MARK = re.compile(r'(\{"#":\[(\d+))\x02')
 _SALT_BYTES, _DIGEST_BYTES = 16, 32
 _REDACTED, _REPEATED, _LENGTHS = 0, 1, 2  # what a hidden value begins with: lengths begin at 2
 
-_COMPRESSOR = zlib.compressobj(3, zlib.DEFLATED, _WINDOW_BITS, 5, zdict=DICTIONARY)
+_COMPRESSOR = zlib.compressobj(6, zlib.DEFLATED, _WINDOW_BITS, 5, zdict=DICTIONARY)
 """Copied for each commit, which takes less time than reading the dictionary again."""
 _DECOMPRESSOR = zlib.decompressobj(_WINDOW_BITS, zdict=DICTIONARY)
 

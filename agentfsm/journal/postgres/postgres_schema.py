@@ -25,11 +25,11 @@ __all__ = [
     "transaction",
 ]
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """1: the first one; 2: with columns that list runs; 3: with signals; 4: with holds and tombstones; 5: with the records
 of a commit in one row, and with runs found by their metadata; 6: with sealed holds; 7: with leases that do not last
-longer if the server's clock is set back. The first write creates it or brings it up to date, and so does ``agentfsm
-store migrate``."""
+longer if the server's clock is set back; 8: with a smaller key of the journal. The first write creates it or brings it
+up to date, and so does ``agentfsm store migrate``."""
 
 _CREATE_LOCK = 0x6166736D
 """The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
@@ -164,6 +164,14 @@ MIGRATIONS: tuple[LiteralString, ...] = (
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
         UNION ALL SELECT key FROM agentfsm.owner
             WHERE alive_until > clock_timestamp() AND renewed_at - (alive_until - renewed_at) < clock_timestamp();
+    """,
+    """
+    DROP TRIGGER IF EXISTS journal_keeps_what_it_has ON agentfsm.journal;
+    ALTER TABLE agentfsm.journal ALTER run TYPE integer, ALTER seq TYPE integer;  -- they are in its index, too
+    ALTER INDEX agentfsm.journal_pkey SET (fillfactor = 100);  -- rows come in order
+    REINDEX TABLE agentfsm.journal;
+    CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF run, seq, body, records, hash, mac ON agentfsm.journal
+        FOR EACH ROW EXECUTE FUNCTION agentfsm.refuse();
     """,
 )
 """What leads from each version to the next; the first one from an empty schema."""
