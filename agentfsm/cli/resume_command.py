@@ -47,7 +47,7 @@ from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_reques
 from agentfsm.journal.migration import Migration
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
-from agentfsm.journal.signals import SignalQueue
+from agentfsm.journal.signals import SignalQueue, read_signals
 from agentfsm.journal.store import Store
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.runs import Runs
@@ -174,7 +174,11 @@ def _act_on_signals(
                 return
             if len(await_result(store.signals.pending(run_id))) >= before:
                 break
-        if await_result(store.signals.pending(run_id)) and run_id not in summary.skipped:
+        signals = await_result(read_signals(store.signals, agent.config.host.keyring, run_id))
+        refusals = [str(each) for each in signals if each.kind == "refusal"]
+        for each in refusals:
+            console.err.print(Text(f"run {run_id}: {shorten(each, 2000)}"), soft_wrap=True)
+        if len(await_result(store.signals.pending(run_id))) > len(refusals) and run_id not in summary.skipped:
             summary.skipped[run_id] = "what was sent to it waits for another agent, or nobody with the secret sent it"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -33,7 +33,7 @@ from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import Record, SealedRecord, export_lines, open_record, read_record
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.run_info import RunInfo, RunQuery
-from agentfsm.journal.signals import read_signals
+from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head, Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.messages import Usage
@@ -162,15 +162,16 @@ def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
     """
     store = open_existing_store(location)
     page = await_result(Runs(store).list(search.query()))
-    sent = _describe_sent(store, location)
+    signals = _read_signals(store, location)
     for info in page.runs:
         head = await_result(store.head(info.run_id))
         request = "" if head is None else _pending_request(store, head)
+        sent = _describe_sent(signals.get(info.run_id, ()), request)
         if as_json:
             data = {} if head is None else _head_json(head, request)
-            click.echo(json.dumps(asdict(info) | data | {"sent": sent.get(info.run_id, [])}, default=str))
+            click.echo(json.dumps(asdict(info) | data | {"sent": sent}, default=str))
         else:
-            click.echo(_run_line(info, request, sent.get(info.run_id, ())))
+            click.echo(_run_line(info, request, sent))
     if not page.runs:
         which = "" if search.status is None else f"{search.status} "
         click.echo(f"agentfsm: there is no {which}run in {location.name}", err=True)
@@ -178,17 +179,23 @@ def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
         click.echo(f"agentfsm: there are more: --after {page.next}", err=True)
 
 
-def _describe_sent(store: Store, location: StoreLocation) -> dict[str, list[str]]:
-    """By run, the answers and cancellations that no process has acted on, as far as the secret can read them."""
-    described: dict[str, list[str]] = {}
+def _read_signals(store: Store, location: StoreLocation) -> dict[str, list[Signal]]:
+    """The signals of each run, as far as the secret can read them."""
+    found: dict[str, list[Signal]] = {}
     try:
         keyring = store_keyring(location)
         signals = [] if keyring is None else await_result(read_signals(store.signals, keyring))
     except AgentfsmError:
-        return described
+        return found
     for each in signals:
-        described.setdefault(each.run_id, []).append(str(each))
-    return described
+        found.setdefault(each.run_id, []).append(each)
+    return found
+
+
+def _describe_sent(signals: Iterable[Signal], request: StoredRequest | str) -> list[str]:
+    """What no process has acted on, and why the last answer to what the run waits for was refused."""
+    digest = request.digest if isinstance(request, StoredRequest) else ""
+    return [str(each) for each in signals if each.kind != "refusal" or each.to[1] == digest]
 
 
 def _run_line(info: RunInfo, request: StoredRequest | str, sent: Sequence[str]) -> str:
@@ -269,7 +276,7 @@ def show(ctx: click.Context, run_id: str, as_json: bool, location: StoreLocation
     store = open_existing_store(location)
     run_id = await_result(Runs(store).find_id(run_id))
     rows = await_result(store.records(run_id))
-    if not as_json and (summary := _summary(store, run_id, _describe_sent(store, location).get(run_id, ()))):
+    if not as_json and (summary := _summary(store, run_id, _read_signals(store, location).get(run_id, ()))):
         click.echo(summary)
     graph: Any = {}
     readable, redacted = True, False
@@ -294,11 +301,14 @@ def show(ctx: click.Context, run_id: str, as_json: bool, location: StoreLocation
         ctx.exit(1)
 
 
-def _summary(store: Store, run_id: str, sent: Sequence[str]) -> str:
+def _summary(store: Store, run_id: str, signals: Iterable[Signal]) -> str:
     """The run as it is listed; empty if somebody changed that to what cannot be read, which verification reports."""
     try:
         info, head = await_result(find_listing(store, run_id)), await_result(store.head(run_id))
-        return "" if info is None or head is None else _run_line(info, _pending_request(store, head), sent)
+        if info is None or head is None:
+            return ""
+        request = _pending_request(store, head)
+        return _run_line(info, request, _describe_sent(signals, request))
     except (StoreError, TypeError, ValueError, OverflowError, OSError):
         return ""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentfsm.cli import answer_command
 from tests.cli.conftest import Cli
 from tests.cli.test_resume_all import resume, start_run
 from tests.cli.test_run_command import TOOLS
@@ -50,6 +51,26 @@ def test_what_nobody_has_acted_on_is_shown_with_the_run_to_who_has_the_secret(cl
     assert json.loads(cli("runs", "--json", *STORE).stdout)["sent"] == said
     resume(cli)
     assert json.loads(cli("runs", "--json", *STORE).stdout)["sent"] == []
+
+
+def test_resume_says_why_an_answer_is_refused_and_nothing_does_once_the_run_goes_on(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_command, "ACTED_ON_WITHIN_S", 0)
+    run_id = start_run(cli, folder)
+    assert cli("answer", run_id, '{"path": 3}', "--by", "Ann", *STORE).exit_code == 0
+    refused = "the last answer (edit) by Ann, claimed, not verified was refused: "
+    for _ in range(2):
+        result, server = resume(cli)
+        assert (result.exit_code, server.requests) == (3, [])  # it waits for a person
+        assert f"run {run_id}: {refused}" in result.stderr
+        assert "waits for another agent" not in result.stderr
+    for words in (("runs",), ("show", run_id)):
+        assert refused in cli(*words, *STORE).stdout.splitlines()[0]
+    done, _ = resume(cli, run_id, "deny no", answer="I did not.")
+    assert done.stdout == "I did not.\n"
+    for words in (("runs",), ("show", run_id)):
+        assert refused not in cli(*words, *STORE).stdout
 
 
 def test_resume_takes_the_beginning_of_an_id_as_every_command_does(cli: Cli, folder: Path) -> None:
