@@ -25,8 +25,6 @@ PACKAGES = (
     "agentfsm.analysis",
     "agentfsm.testing",
     "agentfsm.testing.invariants",
-    "agentfsm.testing.call_conformance",
-    "agentfsm.testing.loop_conformance",
     "agentfsm.testing.model_conformance",
     "agentfsm.testing.store_conformance",
     "agentfsm.testing.strategies",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from agentfsm.loop.detectors import Example, detector
     from agentfsm.testing.evaluation import Case, CaseAttempt, Evaluation, evaluate
     from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, ScriptEntry, ScriptExhaustedError, call
+    from agentfsm.testing.graph_conformance import LOOP_CHECKS, LoopCheck
     from agentfsm.testing.guard_examples import GuardExamples
     from agentfsm.testing.guard_priority import (
         GuardConflict,
@@ -50,6 +51,7 @@ __all__ = [
     "DISMISSED",
     "ESCALATED",
     "EXPIRED",
+    "LOOP_CHECKS",
     "RUN_TOOL",
     "Case",
     "CaseAttempt",
@@ -58,6 +60,7 @@ __all__ = [
     "FakeClock",
     "GuardConflict",
     "GuardExamples",
+    "LoopCheck",
     "ModelTurn",
     "NoExampleError",
     "Path",
@@ -96,6 +99,7 @@ if not TYPE_CHECKING:
             "agentfsm.loop.detectors": "Example detector",
             "agentfsm.testing.evaluation": "Case CaseAttempt Evaluation evaluate",
             "agentfsm.testing.fakes": "FakeClock RecordingModel ScriptEntry ScriptExhaustedError ScriptedModel call",
+            "agentfsm.testing.graph_conformance": "LOOP_CHECKS LoopCheck",
             "agentfsm.testing.guard_examples": "GuardExamples",
             "agentfsm.testing.guard_priority": "GuardConflict check_priority check_priority_async guard_conflicts",
             "agentfsm.testing.path_runner": (

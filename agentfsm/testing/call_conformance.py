@@ -1,6 +1,6 @@
 """Conformance checks for calls of tools: their results, their order, who must approve them, and what survives a crash.
 
-They are used as those of ``loop_conformance`` are.
+They take what those of ``loop_conformance`` do.
 """
 
 from __future__ import annotations

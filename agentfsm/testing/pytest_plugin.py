@@ -29,7 +29,7 @@ import pytest
 if TYPE_CHECKING:
     from agentfsm.loop.guardrails import Behavior
     from agentfsm.machine.graph import Graph
-    from agentfsm.testing.coverage_reporter import CoveredGraph, GraphCoverageReporter
+    from agentfsm.testing.coverage import CoveredGraph, GraphCoverageReporter
     from agentfsm.testing.path_generation import Path, Paths
     from agentfsm.testing.recorded_runs import RunRecorder
     from agentfsm.testing.reviewed_paths import BrokenPath
@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "fsm(graph, cover, paths): the graph whose paths fsm_path takes, the criterion, or a file of paths",
     )
     if config.getoption("--fsm-report") or config.getoption("--fsm-fail-under") is not None:
-        from agentfsm.testing.coverage_reporter import GraphCoverageReporter
+        from agentfsm.testing.coverage import GraphCoverageReporter
 
         named = _covered_graph(*_load_graph(config)) if config.getoption("--fsm-graph") else None
         cover: str = config.getoption("--fsm-cover") or "pairs"
@@ -190,7 +190,7 @@ def _graph_of(source: Any) -> tuple[Graph, Behavior | None, bool | None]:
 
 
 def _covered_graph(source: Any, module: ModuleType | None) -> CoveredGraph:
-    from agentfsm.testing.coverage_reporter import CoveredGraph
+    from agentfsm.testing.coverage import CoveredGraph
 
     return CoveredGraph(*_graph_of(source), module)
 

@@ -15,7 +15,7 @@ import pytest
 from agentfsm import diagrams, testing
 from agentfsm.loop import transition_table
 from agentfsm.testing import coverage, path_runner, pytest_plugin
-from agentfsm.testing.coverage_reporter import REPORT_FILES
+from agentfsm.testing.coverage import REPORT_FILES
 
 pytest_plugins = ["pytester"]
 
