@@ -40,8 +40,18 @@ from agentfsm.analysis.state_space import BreadthFirstSearch, Configuration, Sta
 from agentfsm.errors import GraphError
 from agentfsm.loop.detectors import CONTINUES, ITERATIONS
 from agentfsm.loop.guardrails import AgentGuardrails
-from agentfsm.loop.guards import approval_required, calls_pending, in_doubt
-from agentfsm.loop.outcomes import CALL_MODEL, CHECK_BUDGETS, JUDGE_RESULTS, RUN_CALLS
+from agentfsm.loop.guards import (
+    approval_decided,
+    approval_required,
+    ask_user,
+    calls_pending,
+    doubt_settled,
+    escalated,
+    in_doubt,
+    replied,
+    vote_recorded,
+)
+from agentfsm.loop.outcomes import CALL_MODEL, CHECK_BUDGETS, CHOOSE_RECOVERY, JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.declaration import Exhausted, StateSpec
 from agentfsm.machine.graph import Graph, Transition
@@ -254,8 +264,10 @@ def runs_one_by_one(graph: Graph) -> bool:
         return False
     (budget,) = budgets
     back = [row for row in graph if _leads_back(graph, row, budget)]
-    begin = (row for row in graph if budget in row.spends and row not in back)
+    begin = [row for row in graph if budget in row.spends and row not in back]
     if not all(row.spends.count(budget) == 1 and budget in row.refills and _runs(graph, row.target) for row in begin):
+        return False
+    if not all(row in begin for row in _rows_that_begin(graph)):
         return False
     judging = {row.source for row in back if _is_free_before(graph, row)}
     running = [spec for spec in graph.states if spec.effect is RUN_CALLS]
@@ -264,6 +276,32 @@ def runs_one_by_one(graph: Graph) -> bool:
 
 def _runs(graph: Graph, state: str) -> bool:
     return graph.spec(state).effect is RUN_CALLS
+
+
+def _rows_that_begin(graph: Graph) -> Iterator[Transition]:
+    """The rows that lead on to run the calls of a new reply, or to run failed ones again."""
+    todo = [spec.name for spec in graph.states if spec.effect in (CALL_MODEL, PARSE_REPLY)]
+    found = set(todo)
+    while todo:
+        for row in graph.rows(todo.pop()):
+            target = graph.spec(row.target)
+            if target.effect is RUN_CALLS:
+                yield row
+            elif row.target not in found and not _closes_batch(graph, row, target):
+                found.add(row.target)
+                todo.append(row.target)
+    for spec in graph.states:
+        if spec.effect is CHOOSE_RECOVERY:
+            yield from (row for row in graph.rows(spec.name) if _runs(graph, row.target))
+
+
+def _closes_batch(graph: Graph, row: Transition, target: StateSpec) -> bool:
+    """Whether no call of the reply runs after a row: also if recovery asks, since an answer to it ends the batch."""
+    if target.final or target.effect in (CHECK_BUDGETS, CALL_MODEL):
+        return True
+    asks = graph.spec(row.source).effect is CHOOSE_RECOVERY and row.guard is ask_user and target.waits
+    answers = (approval_decided, doubt_settled, replied, escalated, vote_recorded)
+    return asks and all(each.guard in answers or graph.spec(each.target).final for each in graph.rows(row.target))
 
 
 def _leads_back(graph: Graph, row: Transition, budget: str) -> bool:

@@ -25,6 +25,7 @@ from agentfsm.agent.config import proof_traits
 from agentfsm.analysis import analyse
 from agentfsm.analysis.bounds import runs_one_by_one
 from agentfsm.loop.detectors import STEPS
+from agentfsm.loop.guards import retry_tool
 from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.declaration import exhausted
 from agentfsm.testing import ScriptedModel, call
@@ -67,10 +68,35 @@ def with_a_counter_that_decides_first() -> Graph:
     return LOOP.with_transition(Transition("post_tool", late, "terminal", ends="partial"), before="policy_violation")
 
 
+def calls_anything(run: RunState) -> bool:
+    return bool(run.batch)
+
+
+def with_calls_that_begin_without_a_refill() -> Graph:
+    row = Transition("post_llm", calls_anything, "dispatch_tool", spends="begun")
+    return LOOP.with_counter(Counter("begun", 5)).with_transition(row, before="tool_calls")
+
+
+def again(run: RunState) -> bool:
+    return run.retry_calls
+
+
+def with_calls_that_run_again_without_a_refill() -> Graph:
+    """Failed calls lead to a recovery of their own, which has no other row that runs them again."""
+    copied = [r for r in LOOP.rows("recover") if r.guard not in LOOP.first and r.guard is not retry_tool]
+    rows = [Transition("mend", again, "dispatch_tool", spends="mends"), *(replace(r, source="mend") for r in copied)]
+    mend = replace(LOOP.spec("recover"), name="mend")
+    graph = LOOP.with_counter(Counter("mends", 1)).with_state(mend, rows, entered_by="post_tool.tool_error")
+    other = graph.transition("post_tool.environment_error")
+    return replace(graph, transitions=tuple(replace(r, target="mend") if r is other else r for r in graph))
+
+
 NOT_ONE_BY_ONE: dict[str, Callable[[], Graph]] = {
     "no row leads back": lambda: LOOP.without("post_tool.calls_pending"),
     "another counter bounds the rows that lead back": with_own_budget,
     "a row that leads back spends more": lambda: changed("post_tool.calls_pending", spends=("pending_calls",) * 3),
+    "calls begin without a refill": with_calls_that_begin_without_a_refill,
+    "calls run again without a refill": with_calls_that_run_again_without_a_refill,
     "a counter decides before a row that leads back": with_a_counter_that_decides_first,
     "a row leads past the judgement": lambda: LOOP.with_transition(Transition("dispatch_tool", large, "pre_step")),
     "an approved call is not run next": lambda: changed("suspended.approval_decided", target="post_tool"),
@@ -88,7 +114,7 @@ def test_in_every_preset_parallel_calls_might_run_one_by_one(name: str) -> None:
     assert all(runs_one_by_one(graph) for graph in (PRESETS[name].graph, with_votes(PRESETS[name].graph), shortened))
 
 
-@pytest.mark.parametrize("name", list(NOT_ONE_BY_ONE)[:3])
+@pytest.mark.parametrize("name", list(NOT_ONE_BY_ONE)[:4])
 def test_a_run_makes_no_more_parallel_calls_than_proved(name: str) -> None:
     """By hand: two replies, each with the four calls that one may have."""
     script = [[call("together", text=f"{reply}.{n}") for n in range(4)] for reply in range(2)]
@@ -101,6 +127,30 @@ def test_a_run_makes_no_more_parallel_calls_than_proved(name: str) -> None:
     )
     result = agent.run_sync("go")
     assert sum(message.role == "tool" and not message.is_error for message in result.messages) == 8
+    most = tool_calls(agent)
+    assert most is not None
+    assert most >= 8
+
+
+def test_a_run_makes_no_more_parallel_calls_that_run_again_than_proved() -> None:
+    """By hand: four calls fail, and all of them run again."""
+    ran: list[int] = []
+
+    @tool(parallel=True, idempotent=True, retryable=True)
+    async def fragile(number: int) -> str:
+        """It always fails."""
+        ran.append(number)
+        raise ValueError("broken")
+
+    agent = Agent(
+        ScriptedModel([[call("fragile", number=n) for n in range(4)]]),
+        tools=[fragile],
+        graph=with_calls_that_run_again_without_a_refill(),
+        guardrails=LIMITS.model_copy(update={"max_iterations": 1, "max_steps": 2, "max_tool_retries": 1}),
+        host=Host(monitor="raise"),
+    )
+    agent.run_sync("go")
+    assert len(ran) == 8
     most = tool_calls(agent)
     assert most is not None
     assert most >= 8
