@@ -15,11 +15,12 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from agentfsm.errors import AgentfsmError, ConfigurationError, JournalError, StoreError
+from agentfsm.errors import AgentfsmError, ConfigurationError, JournalError, MissingExtraError, StoreError
 from agentfsm.journal.listing import find_listing
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import SealedRecord, is_kind
 from agentfsm.journal.run_info import RunQuery
+from agentfsm.journal.signals import read_signals
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.keys import OLD_SECRETS_VARIABLE, SECRET_VARIABLE, Keyring
@@ -205,8 +206,15 @@ class RunWatcher:
             return
         if not head.seq:
             await self._waker.bring_forward(Activation(run_id, 0, "").key)
-        elif (served := await self._agent_of(run_id)) is not None:
+        elif not await self._was_refused(head) and (served := await self._agent_of(run_id)) is not None:
             await self._waker.wake(Activation(run_id, head.epoch, served.queue))
+
+    async def _was_refused(self, head: Head) -> bool:
+        """Whether the answer to what a run waits for was refused, so that there is nothing to do until the next one."""
+        with contextlib.suppress(MissingExtraError):
+            signals = await read_signals(self._store.signals, self._agents.keyring, head.run_id)
+            return bool(signals) and all(each.kind == "refusal" and each.to[1] == head.hash for each in signals)
+        return False
 
     async def _agent_of(self, run_id: str) -> ServedAgent | None:
         """The agent that can go on with a run; None if this worker has none."""

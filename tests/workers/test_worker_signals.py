@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from agentfsm import Actor, Agent, Allow, Approval, Host, MemoryStore, Runs, tool
+from agentfsm import Actor, Agent, Allow, Approval, Edit, Host, MemoryStore, Runs, UserInputRequested, tool
 from agentfsm.journal.erasure import ErasureQuery
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Store
@@ -17,8 +17,12 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import advance, hand_over
 from agentfsm.testing import ScriptedModel, call
 from agentfsm.workers import Worker
+from agentfsm.workers.run_watcher import RunWatcher
+from agentfsm.workers.served_agents import ServedAgents
 from agentfsm.workers.submission import submission_queue
 from agentfsm.workers.waker import Activation, Deliver, Waker
+from agentfsm.workers.worker_metrics import WorkerCounts
+from agentfsm.workers.worker_settings import WorkerSettings
 from tests.helpers.stepped_clock import SteppedClock
 
 SECRET = b"the secret of this process, long enough"
@@ -141,6 +145,43 @@ def test_a_run_that_was_cancelled_while_nobody_ran_it_does_nothing_more(monkeypa
         monkeypatch.setattr(scene.store.signals, "pending", from_afar)
         assert await scene.activate(run.run_id, is_timer=False) == "finished"
         assert (scene.acted, await scene.ending(run.run_id)) == ([], "cancelled")
+
+    asyncio.run(scenario())
+
+
+def test_a_run_whose_answer_was_refused_is_not_woken_again_and_again_but_by_the_next_answer() -> None:
+    class NotingWaker(HandWaker):
+        def __init__(self) -> None:
+            super().__init__()
+            self.woken: list[str] = []
+
+        async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
+            self.woken.append(activation.run_id)
+            return True
+
+    async def scenario() -> None:
+        scene, waker = Scene(), NotingWaker()
+        agents = ServedAgents({"clerk": scene.agent("Done.")})
+        watcher: Any = RunWatcher(scene.store, cast("Waker", waker), agents, WorkerSettings(), WorkerCounts())
+
+        async def woken() -> int:
+            waker.woken.clear()
+            listening = scene.store.signals.listen()
+            await watcher._wake_signalled_run(await anext(listening))
+            await listening.aclose()
+            return len(waker.woken)
+
+        run = await scene.agent(call("pay")).run("Pay.", run_id="r")
+        assert isinstance(run.outcome, UserInputRequested)
+        await scene.runs.answer("r", Edit({"unknown": 1}))
+        assert await woken() == 1
+        assert await scene.activate("r", is_timer=False) == "nothing to do"
+        assert (await scene.runs.get("r")).refused
+        assert [await woken(), await woken()] == [0, 0]
+        await scene.runs.answer("r", Allow())
+        assert await woken() == 1
+        await scene.activate("r", is_timer=False)
+        assert scene.acted == ["pay"]
 
     asyncio.run(scenario())
 
