@@ -109,12 +109,12 @@ def _pack(records: Sequence[SealedRecord]) -> JournalRow:
     vouched = VOUCHED_BY_NEXT if last.mac else ""
     bodies: list[str] = []
     values: list[_Value] = []
-    seq = last.seq - len(records)
-    for record in records:
-        seq += 1
-        body = _pack_values(record, values) if record.hidden or '{"#":[' in record.body else record.body
+    for expected, record in enumerate(records, last.seq - len(records) + 1):
+        seq, body, _, hidden, mac = record
+        if hidden or '{"#":[' in body:
+            body = _pack_values(body, hidden, values)
         packed = body.replace(f'"seq":{seq}', _SEQ, 1)
-        if record.seq != seq or (record.mac != vouched and record is not last) or packed == body:
+        if seq != expected or (mac != vouched and record is not last) or packed == body:
             raise _NotPackableError
         bodies.append(packed)
     data = "\n".join(bodies).encode()
@@ -123,21 +123,19 @@ def _pack(records: Sequence[SealedRecord]) -> JournalRow:
         raise _NotPackableError
     compressor = _COMPRESSOR.copy()
     compressed = _FORMAT + compressor.compress(data) + compressor.flush()
-    mac = "" if last.mac == VOUCHED_BY_NEXT else last.mac or None
-    return JournalRow(last.seq, compressed, last.hash, _join_values(values) if values else None, mac)
+    sealed = "" if last.mac == VOUCHED_BY_NEXT else last.mac or None
+    return JournalRow(last.seq, compressed, last.hash, _join_values(values) if values else None, sealed)
 
 
-def _pack_values(record: SealedRecord, values: list[_Value]) -> str:
+def _pack_values(body: str, hidden: str, values: list[_Value]) -> str:
     """A body without the digests of its hidden values, which are added to others of its commit."""
-    body, hidden = record.body, record.hidden
     if hidden[35:37] == '",' and body.count('{"#":[') == 1:  # a single value: it need not be parsed
-        found = _COMMITMENT.search(body)
-        salt, data = bytes.fromhex(hidden[3:35]), hidden[37:-2].encode()
-        as_hidden = hidden.startswith(f'[["{salt.hex()}"') and hidden.endswith("]]")
-        if found is None or found[2] != "0" or sha256(salt + data).hexdigest() != found[3] or not as_hidden:
+        value = _Value(bytes.fromhex(hidden[3:35]), hidden[37:-2].encode())
+        packed = body.replace(f'{{"#":[0,"{value.digest()}"]}}', f'{{"#":[0{_DIGEST}', 1)
+        if packed == body or not (hidden.startswith(f'[["{value.salt.hex()}"') and hidden.endswith("]]")):
             raise _NotPackableError
-        values.append(_Value(salt, data))
-        return f"{body[: found.end(1)]}{_DIGEST}{body[found.end() :]}"
+        values.append(value)
+        return packed
     pairs = parse_hidden(hidden) if hidden else []
     digests = {int(place): digest for _, place, digest in _COMMITMENT.findall(body)}
     added = [_committed(pair, digests.get(place, "")) for place, pair in enumerate(pairs)]
@@ -316,7 +314,7 @@ def replace_hidden(row: JournalRow, seq: int, hidden: str) -> bytes | str | None
     values: list[_Value] = []
     try:
         for record in _unpack(row, row.hash):  # hashes are not looked at
-            _pack_values(record._replace(hidden=hidden) if record.seq == seq else record, values)
+            _pack_values(record.body, hidden if record.seq == seq else record.hidden, values)
     except (_NotPackableError, InvalidRecordError, ValueError, LookupError, zlib.error):
         raise StoreError(
             f"record {seq} cannot be redacted: the store's row cannot be read, or has other values"

@@ -340,6 +340,12 @@ class StoreJournal:
     @property
     def error(self) -> Exception | None:
         """The first error of an append, or None; later errors only follow from it."""
+        if self._appends:
+            self._check_appends()
+        return self._error
+
+    def _check_appends(self) -> None:
+        """Take note of the appends that are done: of their records, or of the first error."""
         while self._appends and self._appends[0][0].done():
             done, records = self._appends.popleft()
             error = None if done.cancelled() else done.exception()
@@ -347,7 +353,6 @@ class StoreJournal:
                 self._error = error
             if self._error is None:
                 self._records += records
-        return self._error
 
     @property
     def epoch(self) -> int:

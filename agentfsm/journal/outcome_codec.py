@@ -14,7 +14,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, is_not
 from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -26,7 +27,7 @@ from agentfsm.loop import outcomes as o
 from agentfsm.loop.canonical_json import MAX_INT, encode
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.human_input import HumanReply, PendingRequest
-from agentfsm.loop.messages import Message, Reply, ToolResult
+from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult
 from agentfsm.loop.state_json import KEPT_FIELDS, TEXT_FIELDS
 from agentfsm.loop.withholding import Withholder
 
@@ -159,13 +160,16 @@ HIDDEN_FIELDS = frozenset(
 _NO_DEFAULT = object()
 _EMPTY_JSON: Mapping[str, tuple[Any, ...]] = {"{}": ({},), "[]": ((), [])}  # by text, the defaults equal to it
 _NO_OVERRIDES: Mapping[str, str] = {}
+_SCALARS = frozenset({type(None), bool, int, float, str})
+
+_FieldWriter = Callable[[Any, Any, CommitmentWriter], str]  # of a value, the object whose field it is, the commitments
 
 
 class _Field(NamedTuple):
     name: str
     key: str  # its name as the key of a JSON object, with the colon
     default: Any
-    is_hidden: bool
+    write: _FieldWriter
 
 
 class _ClassShape(NamedTuple):
@@ -173,12 +177,14 @@ class _ClassShape(NamedTuple):
 
     Attributes:
         fields: Its fields, in the order of canonical JSON.
+        defaults: Their defaults.
         get_values: Returns the values of all fields of an object.
         single: Whether there is only one field; ``get_values`` then returns its value, not a tuple.
         is_failure: Whether it is a ``Failure``; cached because ``isinstance`` with a pydantic class is slow.
     """
 
     fields: tuple[_Field, ...]
+    defaults: tuple[Any, ...]
     get_values: Callable[[Any], Any]
     single: bool
     is_failure: bool
@@ -195,8 +201,8 @@ def _class_shape(kind: type[object]) -> _ClassShape | None:
         return None
     names = sorted(defaults)
     get = attrgetter(*names) if names else _no_values
-    fields = tuple(_Field(name, f'"{name}":', defaults[name], name in HIDDEN_FIELDS) for name in names)
-    return _ClassShape(fields, get, len(fields) == 1, issubclass(kind, Failure))
+    fields = tuple(_Field(name, f'"{name}":', defaults[name], _writer_of_field(name)) for name in names)
+    return _ClassShape(fields, tuple(map(defaults.get, names)), get, len(fields) == 1, issubclass(kind, Failure))
 
 
 def _no_values(value: object) -> tuple[()]:
@@ -207,6 +213,32 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
     if field.default is not dataclasses.MISSING:
         return field.default
     return _NO_DEFAULT if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _writer_of_field(name: str) -> _FieldWriter:
+    """What writes a field with a name: a name is as good as a type here, since it means the same in every class."""
+    if name not in HIDDEN_FIELDS:
+        return _write_open
+    return {"by": _write_name, "arguments": _write_arguments}.get(name, _write_hidden)
+
+
+def _write_open(value: Any, owner: Any, commitments: CommitmentWriter) -> str:
+    return to_json(value, commitments)
+
+
+def _write_name(value: Any, owner: Any, commitments: CommitmentWriter) -> str:
+    return commitments.name_json(value)
+
+
+def _write_arguments(value: Any, owner: Any, commitments: CommitmentWriter) -> str:
+    tool = owner.name if owner.__class__ is ToolCall else getattr(owner, "tool", "")
+    return commitments.arguments_json(tool, value)
+
+
+def _write_hidden(value: Any, owner: Any, commitments: CommitmentWriter) -> str:
+    if value.__class__ not in _SCALARS and isinstance(value, (BaseModel, HumanReply)):
+        return to_json(value, commitments)
+    return commitments.commitment_json(value)
 
 
 def to_json(value: Any, commitments: CommitmentWriter) -> str:
@@ -250,42 +282,29 @@ def fields_to_json(
     shape = shape or _class_shape(value.__class__)
     if shape is None:
         raise TypeError(f"{type(value).__name__} has no fields to write")
+    fields, defaults, get_values, single, is_failure = shape
+    values = (get_values(value),) if single else get_values(value)
     entries: list[str] = []
-    for (name, key, default, hidden), field_value in zip(
-        shape.fields, (shape.get_values(value),) if shape.single else shape.get_values(value), strict=True
-    ):
-        if field_value is default:
-            continue
-        kind = field_value.__class__
+    given = compress(zip(fields, values, strict=True), map(is_not, values, defaults))
+    for (name, key, default, write), field_value in given:
         if name in overrides:
             text = overrides[name]
-        elif kind in _SCALARS and field_value == default:
+        elif field_value.__class__ in _SCALARS and field_value == default:
             continue
-        elif not hidden:
-            text = to_json(field_value, commitments)
-        elif name == "by":
-            text = commitments.name_json(field_value)
-        elif name == "arguments":
-            text = commitments.arguments_json(
-                str(getattr(value, "tool", "") or getattr(value, "name", "")), field_value
-            )
-        elif kind not in _SCALARS and isinstance(field_value, (BaseModel, HumanReply)):
-            text = to_json(field_value, commitments)
         else:
-            text = commitments.commitment_json(field_value)
-        if text and (text not in _EMPTY_JSON or not _is_default_empty(text, default)):
+            text = write(field_value, value, commitments)
+        if len(text) > 2 or (text and not _is_default_empty(text, default)):
             entries.append(key + text)
-    if shape.is_failure and value.suggested_action is value.kind.spec.action:
+    if is_failure and value.suggested_action is value.kind.spec.action:
         entries = [each for each in entries if not each.startswith('"suggested_action":')]
     return f"{{{','.join(entries)}}}"
 
 
-_SCALARS = frozenset({type(None), bool, int, float, str})
-
-
 def _is_default_empty(text: str, default: Any) -> bool:
-    """Whether an empty value is the default."""
-    return default in _EMPTY_JSON[text] or (text == "{}" and dataclasses.is_dataclass(default))
+    """Whether the JSON of a field is that of an empty value, which is its default."""
+    return text in _EMPTY_JSON and (
+        default in _EMPTY_JSON[text] or (text == "{}" and dataclasses.is_dataclass(default))
+    )
 
 
 Data = dict[str, Any]

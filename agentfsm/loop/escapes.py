@@ -37,7 +37,7 @@ def has_escapes(text: str) -> bool:
     """Whether a text may say something in an unusual form."""
     if _has_signs(text) and (_UNUSUAL.search(text) is not None or _WRAPPED_IN_JSON.search(text) is not None):
         return True
-    return _WRAPPED.search(text) is not None
+    return "\n" in text and _WRAPPED.search(text) is not None
 
 
 def _has_signs(text: str) -> bool:

@@ -392,7 +392,10 @@ class Withholder:
 
     def may_occur(self, text: str) -> bool:
         """Whether a JSON text may contain a secret, or what looks like a placeholder."""
-        if any(sign in text for sign in self._signs) or "[se" in text or '"$str"' in text:
+        for sign in self._signs:  # faster than any(), for each text that is written
+            if sign in text:
+                return True
+        if "[se" in text or '"$str"' in text:
             return True
         return has_escapes(text) and bool(self._present_readings(text))
 

@@ -181,8 +181,9 @@ class Recorder:
     def entries(self) -> list[JournalEntry]:
         """With a store, the entries not pushed yet; else all."""
         values, entries, at = self._values, list[JournalEntry](), 0
-        while at < len(values):
-            end = at + _LENGTHS.get(values[at], 3)
+        size, length_of = len(values), _LENGTHS.get
+        while at < size:
+            end = at + length_of(values[at], 3)
             entries.append(tuple(values[at:end]))
             at = end
         return entries

@@ -34,7 +34,7 @@ def waited_in(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         names.add(threading.current_thread().name)
         time.sleep(seconds)
 
-    monkeypatch.setattr(store_file, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(store_file, "time", SimpleNamespace(sleep=sleep, time_ns=time.time_ns))
     return names
 
 

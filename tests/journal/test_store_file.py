@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,15 +150,22 @@ GONE = {
 }
 
 
+LONG_AGO = 1_700_000_000_123_456_789
+"""In nanoseconds: when a folder changed last whose next change will show."""
+
+
+@pytest.mark.parametrize("changed", [None, LONG_AGO], ids=["new folder", "old folder"])
 @pytest.mark.parametrize("level", ["full", "normal"])
 @pytest.mark.parametrize("happening", GONE, ids=lambda f: f.__name__)
-def test_nothing_is_acknowledged_after_the_file_is_gone(tmp_path, happening, level):
+def test_nothing_is_acknowledged_after_the_file_is_gone(tmp_path, happening, level, changed):
     (tmp_path / "in").mkdir()
     path = tmp_path / "in" / "runs.db"
     store = SqliteStore(path, synchronous=level)
 
     async def live() -> None:
         lease = await store.acquire("run", "me", new=True)
+        if changed is not None:
+            os.utime(path.parent, ns=(changed, changed))
         await store.append(lease, RECORDS[:1], "running")
         happening(path)
         for record in RECORDS[1:3]:
@@ -175,6 +183,25 @@ def test_nothing_is_acknowledged_after_the_file_is_gone(tmp_path, happening, lev
         or not path.exists()
         or asyncio.run(SqliteStore(path).records("run"))[:1] == RECORDS[:1]
     )
+
+
+@pytest.mark.parametrize("changed", ["just now", "at a whole second"])
+def test_a_file_is_missed_although_the_clock_of_the_folder_is_too_coarse_to_show_it(tmp_path, changed):
+    path = tmp_path / "runs.db"
+    store = SqliteStore(path)
+    at = LONG_AGO - LONG_AGO % 10**9 if changed == "at a whole second" else time.time_ns() + 10**12
+
+    async def live() -> None:
+        lease = await store.acquire("run", "me", new=True)
+        os.utime(tmp_path, ns=(at, at))
+        await store.append(lease, RECORDS[:1], "running")
+        log_deleted(path)
+        os.utime(tmp_path, ns=(at, at))
+        with pytest.raises(StoreMovedError, match=r"runs\.db-wal was deleted"):
+            await store.append(lease, RECORDS[1:2], "running")
+
+    asyncio.run(live())
+    store.close()
 
 
 def test_a_link_that_leads_elsewhere_is_noticed(tmp_path):

@@ -294,10 +294,10 @@ class SqliteWriter:
 
     def _compact(self, db: sqlite3.Connection) -> None:
         """Rewrite the file without its free pages, if that is asked for."""
+        if not self._compactions:
+            return
         with self._lock:
             waiting, self._compactions = self._compactions, []
-        if not waiting:
-            return
         error: Exception | None = None
         try:
             db.execute("VACUUM")

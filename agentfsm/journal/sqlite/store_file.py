@@ -25,6 +25,10 @@ FileId = tuple[int, int]
 LOCK_ATTEMPTS, ATTEMPTS_ONCE_NAMED, ATTEMPTS_IF_BRIEF, RETRY_DELAY_S = 50, 3, 400, 0.001
 """Attempts to lock a file, attempts if the file names an owner or one for a moment, and seconds between attempts."""
 
+SETTLED_NS = 100_000_000
+"""A folder that has not changed for so many nanoseconds gets another time when it changes again: the clocks of file
+systems tick every few milliseconds. Those that tick once a second show it by times without a fraction."""
+
 BRIEFLY = ", for a moment"
 """What the name of an owner ends with that will release the lock soon: it sends an answer, or redacts a run."""
 
@@ -198,6 +202,8 @@ class StoreFile:
         self._process = os.getpid()
         self._opened: FileId | None = None
         self._beside: list[tuple[Path, FileId | None]] = []  # the lock and the log of the file that is written
+        self._folder = str(self.path.parent) if self.path == self.given else None  # None: a link may lead elsewhere
+        self._checked_folder: tuple[int, int, int] | None = None  # what it was when all was in its place
         _open_files.add(self)
 
     def check_process(self) -> None:
@@ -249,14 +255,20 @@ class StoreFile:
         if to_write:
             log = self.path.with_name(self.path.name + "-wal")
             self._beside = [(self.lock.path, self.lock.file_id()), (log, _file_id(log))]
+            self._checked_folder = None
 
     def check_unmoved(self) -> None:
         """Check that the path still leads to the file that was opened, and to its log and lock.
+
+        As long as nothing in their folder was, it does not look at each of them: this is done after every commit.
 
         Raises:
             StoreMovedError: The file was moved, deleted or replaced.
         """
         if self._opened is None:
+            return
+        folder = None if self._folder is None else _folder_state(self._folder)
+        if folder is not None and folder == self._checked_folder:
             return
         if (found := _file_id(self.given)) != self._opened:
             happened = "moved or deleted" if found is None else "replaced by another file"
@@ -264,6 +276,7 @@ class StoreFile:
         for path, expected in self._beside:
             if (found := _file_id(path)) != expected:
                 raise _moved_error(self.given, path, "deleted" if found is None else "replaced")
+        self._checked_folder = folder if folder is not None and _is_settled(folder[2]) else None
 
     def unwritten(self) -> None:
         """Forget the lock and the log, which this process writes no longer; SQLite may delete the log."""
@@ -271,7 +284,7 @@ class StoreFile:
 
     def closed(self) -> None:
         """Forget which file was opened."""
-        self._opened, self._beside = None, []
+        self._opened, self._beside, self._checked_folder = None, [], None
 
     def inherited(self) -> None:
         """In a forked child: give up the lock's descriptor, so that the child does not keep the parent's lock."""
@@ -286,6 +299,20 @@ def _file_id(path: Path) -> FileId | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _folder_state(folder: str) -> tuple[int, int, int] | None:
+    """Which folder it is, and when a file was last created, deleted or renamed in it, in nanoseconds."""
+    try:
+        status = os.stat(folder)  # noqa: PTH116  # as above
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _is_settled(changed_ns: int) -> bool:
+    """Whether a folder that changed then gets another time when it changes again."""
+    return changed_ns % 1_000_000_000 != 0 and time.time_ns() - changed_ns > SETTLED_NS
 
 
 def _moved_error(store: Path, path: Path, happened: str) -> StoreMovedError:
