@@ -146,7 +146,7 @@ async def _act_on(config: AgentConfig, head: Head, signal: Signal) -> Run[Any, A
     else:
         return None  # it was interrupted on the way to asking for it
     try:
-        return await run.load()
+        return await run.load(lazily=True)
     except (HumanReplyError, SuspensionExpiredError) as error:
         logger.warning("run %s: a reply is refused: %s", signal.run_id, error)
         signals = require_store(config).signals
@@ -161,7 +161,7 @@ async def _act_on(config: AgentConfig, head: Head, signal: Signal) -> Run[Any, A
 
 async def _loaded(run: Run[Any, Any]) -> Run[Any, Any] | None:
     try:
-        await run.load()
+        await run.load(lazily=True)
     except (JournalError, MissingDepsError, MissingModelError, SuspensionApprovalError, ToolsetError) as error:
         logger.warning("%s", error)
     except (SuspensionRecordError, RunError):  # it has ended or been suspended since the list was read

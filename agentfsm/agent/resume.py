@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.agent.pinned_approvals import as_strict_as_pinned
-from agentfsm.agent.resume_checks import check_agent, check_reply
+from agentfsm.agent.resume_checks import check_agent, check_reply, may_read_messages
 from agentfsm.agent.run_options import restore_options
 from agentfsm.errors import (
     BlankHumanReplyError,
@@ -167,8 +167,13 @@ def require_store(config: AgentConfig) -> Store:
     return store
 
 
-async def load_run(config: AgentConfig, run_id: str) -> LoadedRun:
+async def load_run(config: AgentConfig, run_id: str, *, lazily: bool = False) -> LoadedRun:
     """A run from the host's store.
+
+    Args:
+        config: The configuration of its agent.
+        run_id: The run.
+        lazily: Whether its older messages may be read when they are needed.
 
     Raises:
         ConfigurationError: The host has no store.
@@ -179,7 +184,14 @@ async def load_run(config: AgentConfig, run_id: str) -> LoadedRun:
     from agentfsm.journal.migration import Migration
 
     migrations = (*config.migrations, *map(Migration, sorted(config.former_graphs)))
-    return await load_stored_run(require_store(config), run_id, config.machine.graph, config.host.keyring, migrations)
+    return await load_stored_run(
+        require_store(config),
+        run_id,
+        config.machine.graph,
+        config.host.keyring,
+        migrations,
+        lazily=lazily and not may_read_messages(config),
+    )
 
 
 def _with_deps(config: AgentConfig, state: RunState, run_request: RunRequest, deps: Any) -> RunRequest:
@@ -355,8 +367,8 @@ async def load_dismissed(
         if signal is not None:
             from agentfsm.journal.signals import is_about
 
-            records = loaded.resume_point.records
-            if not is_about(signal, lambda seq: records[seq - 1].hash if 0 < seq <= len(records) else None):
+            records, (seq, _) = loaded.resume_point.records, signal.to
+            if not is_about(signal, records[seq - 1].hash if 0 < seq <= len(records) else None):
                 raise StaleHumanReplyError(f"run {record!r} is not the one that was to be cancelled")
             request = replace(request, dismiss_reason=signal.cancel_reason, by=signal.actor, signal_id=signal.id)
             await identify_actor(config, loaded.run, request)  # nobody waits for its error when the run starts
@@ -382,7 +394,7 @@ def _require_calling_run(state: RunState) -> None:
 async def _resume_from_store(
     config: AgentConfig, run_id: str, request: ResumeRequest
 ) -> tuple[AgentConfig, RunState, RunRequest]:
-    loaded = await load_run(config, run_id)
+    loaded = await load_run(config, run_id, lazily=True)
     _require_calling_run(loaded.run)
     graph = str(loaded.pinned["graph"]["fingerprint"])
     config, deps, admitted = await _config_for_run(config, loaded.run, request, graph)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from agentfsm.errors import HumanReplyError, SuspensionGuardrailsError, SuspensionRulesError, SuspensionToolError
 from agentfsm.loop.extension import check_extension
+from agentfsm.loop.history import history_too_long
 from agentfsm.loop.human_input import HumanReply, PendingRequest
 from agentfsm.loop.messages import ToolCall
+from agentfsm.loop.quorum import Approval
 from agentfsm.loop.state import RunState
 from agentfsm.loop.state_json import FORMER_BEHAVIOR
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS
+from agentfsm.machine.declaration import EffectSpec, Exhausted
 from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import shown_arguments
+from agentfsm.runtime.compaction import compact_history, summary_failed
 from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.hooks import DenyCall, HookContext
 from agentfsm.runtime.tool_dispatch import calling_run
 from agentfsm.runtime.tools import Tool, describe_validation_error
 
-__all__ = ["check_agent", "check_reply"]
+__all__ = ["check_agent", "check_reply", "may_read_messages"]
 
 
 _GRANTING_REPLIES = frozenset({"allow", "edit", "did_not_run"})
@@ -150,3 +156,39 @@ def _check_edit(config: AgentConfig, state: RunState, request: PendingRequest, t
             raise HumanReplyError(
                 f"the edited arguments of {tool.name!r} are denied, and the run still waits: {decision.reason}"
             )
+
+
+def may_read_messages(config: AgentConfig) -> bool:
+    """Whether functions of the user's may look at the transcript of a run: then all of it has to be there.
+
+    Args:
+        config: The configuration of the run's agent.
+    """
+    graph = config.machine.graph
+    return (
+        not all(row.guard is None or _is_our_guard(row.guard) for row in graph)
+        or not all(spec.effect is None or _is_ours(spec.effect) for spec in graph.states)
+        or not type(config.policy).__module__.startswith("agentfsm.")
+        or bool(config.hooks or config.toolsets or config.output_validators or config.memory)
+        or any(map(_sees_messages, config.tools.values()))
+    )
+
+
+_GUARDS = BUILT_IN_GUARDS | {history_too_long, summary_failed}
+"""Guards that read no messages but those that the next request needs."""
+
+
+def _is_our_guard(guard: object) -> bool:
+    """Whether a guard is one of the library's."""
+    return guard in _GUARDS or (isinstance(guard, Exhausted) and guard.__module__.startswith("agentfsm."))
+
+
+def _is_ours(effect: object) -> bool:
+    """Whether an effect is one of the library's."""
+    return isinstance(effect, EffectSpec) or (isinstance(effect, partial) and effect.func is compact_history)
+
+
+def _sees_messages(tool: Tool) -> bool:
+    """Whether a tool, or what decides about its calls, may look at the transcript."""
+    decides = not isinstance(tool.requires_approval, bool | Approval)
+    return decides or tool.takes_context or tool.asks or tool.has_secrets or tool.delegate is not None

@@ -106,12 +106,15 @@ class InvalidRecordError(Exception):
 class HashChainVerifier:
     """Verifies the hashes and commitments of one run, record by record.
 
+    Args:
+        after: The hash of the record before the first one.
+
     Attributes:
         hash: The hash of the last verified record, 64 hex digits.
     """
 
-    def __init__(self) -> None:
-        self.hash = GENESIS_HASH
+    def __init__(self, after: str = GENESIS_HASH) -> None:
+        self.hash = after
         self._missing: dict[tuple[int, int], None] = {}  # hidden values that are gone: record and place
         self._redacted: set[tuple[int, int]] = set()
 
@@ -199,11 +202,12 @@ class MacVerifier:
 
     Args:
         keyring: The keys of the host; without them, only where there are MACs is verified, not what they are.
+        last: The MAC of the record before the first one; None if there is none.
     """
 
-    def __init__(self, keyring: Keyring | None) -> None:
+    def __init__(self, keyring: Keyring | None, last: str | None = None) -> None:
         self._keyring = keyring
-        self._last: str | None = None  # that of the last record; None if there is no record yet
+        self._last = last  # that of the last record
         self._without = False  # whether a record that was not adopted has none
         self._unknown_key_id = ""  # of a record that was not adopted
 

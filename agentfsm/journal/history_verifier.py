@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter
 
@@ -29,7 +29,7 @@ from agentfsm.loop.stored_table import StoredTable, read_table
 from agentfsm.machine.declaration import Transition
 from agentfsm.machine.graph import table_fingerprint
 
-__all__ = ["ENDING_EVENTS", "HistoryVerifier", "UnsupportedFormatError"]
+__all__ = ["ENDING_EVENTS", "HistoryVerifier", "KnownHistory", "UnsupportedFormatError"]
 
 
 Data = dict[str, Any]
@@ -69,6 +69,28 @@ def _read_quorum(request: Data) -> Quorum | None:
         return _QUORUM.validate_python(decode(json.dumps(request["quorum"])))
     except (ValueError, ConfigurationError) as error:
         raise InvalidRecordError(f"the rule of its request cannot be read: {error}") from error
+
+
+class KnownHistory(NamedTuple):
+    """What is known of a run at one of its records, at which no effect is in progress.
+
+    Attributes:
+        run_id: The run.
+        graph: The pinned table of the graph that it runs on.
+        state: The state that it is in.
+        epoch: The epoch of the record.
+        request_ref: Sequence number and hash of the record, if the run was suspended with it; else None.
+        waiting_for: The kind of the request that it then waits for.
+        quorum: Its rule and the votes on it; None if it has none, or if they are counted by a sub-agent's run.
+    """
+
+    run_id: str
+    graph: Data
+    state: str
+    epoch: int
+    request_ref: tuple[int, str] | None
+    waiting_for: str
+    quorum: Quorum | None
 
 
 class UnsupportedFormatError(Exception):
@@ -116,6 +138,21 @@ class HistoryVerifier:
         # The rule of the approval that the run waits for, and the votes on it; None if it has none.
         self._quorum: Quorum | None = None
         self.claimed: dict[str, None] = {}
+
+    @classmethod
+    def resumed(cls, known: KnownHistory) -> HistoryVerifier:
+        """A verifier for the records after one at which no effect was in progress.
+
+        Args:
+            known: What is known of the run at that record.
+        """
+        new = cls(known.run_id)
+        new._pin_graph(known.graph)
+        new.state, new._epoch, new.status = known.state, known.epoch, "running"
+        if known.request_ref is not None:
+            new.status, new.waiting_for = "suspended", known.waiting_for
+            new._request_ref, new._quorum = known.request_ref, known.quorum
+        return new
 
     def verify_record(self, body: Data, digest: str) -> None:
         """Verify the next record.

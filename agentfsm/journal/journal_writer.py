@@ -21,17 +21,18 @@ from agentfsm.journal.outcome_codec import CommitmentWriter, OutcomeWriter, to_j
 from agentfsm.journal.records import FORMAT_VERSION, Record, SealedRecord, read_records
 from agentfsm.journal.run_info import RunInfo, called_model, first_info, info_of
 from agentfsm.journal.signal_inbox import SignalInbox
-from agentfsm.journal.store import Lease, Status, Store
+from agentfsm.journal.snapshot import SnapshotMaker
+from agentfsm.journal.store import Lease, SealedSnapshot, Status, Store
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.keys import Keyring, SecretKeys
-from agentfsm.loop.messages import ToolResult
+from agentfsm.loop.messages import Message, ToolResult
 from agentfsm.loop.outcomes import Outcome
 from agentfsm.loop.state import RunDetails, RunState
 from agentfsm.loop.withholding import Withholder
 from agentfsm.machine.engine import Decision
-from agentfsm.runtime.recorder import JournalEntry, Recorder, ResumePoint, RunHeader
+from agentfsm.runtime.recorder import JournalBase, JournalEntry, Recorder, ResumePoint, RunHeader
 
 __all__ = ["RecordWriter", "StoreJournal", "describe_policy", "open_journal", "owner_name", "read_journal"]
 
@@ -84,6 +85,10 @@ class RecordWriter:
             results: By effect id, results that have a record and that no outcome has referenced yet.
         """
         self._outcomes.resume_from(tool, results)
+
+    def add_secrets(self, values: Iterable[Any]) -> None:
+        """Withhold values from now on."""
+        self._commitments.add_secrets(values)
 
     def write(self, entries: Iterable[JournalEntry]) -> list[SealedRecord]:
         """The sealed records of the entries of one commit.
@@ -310,7 +315,9 @@ class StoreJournal:
         lease: The lease of the run.
         writer: Writes the records.
         run: The state of the run, which is what it is listed by.
-        records: The records that the run has already.
+        snapshots: Makes its snapshots.
+        records: The records that the run has already, without those that were not read.
+        base: What its journal goes on from; None for a new run.
         inbox: The signals to the run, or None if nobody may cancel it from elsewhere.
     """
 
@@ -320,7 +327,9 @@ class StoreJournal:
         lease: Lease,
         writer: RecordWriter,
         run: RunState,
+        snapshots: SnapshotMaker,
         records: Sequence[SealedRecord] = (),
+        base: JournalBase | None = None,
         inbox: SignalInbox | None = None,
     ) -> None:
         self._store = store
@@ -331,7 +340,9 @@ class StoreJournal:
         self._listed_at = 0.0
         self._lease: Lease | None = lease
         self._writer = writer
+        self._snapshots = snapshots
         self._records = list(records)
+        self._base = base
         self._appends: deque[tuple[asyncio.Future[None], Sequence[SealedRecord]]] = deque()  # not checked yet, in order
         self._last_append: asyncio.Future[None] | None = None
         self._ended = False
@@ -361,9 +372,37 @@ class StoreJournal:
 
     @property
     def records(self) -> Sequence[SealedRecord]:
-        """The run's records so far that are durable: those from which it was resumed, and those written since."""
+        """The run's records so far that are durable: those from which it was resumed, and those written since.
+
+        Raises:
+            JournalError: Some of them are not read yet.
+        """
         _ = self.error  # checks which appends are done
+        if self._unread:
+            raise JournalError("the earlier records of this run are not read yet: they are when it ends or waits")
         return self._records
+
+    @property
+    def _unread(self) -> int:
+        """How many records, from the first, are not read yet."""
+        return 0 if self._base is None else self._base.unread
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether records before the snapshot from which the run was loaded were not read yet."""
+        return self._unread > 0
+
+    async def read_earlier(self) -> Sequence[Message]:
+        """Read and verify what was not read of the run; see ``JournalSink.read_earlier``."""
+        base = self._base
+        if base is None or base.read is None:
+            return ()
+        earlier = await base.read()
+        if self._unread:
+            self._base = replace(base, unread=0)
+            self._records[:0] = earlier.records
+            self._writer.add_secrets(earlier.secrets)
+        return earlier.messages
 
     @property
     def head(self) -> str:
@@ -375,9 +414,12 @@ class StoreJournal:
         if self._inbox is not None and self._lease is not None:
             await self._inbox.watch(self._lease, self._hash_of, cancel, acted_on)
 
-    def _hash_of(self, seq: int) -> str | None:
-        records = self.records
-        return records[seq - 1].hash if 0 < seq <= len(records) else None
+    async def _hash_of(self, seq: int) -> str | None:
+        if seq <= self._unread:
+            await self.read_earlier()
+        _ = self.error  # checks which appends are done
+        place = seq - self._unread - 1
+        return self._records[place].hash if 0 <= place < len(self._records) else None
 
     def push(self, entries: list[JournalEntry]) -> None:
         """Queue entries for appending, in order, without waiting."""
@@ -394,22 +436,30 @@ class StoreJournal:
         if status != self._listed_status or not 0 <= now - self._listed_at < LISTED_EVERY_S:
             listed = self._list(records, entries[-1], status)
             self._listed_status, self._listed_at = status, now
-        self._last_append = self._append(self._lease, records, status, listed)
+        snapshot = self._snapshots.after(entries, records, "" if self._info is None else self._info.model)
+        self._last_append = self._append(self._lease, records, status, listed, snapshot)
         self._ended = status != "running"  # the append ends the lease, unless it fails
 
     def _list(self, records: Sequence[SealedRecord], last: JournalEntry, status: Status) -> RunInfo:
         """What the run is listed by after some records."""
         if self._info is None:
-            self._info = first_info(self._run.run_id, (*self._records, *records)[0])
+            first = (*self._records, *records)[0] if self._base is None else self._base.first
+            self._info = first_info(self._run.run_id, first)
+            self._info = replace(self._info, model="" if self._base is None else self._base.model)
         if not self._info.model:
             self._info = replace(self._info, model=called_model((*self._records, *records)))
         expires = last[2]["expires"] if last[0] == "run.suspended" else None
         return info_of(self._info, self._run, status, last[1], None if expires is None else expires / 1000)
 
     def _append(
-        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> asyncio.Future[None]:
-        appended = asyncio.ensure_future(self._store.append(lease, records, status, info))
+        appended = asyncio.ensure_future(self._store.append(lease, records, status, info, snapshot))
         self._appends.append((appended, records))
         return appended
 
@@ -479,9 +529,11 @@ async def open_journal(
     writer = RecordWriter(lease.seq, lease.hash, lease.epoch, withholder, keyring.current)
     if resume_point is not None:
         writer.resume_from(resume_point.tool, resume_point.results)
-    records = () if resume_point is None else resume_point.records
     inbox = None if run.parent is not None else SignalInbox(store, run_id, keyring)  # its caller's run is cancelled
-    return StoreJournal(store, lease, writer, run, records, inbox)
+    snapshots = SnapshotMaker(run, keyring.current, withholder, resume_point)
+    if resume_point is None:
+        return StoreJournal(store, lease, writer, run, snapshots, inbox=inbox)
+    return StoreJournal(store, lease, writer, run, snapshots, resume_point.records, resume_point.base, inbox)
 
 
 def read_journal(recorder: Recorder, run_id: str, withholder: Withholder) -> list[Record]:

@@ -103,9 +103,19 @@ async def find_listing(store: Store, run_id: str) -> RunInfo | None:
 async def verify_listed_run(
     store: Store, run_id: str, checkpoint: CheckpointHashes | None = None, keyring: Keyring | None = None
 ) -> VerificationReport:
-    """Verify one run of a store, and what it is listed by; arguments and errors as for ``verify_stored_run``."""
+    """Verify one run of a store, its snapshot, and what it is listed by; else as ``verify_stored_run``."""
+    try:
+        snapshot = await store.snapshot(run_id)  # first: a run in progress may have a newer one than its records
+    except StoreError:  # what is wrong is reported of its records
+        snapshot = None
     report, records, head = await read_and_verify(store, run_id, checkpoint, keyring)
-    return await _verify_listing(store, report, records, head)
+    report = await _verify_listing(store, report, records, head)
+    if snapshot is None or keyring is None or report.code not in (GOOD, OPEN) or report.doubt:
+        return report
+    from agentfsm.journal.snapshot import snapshot_damage  # only for the runs that have one
+
+    reason = await off_loop(lambda rows: snapshot_damage(snapshot, run_id, rows, keyring), records)
+    return VerificationReport(run_id, TAMPERED, len(records), None, reason) if reason else report
 
 
 async def verify_listing(store: Store, report: VerificationReport) -> VerificationReport:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from agentfsm.errors import ConfigurationError, JournalError, RunError, UnknownRunError
+from agentfsm.journal.history_verifier import KnownHistory
 from agentfsm.journal.migration import Migration, migrate
 from agentfsm.journal.records import Redacted, SealedRecord, is_kind, open_record, was_redacted
-from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.rehydrate import RehydratedRun, rehydrate
+from agentfsm.journal.snapshot import Snapshot, open_snapshot, stop_states
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
-from agentfsm.journal.verification import require_authentic, verify
+from agentfsm.journal.verification import require_authentic, verify, verify_after
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.human_input import ReachedLimit
 from agentfsm.loop.keys import Keyring
@@ -22,7 +25,7 @@ from agentfsm.loop.quorum import Quorum
 from agentfsm.loop.state import RunState
 from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import Graph
-from agentfsm.runtime.recorder import ResumePoint
+from agentfsm.runtime.recorder import EarlierPart, JournalBase, ResumePoint
 
 __all__ = [
     "LoadedRun",
@@ -153,7 +156,7 @@ async def is_subagent_run(store: Store, run_id: str) -> bool:
         JournalError: Its first record cannot be read.
         agentfsm.errors.StoreError: The store does not have it, or cannot be read.
     """
-    records = await store.records(run_id)
+    records = await store.records(run_id, limit=1)
     try:
         return bool(records) and "call" in decode(records[0].body).get("parent", ())
     except (ValueError, TypeError, AttributeError) as error:
@@ -181,7 +184,13 @@ class LoadedRun:
 
 
 async def load_stored_run(
-    store: Store, run_id: str, graph: Graph, keyring: Keyring, migrations: Sequence[Migration] = ()
+    store: Store,
+    run_id: str,
+    graph: Graph,
+    keyring: Keyring,
+    migrations: Sequence[Migration] = (),
+    *,
+    lazily: bool = False,
 ) -> LoadedRun:
     """A stored run, verified, rehydrated and, if needed, migrated to a graph. Nothing is written.
 
@@ -191,6 +200,8 @@ async def load_stored_run(
         graph: The graph under which it is to continue.
         keyring: The keys of the host, one of which must have sealed its journal.
         migrations: Which runs of other graphs may continue.
+        lazily: Whether to begin at its newest snapshot, if that can be used: the records before it, and messages in
+            them, are then read and verified when they are needed.
 
     Raises:
         UnknownRunError: There is no such run, or it was interrupted before its first record.
@@ -200,6 +211,8 @@ async def load_stored_run(
         StoreError: The store cannot be read.
         MissingExtraError: It has sealed values, and the package that opens them is not installed.
     """
+    if lazily and (loaded := await _load_from_snapshot(store, run_id, graph, keyring)) is not None:
+        return loaded
     records, head = await consistent_read(store, run_id)
     if not records:
         raise UnknownRunError(f"run {run_id!r} was interrupted before its first record: start it again")
@@ -220,6 +233,23 @@ def _load(
     if rehydrated.finished:
         raise RunError(f"run {run_id!r} has finished; there is nothing to resume")
     migration_details = migrate(records, rehydrated, graph, migrations)
+    base = JournalBase(
+        records[0],
+        stop_states(rehydrated.table),
+        asked=tuple(rehydrated.asked),
+        may_have_snapshots=not migration_details and rehydrated.graph is rehydrated.created["graph"],
+    )
+    return _loaded(rehydrated, opener, records, base, _stepped_at(records), migration_details)
+
+
+def _loaded(
+    rehydrated: RehydratedRun,
+    opener: SecretOpener,
+    records: Sequence[SealedRecord],
+    base: JournalBase,
+    stepped_at: float | None,
+    migration_details: Mapping[str, Any],
+) -> LoadedRun:
     suspension, run = rehydrated.suspension, rehydrated.run
     resume_point = ResumePoint(
         rehydrated.seq,
@@ -235,10 +265,104 @@ def _load(
         secrets=tuple(opener.opened.values()),
         epoch=rehydrated.epoch,
         records=records,
-        stepped_at=_stepped_at(records),
+        base=base,
+        stepped_at=stepped_at,
     )
     suspension_id = None if suspension is None else str(suspension["id"])
     return LoadedRun(run, resume_point, suspension_id, rehydrated.created, tuple(rehydrated.asked))
+
+
+async def _load_from_snapshot(store: Store, run_id: str, graph: Graph, keyring: Keyring) -> LoadedRun | None:
+    """A stored run, from its newest snapshot; None if it has none that can be used, or if anything is wrong with it."""
+    sealed = await store.snapshot(run_id)
+    snapshot = None if sealed is None else open_snapshot(sealed, run_id, keyring)
+    if sealed is None or snapshot is None:
+        return None
+    first, *_ = await store.records(run_id, limit=1)
+    records, head = await consistent_read(store, run_id, snapshot.seq)
+    if head is None or head.status == "finished":
+        return None
+    earlier = _EarlierReader(store, run_id, keyring, (snapshot.seq, str(snapshot.data["hash"])))
+
+    def load(rows: Sequence[SealedRecord]) -> LoadedRun | None:
+        try:
+            return _load_after(snapshot, sealed.mac, first, rows, head, graph, keyring, earlier.read)
+        except JournalError:
+            return None
+
+    return await off_loop(load, records)
+
+
+def _load_after(
+    snapshot: Snapshot,
+    seal: str,
+    first: SealedRecord,
+    records: Sequence[SealedRecord],
+    head: Head,
+    graph: Graph,
+    keyring: Keyring,
+    read: Callable[[], Awaitable[EarlierPart]],
+) -> LoadedRun | None:
+    opener = SecretOpener(keyring)
+    rehydrated = snapshot.restore(first, opener)
+    run = rehydrated.run
+    request = run.pending_request
+    known = KnownHistory(
+        head.run_id,
+        rehydrated.graph,
+        run.state,
+        rehydrated.epoch,
+        rehydrated.request_ref,
+        "" if request is None else str(request.kind),
+        None if request is None or request.asker else request.quorum,
+    )
+    fits = rehydrated.graph["fingerprint"] == graph.fingerprint and not (run.details.history and run.compaction is None)
+    if not fits or not verify_after(known, (rehydrated.seq, rehydrated.hash, seal), records, head, keyring):
+        return None
+    for record in records:
+        rehydrated.add(record)
+    model, asked = str(snapshot.data["model"]), tuple(rehydrated.asked)
+    base = JournalBase(first, stop_states(rehydrated.table), snapshot.seq, read, model, asked)
+    stepped_at = _stepped_at(records) or snapshot.data["ts"] / 1000
+    return _loaded(rehydrated, opener, records, base, stepped_at, {})
+
+
+class _EarlierReader:
+    """Reads the records of a run up to that of its snapshot, once, when somebody needs them.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        keyring: The keys of the host.
+        last: Sequence number and hash of the last of the records.
+    """
+
+    def __init__(self, store: Store, run_id: str, keyring: Keyring, last: tuple[int, str]) -> None:
+        self._store, self._run_id, self._keyring, self._last = store, run_id, keyring, last
+        self._part: EarlierPart | None = None
+        self._reading = asyncio.Lock()
+
+    async def read(self) -> EarlierPart:
+        """The records, verified, and what they say.
+
+        Raises:
+            JournalError: They were tampered with, or cannot be read.
+            StoreError: The store cannot be read.
+        """
+        async with self._reading:
+            if self._part is None:
+                self._part = await off_loop(self._fold, await self._store.records(self._run_id, limit=self._last[0]))
+            return self._part
+
+    def _fold(self, records: Sequence[SealedRecord]) -> EarlierPart:
+        require_authentic(verify(self._run_id, records, keyring=self._keyring), "continued")
+        if (len(records), records[-1].hash) != self._last:
+            raise JournalError(
+                f"run {self._run_id!r} cannot be continued: record {self._last[0]} is not that of its snapshot"
+            )
+        opener = SecretOpener(self._keyring)
+        run = rehydrate(records, opener).run
+        return EarlierPart(records, run.messages, tuple(opener.opened.values()))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.signal_hub import SignalHub
 from agentfsm.journal.signals import SealedSignal
-from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
+from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, head_row, seal_row
 from agentfsm.loop.keys import Keyring
 
 __all__ = ["MemoryMaintenance", "MemoryStore"]
@@ -30,6 +30,7 @@ class _StoredRun:
     lease: ReferenceType[Lease] | None = None
     keyring: Keyring | None = None
     info: RunInfo | None = None
+    snapshot: SealedSnapshot | None = None
 
     def current_info(self) -> RunInfo:
         head = self.current_head()
@@ -220,12 +221,17 @@ class MemoryStore:
         return lease
 
     def append(
-        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> Awaitable[None]:
         """Append records after the last one; see ``Store.append``."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            self._append(lease, records, status, info)
+            self._append(lease, records, status, info, snapshot)
         except StaleLease as error:
             done.set_exception(error)
         else:
@@ -233,7 +239,12 @@ class MemoryStore:
         return done
 
     def _append(
-        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None,
+        snapshot: SealedSnapshot | None,
     ) -> None:
         stored = self._leased_run(lease)
         head = stored.head
@@ -246,6 +257,8 @@ class MemoryStore:
         stored.head = replace(head, seq=last.seq, hash=last.hash, status=status)
         if info is not None:
             stored.info = info
+        if snapshot is not None or status == "finished":
+            stored.snapshot = None if status == "finished" else snapshot
         if status != "running":
             self._end_lease(stored)
 
@@ -259,6 +272,7 @@ class MemoryStore:
         """Replace the hidden values of one record; see ``Store.redact``."""
         stored = self._leased_run(lease)
         self.maintenance.require_not_held(lease.run_id)
+        stored.snapshot = None
         stored.records[seq - 1] = stored.records[seq - 1]._replace(hidden=hidden)
         if listed is not None and stored.info is not None:
             stored.info = replace(
@@ -281,9 +295,14 @@ class MemoryStore:
             stored.current_head() for stored in self._runs.values() if status is None or stored.head.status == status
         ]
 
-    async def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
+    async def records(self, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
         """A run's records, in order, after a sequence number; see ``Store.records``."""
-        return self._stored_run(run_id).records[after:]
+        return self._stored_run(run_id).records[after:][:limit]
+
+    async def snapshot(self, run_id: str) -> SealedSnapshot | None:
+        """A run's snapshot, or None if it has none; see ``Store.snapshot``."""
+        stored = self._runs.get(run_id)
+        return None if stored is None else stored.snapshot
 
     async def find_runs(self, query: RunQuery) -> RunPage:
         """The runs that a query finds, the newest first; see ``Store.find_runs``."""

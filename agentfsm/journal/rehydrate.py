@@ -74,6 +74,42 @@ class RehydratedRun:
         self._reader = OutcomeReader()
         self._asked: dict[int, tuple[str, str]] = {}  # the model calls of a user-defined state's effect, by number
 
+    @classmethod
+    def restored(
+        cls,
+        opener: SecretOpener,
+        created: Data,
+        run: RunState,
+        *,
+        seq: int,
+        digest: str,
+        epoch: int,
+        known: Mapping[str, Any],
+    ) -> RehydratedRun:
+        """A run as it was after a record at which no effect was in progress.
+
+        Args:
+            opener: Opens its secrets.
+            created: The body of its first record.
+            run: Its state.
+            seq: The sequence number of the record.
+            digest: Its hash, 64 hex digits.
+            epoch: The epoch in which it was written.
+            known: ``asked``, ``attempts`` and ``visited``, and the ``id`` and ``expires`` of its ``suspension``.
+        """
+        new = cls(opener)
+        new.seq, new.hash, new.epoch, new.created, new._run = seq, digest, epoch, created, run
+        new.graph = created["graph"]
+        new.table = read_table(new.graph)
+        new.asked = [(asked, of) for asked, of in known["asked"]]
+        new.attempts, new.visited = dict(known["attempts"]), set(known["visited"])
+        new._reader.reply = run.reply
+        suspension, request = known["suspension"], run.pending_request
+        if suspension is not None and request is not None:
+            new.suspension = {**suspension, "waiting": {"kind": request.kind}}
+            new.request_ref = seq, digest
+        return new
+
     @property
     def run(self) -> RunState:
         """The state of the run after the last record.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from agentfsm.errors import AgentfsmError, StoreError
 from agentfsm.journal.signals import SealedSignal, is_about, open_signal
@@ -30,7 +30,7 @@ class SignalInbox:
         self._run_id = run_id
         self._keyring = keyring
         self._cancel: Callable[[str], None]
-        self._hash_of: Callable[[int], str | None]
+        self._hash_of: Callable[[int], Awaitable[str | None]]
         self._acted_on = ""
         self._cancellations: dict[str, SealedSignal] = {}
         self._reading: asyncio.Task[None] | None = None
@@ -43,7 +43,11 @@ class SignalInbox:
         return bool(self._acted_on or self._cancellations or self._reading)
 
     async def watch(
-        self, lease: Lease, hash_of: Callable[[int], str | None], cancel: Callable[[str], None], acted_on: str
+        self,
+        lease: Lease,
+        hash_of: Callable[[int], Awaitable[str | None]],
+        cancel: Callable[[str], None],
+        acted_on: str,
     ) -> None:
         """Act on what has arrived, before anything else happens in the run, and on what arrives from now on.
 
@@ -88,7 +92,7 @@ class SignalInbox:
     async def _act(self) -> None:
         for sealed in await self._store.signals.pending(self._run_id):
             signal = open_signal(sealed, self._keyring)
-            if signal is not None and signal.kind == "cancel" and is_about(signal, self._hash_of):
+            if signal is not None and signal.kind == "cancel" and is_about(signal, await self._hash_of(signal.to[0])):
                 self._cancellations[signal.id] = sealed
                 self._cancel(signal.cancel_reason)
 

@@ -10,7 +10,7 @@ durable. A process that dies between the two leaves a signal that no longer fits
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -277,12 +277,11 @@ async def find_foreign_signals(signals: SignalQueue, keyring: Keyring) -> list[D
     ]
 
 
-def is_about(signal: Signal, hash_of: Callable[[int], str | None]) -> bool:
+def is_about(signal: Signal, digest: str | None) -> bool:
     """Whether the record that a signal names is in the journal of its run.
 
     Args:
         signal: The signal.
-        hash_of: The hash of the record with a sequence number, or None if there is none.
+        digest: The hash of the record that has its sequence number there, or None if there is none.
     """
-    seq, digest = signal.to
-    return not seq or hash_of(seq) == digest
+    return not signal.to[0] or signal.to[1] == digest

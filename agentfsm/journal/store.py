@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as _quote
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Literal, NamedTuple, Protocol, Self, TypeVar
 
 from agentfsm.journal.maintenance import StoreMaintenance
 from agentfsm.journal.records import SealedRecord
@@ -19,7 +19,7 @@ from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.signals import SignalQueue
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
-__all__ = ["Head", "Lease", "Status", "Store", "consistent_read", "head_row", "off_loop", "seal_row"]
+__all__ = ["Head", "Lease", "SealedSnapshot", "Status", "Store", "consistent_read", "head_row", "off_loop", "seal_row"]
 
 
 Status = Literal["running", "suspended", "finished"]
@@ -48,6 +48,18 @@ class Head:
     status: Status
     row: str = ""
     mac: str = ""
+
+
+class SealedSnapshot(NamedTuple):
+    """What a run knew after one of its records, as a store keeps it: the journal says the same, and takes longer.
+
+    Attributes:
+        content: The snapshot (``agentfsm.journal.snapshot``).
+        mac: Who wrote it: a key id and a MAC of the content, 40 hex digits.
+    """
+
+    content: str
+    mac: str
 
 
 def head_row(number: int, run_id: str, epoch: int, owner: str | None, seq: int, digest: str, status: str) -> str:
@@ -133,7 +145,12 @@ class Store(Protocol):
         ...
 
     def append(
-        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> Awaitable[None]:
         """Append records after the last one. They are queued, in order, when this is called.
 
@@ -142,6 +159,8 @@ class Store(Protocol):
             records: The records.
             status: The status of the run after them. A finished run stays finished.
             info: What it is listed by from now on, written together with the records; None to leave that as it is.
+            snapshot: Takes the place of the run's snapshot, together with the records; None to leave that as it is.
+                A finished run has none.
 
         Raises:
             StaleLease: Another owner has acquired the run, or the records do not follow its last one.
@@ -155,7 +174,7 @@ class Store(Protocol):
         ...
 
     async def redact(self, lease: Lease, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
-        """Replace the hidden values of one record.
+        """Replace the hidden values of one record, and delete the run's snapshot, which may have them.
 
         Args:
             lease: The run's lease.
@@ -186,11 +205,19 @@ class Store(Protocol):
         """
         ...
 
-    async def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
-        """A run's records, in order, after a sequence number.
+    async def records(self, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
+        """A run's records, in order, after a sequence number: all of them, or at most so many.
 
         Raises:
             UnknownRunError: There is no such run.
+            StoreError: The store cannot be read.
+        """
+        ...
+
+    async def snapshot(self, run_id: str) -> SealedSnapshot | None:
+        """A run's snapshot, or None if it has none or does not exist.
+
+        Raises:
             StoreError: The store cannot be read.
         """
         ...
@@ -240,8 +267,8 @@ async def off_loop(compute: Callable[[Sequence[SealedRecord]], Computed], record
     return await asyncio.to_thread(compute, records)
 
 
-async def consistent_read(store: Store, run_id: str) -> tuple[list[SealedRecord], Head | None]:
-    """A run's records and its head, as they were at one moment.
+async def consistent_read(store: Store, run_id: str, after: int = 0) -> tuple[list[SealedRecord], Head | None]:
+    """A run's records after a sequence number, and its head, as they were at one moment.
 
     A store returns them in two reads, and a run that continues between them would look tampered with. If the records do
     not end with that of the head, they are read again, up to ``READ_ATTEMPTS`` times; for a run that never pauses, the
@@ -252,12 +279,12 @@ async def consistent_read(store: Store, run_id: str) -> tuple[list[SealedRecord]
         StoreError: The store cannot be read.
     """
     before = await store.head(run_id)
-    records = await store.records(run_id)
+    records = await store.records(run_id, after)
     for _ in range(READ_ATTEMPTS):
         if before is not None and records and (before.seq, before.hash) == (records[-1].seq, records[-1].hash):
             return records, before
-        after = await store.head(run_id)
-        if before is None or after is None or (before.seq, before.hash) == (after.seq, after.hash):
-            return records, after
-        before, records = after, await store.records(run_id)
-    return records[: before.seq] if before is not None else records, before
+        now = await store.head(run_id)
+        if before is None or now is None or (before.seq, before.hash) == (now.seq, now.hash):
+            return records, now
+        before, records = now, await store.records(run_id, after)
+    return records[: before.seq - after] if before is not None else records, before

@@ -19,7 +19,7 @@ from agentfsm.journal.maintenance import Damage, Fact, Hold, StoreMaintenance, T
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, first_info
 from agentfsm.journal.signals import SealedSignal, SignalQueue
-from agentfsm.journal.store import Head, Lease, Status, Store
+from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, Store
 from agentfsm.loop.keys import Keyring
 
 __all__ = ["TenantStore", "tenant_tag"]
@@ -84,11 +84,12 @@ class TenantStore:
             return False
         if not head.seq:  # it has no record yet: a worker is to start it
             listed = await find_listing(self._store, run_id)
-            return listed is not None and self._is_own(listed.tags)
+            return listed is not None and not set(self._tags).isdisjoint(listed.tags)
         try:
-            own = self._is_own(first_info(run_id, (await self._store.records(run_id))[0]).tags)
+            tags = first_info(run_id, (await self._store.records(run_id, limit=1))[0]).tags
         except (JournalError, IndexError):  # nobody can say whose it is
             return False
+        own = not set(self._tags).isdisjoint(tags)
         if own:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
@@ -100,9 +101,6 @@ class TenantStore:
         other = TenantStore(store, ())
         other._tags, other._known, other.purged = self._tags, self._known, self.purged
         return other
-
-    def _is_own(self, tags: Iterable[str]) -> bool:
-        return not set(self._tags).isdisjoint(tags)
 
     async def require(self, run_id: str) -> None:
         """Check that a run is one of a tenant's.
@@ -126,10 +124,15 @@ class TenantStore:
         return await self._store.acquire(run_id, owner, new=new, keyring=keyring)
 
     def append(
-        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> Awaitable[None]:
         """Append records; see ``Store.append``."""
-        return self._store.append(lease, records, status, info)
+        return self._store.append(lease, records, status, info, snapshot)
 
     async def release(self, lease: Lease) -> None:
         """Release a lease; see ``Store.release``."""
@@ -147,10 +150,14 @@ class TenantStore:
         """The heads of the tenants' runs; see ``Store.heads``."""
         return [head for head in await self._store.heads(status) if await self.has(head.run_id)]
 
-    async def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
+    async def records(self, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
         """A run's records; see ``Store.records``."""
         await self.require(run_id)
-        return await self._store.records(run_id, after)
+        return await self._store.records(run_id, after, limit)
+
+    async def snapshot(self, run_id: str) -> SealedSnapshot | None:
+        """A run's snapshot; see ``Store.snapshot``."""
+        return await self._store.snapshot(run_id) if await self.has(run_id) else None
 
     async def find_runs(self, query: RunQuery) -> RunPage:
         """The runs that a query finds; see ``Store.find_runs``."""

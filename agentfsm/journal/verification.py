@@ -19,7 +19,7 @@ from datetime import datetime
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import HashChainVerifier, InvalidRecordError, MacVerifier
-from agentfsm.journal.history_verifier import HistoryVerifier, UnsupportedFormatError
+from agentfsm.journal.history_verifier import HistoryVerifier, KnownHistory, UnsupportedFormatError
 from agentfsm.journal.records import SealedRecord, is_kind, read_line
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
@@ -35,6 +35,7 @@ __all__ = [
     "require_authentic",
     "unchecked_lines",
     "verify",
+    "verify_after",
     "verify_export",
     "verify_stored_run",
     "with_doubt",
@@ -115,6 +116,38 @@ def verify(
     doubt = "" if keyring is None else macs.doubt()
     code, claimed = OPEN if unfinished else GOOD, tuple(history.claimed)
     return VerificationReport(run_id, code, len(records), open=unfinished, doubt=doubt, claimed=claimed)
+
+
+_KINDS_THAT_LOOK_BACK = frozenset({"run.migrated", "run.adopted", "redaction", "checkpoint"})
+"""Kinds of records that are verified against earlier ones, of whatever kind."""
+
+
+def verify_after(
+    known: KnownHistory, last: tuple[int, str, str], records: Sequence[SealedRecord], head: Head, keyring: Keyring
+) -> bool:
+    """Whether the records of a run after one of which all is known are good, and a host with a secret wrote them.
+
+    Args:
+        known: What is known of the run at that record.
+        last: Its sequence number, its hash, and the seal of who says so.
+        records: The records after it; there may be none.
+        head: The head of the run.
+        keyring: The keys of the host.
+    """
+    seq, digest, seal = last
+    chain, macs, history = HashChainVerifier(digest), MacVerifier(keyring, seal), HistoryVerifier.resumed(known)
+    try:
+        for number, record in enumerate(records, seq + 1):
+            body = chain.verify_record(record, number)
+            if body["kind"] in _KINDS_THAT_LOOK_BACK:
+                return False
+            macs.verify_record(record, body["kind"])
+            history.verify_record(body, record.hash)
+        history.finish(head)
+        macs.verify_head(head)
+    except (InvalidRecordError, UnsupportedFormatError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+    return not macs.doubt() and (head.seq, head.hash) == (seq + len(records), chain.hash)
 
 
 def with_doubt(report: VerificationReport) -> VerificationReport:

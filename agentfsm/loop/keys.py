@@ -37,6 +37,8 @@ class KeyPurpose(StrEnum):
     """Authenticates the records of a journal."""
     run = "run in a store"
     """Authenticates what a store keeps about a run beside its records."""
+    snapshot = "snapshot of a run"
+    """Authenticates what a run knew after one of its records, as a store keeps it."""
     tombstone = "purged run"
     """Authenticates what remains of a run that was purged."""
     hold = "hold of a run"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, islice
-from typing import Any, cast, overload
+from typing import Any, Final, NoReturn, cast, overload
 
 from agentfsm.loop.canonical_json import call_signature
 from agentfsm.loop.failures import Failure
@@ -30,6 +30,7 @@ __all__ = [
     "MEDIA_TYPES",
     "NO_USAGE",
     "PDF",
+    "UNREAD",
     "Compaction",
     "File",
     "FinishReason",
@@ -360,6 +361,17 @@ class Message:
     def assistant(cls, content: str = "", tool_calls: tuple[ToolCall, ...] = ()) -> Message:
         """An assistant message."""
         return cls(Role.ASSISTANT, content, tuple(tool_calls))
+
+
+class _Unread:
+    """Stands for a message of a stored run that was not read yet: nobody may take it for one."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError("the older messages of this run are not read yet: they are when it ends or waits")
+
+
+UNREAD: Final[Any] = _Unread()
+"""In the transcript of a run that was loaded from a snapshot, each message that was not read yet."""
 
 
 @read_only

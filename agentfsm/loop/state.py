@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter, itemgetter
 from typing import Any, NoReturn, Self, TypeVar, dataclass_transform
@@ -168,10 +168,12 @@ class _HiddenSlots:
 
     Attributes:
         change_attempts: What user code has tried to change, and who; the run ends as aborted if there is anything.
+        unread: How many messages, from the first, may be ``UNREAD``: the run was loaded from a snapshot.
     """
 
-    __slots__ = ("_values", "batch_snapshot", "change_attempts")
+    __slots__ = ("_values", "batch_snapshot", "change_attempts", "unread")
     change_attempts: list[str]
+    unread: int
     batch_snapshot: weakref.ref[_BatchSnapshot] | None
     _values: tuple[Any, ...]
 
@@ -179,10 +181,12 @@ class _HiddenSlots:
         new = object.__new__(cls)
         _set_attempts(new, [])
         _set_batch_snapshot(new, None)
+        _set_unread(new, 0)
         return new
 
 
 _set_attempts: Callable[[_HiddenSlots, list[str]], None] = _HiddenSlots.__dict__["change_attempts"].__set__
+_set_unread: Callable[[_HiddenSlots, int], None] = _HiddenSlots.__dict__["unread"].__set__
 _set_values: Callable[[_HiddenSlots, tuple[Any, ...]], None] = _HiddenSlots.__dict__["_values"].__set__
 _set_batch_snapshot: Callable[[_HiddenSlots, weakref.ref[_BatchSnapshot] | None], None] = _HiddenSlots.__dict__[
     "batch_snapshot"
@@ -337,6 +341,25 @@ class RunState(_HiddenSlots):
     def continues(self) -> int:
         """How many times a person has extended a spent budget."""
         return self.counters.get("continues", 0)
+
+    def fill_in(self, messages: Sequence[Message]) -> None:
+        """Put the messages that were not read yet in their places.
+
+        Args:
+            messages: The transcript as it was when the run was loaded.
+        """
+        self.messages[: self.unread] = messages[: self.unread]
+        _set_unread(self, 0)
+
+    def set_messages(self, messages: list[Message], unread: int = 0) -> None:
+        """Give the run another transcript.
+
+        Args:
+            messages: Its messages.
+            unread: How many of them, from the first, may be ``UNREAD``.
+        """
+        self.messages = messages
+        _set_unread(self, unread)
 
     def view(self) -> RunView:
         """What user code may see of the run as it is now."""
@@ -557,6 +580,7 @@ def _make_view(run: RunState) -> RunView:
     view = _new(RunView)
     _set_values(view, tuple(values))
     _set_attempts(view, run.change_attempts)
+    _set_unread(view, run.unread)
     return view
 
 
@@ -578,7 +602,7 @@ def withhold_secrets_of(run: RunState, withholder: Withholder) -> None:
         run: The run.
         withholder: What withholds it from now on.
     """
-    calls = [call for message in run.messages for call in message.tool_calls]
+    calls = [call for message in run.messages[run.unread :] for call in message.tool_calls]
     for call in (*calls, *(each.call for each in run.batch)):
         withholder.add_arguments(call.name, call.arguments)
     if run.pending_request is not None:

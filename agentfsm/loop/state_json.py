@@ -19,6 +19,7 @@ __all__ = [
     "KEPT_FIELDS",
     "TEXT_FIELDS",
     "dump_state",
+    "exact_state_json",
     "load_state",
 ]
 
@@ -93,13 +94,34 @@ def _state_adapter() -> TypeAdapter[RunState]:
 
 
 def dump_state(run: RunState) -> dict[str, Any]:
-    """A run's state as JSON data. Lone surrogates become ``?``; NaN and the infinities become null."""
+    """A run's state as JSON data. Lone surrogates become ``?``; NaN and the infinities become null.
+
+    Raises:
+        RuntimeError: Messages of the run are not read yet.
+    """
+    if run.unread:
+        raise RuntimeError("the older messages of this run are not read yet")
     try:
         data: dict[str, Any] = _state_adapter().dump_python(run, mode="json")
         canonical_json(data).encode()
     except ValueError:  # NaN, an infinity or a lone surrogate: JSON cannot represent them
         loose = json.dumps(_state_adapter().dump_python(run), ensure_ascii=False, default=_to_jsonable)
         data = json.loads(loose.encode("utf-8", "replace"), parse_constant=lambda _: None)
+    return _with_stored_names(data)
+
+
+def exact_state_json(run: RunState) -> str:
+    """What ``dump_state`` returns, as JSON text, if that says all of the run.
+
+    Raises:
+        ValueError: JSON cannot represent a value of it.
+    """
+    text = canonical_json(_with_stored_names(_state_adapter().dump_python(run, mode="json")))
+    text.encode()
+    return text
+
+
+def _with_stored_names(data: dict[str, Any]) -> dict[str, Any]:
     return {_STORED_NAMES.get(name, name): value for name, value in data.items()}
 
 

@@ -323,12 +323,16 @@ class Withholder:
         keys: The keys of the host, under which secrets are sealed.
         values: Secrets that are known in advance.
         paths: The secret arguments of tools.
+
+    Attributes:
+        placeholders: Those that it has made, in order.
     """
 
     def __init__(self, keys: SecretKeys, values: Iterable[str] = (), paths: SecretPaths | None = None) -> None:
         self._keys = keys
         self._paths = paths or {}
         self._mask: str | None = None
+        self.placeholders: dict[str, None] = {}
         self._numbers: set[str] = set()
         self._forms: dict[str, None] = {}
         self._signs: list[str] = []  # how they look in JSON
@@ -341,7 +345,7 @@ class Withholder:
         """Another one that knows the same."""
         made = copy.copy(self)
         made._numbers, made._forms, made._signs = self._numbers.copy(), self._forms.copy(), self._signs.copy()
-        made._readings = self._readings.copy()
+        made._readings, made.placeholders = self._readings.copy(), self.placeholders.copy()
         return made
 
     def with_mask(self, mask: str) -> Withholder:
@@ -496,7 +500,8 @@ class Withholder:
         sealed = seal_value(self._keys, value)
         if sealed is None:
             digest = self._keys.seal(KeyPurpose.withholding, encode(value).encode()).removeprefix(self._keys.key_id)
-            return f"[secret {digest}]"
+            sealed = f"[secret {digest}]"
+        self.placeholders[sealed] = None
         return sealed
 
     def _withhold(self, value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +15,7 @@ from agentfsm.loop.events import Ending, Event, RunWarning, SubagentEvent
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.human_input import SuspendedSubRun
-from agentfsm.loop.messages import ToolCall, ToolResult
+from agentfsm.loop.messages import Message, ToolCall, ToolResult
 from agentfsm.loop.model import Model, ToolSpec
 from agentfsm.loop.outcomes import Charge
 from agentfsm.loop.recovery_policy import RecoveryPolicy
@@ -36,7 +36,16 @@ if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
 
-__all__ = ["NO_STATES", "AgentConfig", "Context", "Effect", "LongWait", "Monitor"]
+__all__ = [
+    "NO_STATES",
+    "AgentConfig",
+    "Context",
+    "Effect",
+    "LongWait",
+    "Monitor",
+    "fill_in",
+    "read_earlier_messages",
+]
 
 
 YIELD_AFTER_S = 0.005
@@ -239,7 +248,7 @@ class Context:
         self.take_charge: Callable[[], Charge] | None = None
         self.may_lack_values = False
         self.visited_before_resume = NO_STATES
-        self.call_ids = {c.id for m in run.messages for c in m.tool_calls}
+        self.call_ids = {c.id for m in run.messages[run.unread :] for c in m.tool_calls}
         self.model_cache: dict[object, object] = {}
         self.seen: RunView | None = None
         self.timeout = Timeout(run.guardrails.cancel_grace_s)
@@ -409,3 +418,31 @@ class Context:
         if not isinstance(event, (RunWarning, Ending)):  # after the event, but never after the last one
             for text in failures:
                 self.emit(RunWarning, text=text)
+
+
+async def read_earlier_messages(context: Context) -> None:
+    """Read what was not read of a run when it was loaded.
+
+    Args:
+        context: The run.
+
+    Raises:
+        JournalError: It was tampered with, or cannot be read.
+        StoreError: The store cannot be read.
+    """
+    sink = context.recorder.sink
+    if sink is not None and sink.has_unread:
+        fill_in(context, await sink.read_earlier())
+
+
+def fill_in(context: Context, messages: Sequence[Message]) -> None:
+    """Put the messages of a run that were not read yet in their places.
+
+    Args:
+        context: The run.
+        messages: The transcript as it was when the run was loaded, or the beginning of it.
+    """
+    run = context.run
+    if run.unread:
+        run.fill_in(messages)
+        context.call_ids.update(call.id for message in run.messages for call in message.tool_calls)

@@ -56,7 +56,16 @@ from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import HookAbortError, run_hooks
-from agentfsm.runtime.context import NO_STATES, AgentConfig, Context, Effect, LongWait, Monitor
+from agentfsm.runtime.context import (
+    NO_STATES,
+    AgentConfig,
+    Context,
+    Effect,
+    LongWait,
+    Monitor,
+    fill_in,
+    read_earlier_messages,
+)
 from agentfsm.runtime.preparation import add_instructions, add_tools, make_deps
 from agentfsm.runtime.recorder import JournalSink, ResumePoint, RunHeader
 from agentfsm.runtime.result import ending_event, run_final_hooks, shielded, suspend, typed_output
@@ -498,6 +507,18 @@ class Driver:
         self._started = True
         self.context.charged_at = self._now()
 
+    async def read_earlier_messages(self) -> None:
+        """Read what was not read of the run when it was loaded.
+
+        Raises:
+            JournalError: It was tampered with, or cannot be read.
+            StoreError: The store cannot be read.
+        """
+        if self._started:
+            await read_earlier_messages(self.context)
+        elif (point := self._request.resume_point) is not None and point.base is not None and point.base.read:
+            fill_in(self.context, (await point.base.read()).messages)
+
     # -- the effect -----------------------------------------------------------------------------------
 
     def _choose_effect(self, state: str) -> Effect:
@@ -640,7 +661,12 @@ class Driver:
     async def _finish(self) -> None:
         run = self._run
         final = self._states[run.state].final
+        sink = self.context.recorder.sink
+        unread = sink is not None and sink.has_unread
+        cut_off = await shielded(read_earlier_messages(self.context)) if unread else None
         try:
+            if cut_off is not None:
+                raise cut_off
             if self.cancel_reason is None:  # whoever cancelled the run does not wait for it
                 await _compare_bounds(self._monitor, self.context)
             await run_final_hooks(self.context, final)

@@ -31,7 +31,7 @@ from agentfsm.loop.outcomes import ModelCallFailed, ModelCallSucceeded, Outcome,
 from agentfsm.loop.prompts import render_messages
 from agentfsm.loop.read_only import MAX_NESTING, FrozenDict, plain_value
 from agentfsm.loop.recovery_policy import TIME_UP
-from agentfsm.runtime.context import Context
+from agentfsm.runtime.context import Context, read_earlier_messages
 from agentfsm.runtime.stream_pieces import PieceSender
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 
@@ -60,6 +60,8 @@ async def call_model(context: Context) -> Outcome:
     elif left is not None and left < limit:
         limit = max(left, 0.0)
     budget = CallBudget(None if allowed is None else allowed - made)
+    if run.unread and (run.compaction is None or run.elided):  # the request has messages that are not read yet
+        await read_earlier_messages(context)
     request = new_model_request(
         render_messages(run),
         config.tool_specs,
@@ -96,6 +98,8 @@ async def reply_or_failure(
 
     Raises:
         asyncio.CancelledError: The run is being cancelled.
+        JournalError: Messages of the run that were not read yet were tampered with, or cannot be read.
+        StoreError: The store that has them cannot be read.
     """
     try:
         if has_admission(model):
@@ -111,7 +115,7 @@ async def reply_or_failure(
             context.warn(f"{model.name}: {repair}")
         if request.max_output_tokens is not None:
             reply = _mark_truncated(reply, request.max_output_tokens)
-        return _normalize_reply(reply, call_ids)
+        has_calls = bool(reply.message.tool_calls)
     except TimeoutError as error:
         if isinstance(error, TimeLimitError) and _time_is_up(context):
             return _time_up_failure(f"{model.name}: the run's time was up before it replied")
@@ -129,6 +133,12 @@ async def reply_or_failure(
         return _model_failure(FailureKind.provider_error, f"{model.name}: {describe_exception(error)}")
     finally:
         context.model_requests += request.budget.made - 1  # the first was counted when it began
+    if has_calls and context.run.unread:  # their ids must be unique in the transcript
+        await read_earlier_messages(context)
+    try:
+        return _normalize_reply(reply, call_ids)
+    except Exception as error:
+        return _model_failure(FailureKind.provider_error, f"{model.name}: {describe_exception(error)}")
 
 
 def _warn_if_unpriced(context: Context, model: Model, reply: Reply) -> None:

@@ -6,9 +6,9 @@ Without a store nothing here awaits, encodes or hashes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
@@ -24,7 +24,7 @@ from agentfsm.runtime.tools import Tool
 if TYPE_CHECKING:
     from agentfsm.journal.records import SealedRecord
 
-__all__ = ["JournalEntry", "JournalSink", "Recorder", "ResumePoint", "RunHeader"]
+__all__ = ["EarlierPart", "JournalBase", "JournalEntry", "JournalSink", "Recorder", "ResumePoint", "RunHeader"]
 
 JournalEntry = tuple[Any, ...]
 """``(kind, seconds since the epoch, ...)``; what follows depends on the kind."""
@@ -69,6 +69,43 @@ class RunHeader:
     details: RunDetails = NO_DETAILS
 
 
+class EarlierPart(NamedTuple):
+    """What was not read of a run that was loaded from a snapshot.
+
+    Attributes:
+        records: Its records, up to and with that of the snapshot.
+        messages: Its messages at that record.
+        secrets: The values that the records withhold.
+    """
+
+    records: Sequence[SealedRecord]
+    messages: Sequence[Message]
+    secrets: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalBase:
+    """What the process that continues a stored run has to know about its journal, beside its state.
+
+    Attributes:
+        first: The first record.
+        stops: The states in which it waits or ends.
+        unread: How many records, from the first, were not read.
+        read: Reads and verifies them; None if none are missing.
+        model: The name of the first model that it called, or an empty string if that is to be looked for.
+        asked: Sequence number and hash of each record with the request that it waits for.
+        may_have_snapshots: Whether its pinned graph is that of its first record, and it is no sub-agent's run.
+    """
+
+    first: SealedRecord
+    stops: frozenset[str]
+    unread: int = 0
+    read: Callable[[], Awaitable[EarlierPart]] | None = None
+    model: str = ""
+    asked: tuple[tuple[int, str], ...] = ()
+    may_have_snapshots: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
     """The position in the journal from which a stored run is resumed.
@@ -86,7 +123,8 @@ class ResumePoint:
         migration_details: For a run that changes graphs, the content of its migration record; else empty.
         secrets: The values that its records withhold.
         epoch: The epoch in which its last record was written.
-        records: Its records.
+        records: Its records, without those that were not read: ``base.unread`` tells how many.
+        base: What its journal goes on from; None for a run that is not in a store.
         stepped_at: When it took its last step, in seconds since the epoch; None if its records do not say.
     """
 
@@ -103,6 +141,7 @@ class ResumePoint:
     secrets: tuple[Any, ...] = field(default=(), repr=False)
     epoch: int = 0
     records: Sequence[SealedRecord] = field(default=(), repr=False)
+    base: JournalBase | None = field(default=None, repr=False)
     stepped_at: float | None = None
 
 
@@ -122,6 +161,23 @@ class JournalSink(Protocol):
     @property
     def records(self) -> Sequence[SealedRecord]:
         """The run's records so far that are durable: those from which it was resumed, and those written since."""
+        ...
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the run was loaded from a snapshot, and records before that were not read yet."""
+        ...
+
+    async def read_earlier(self) -> Sequence[Message]:
+        """Read and verify what was not read of the run when it was loaded.
+
+        Returns:
+            Its messages at the snapshot.
+
+        Raises:
+            agentfsm.errors.JournalError: It was tampered with, or cannot be read.
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
         ...
 
     @property

@@ -175,8 +175,11 @@ class Run(Generic[Deps, Output]):
         if self._driver is not driver:  # it was loaded at this very moment, in another thread
             self._driver.cancel(reason)
 
-    async def load(self) -> Self:
+    async def load(self, *, lazily: bool = False) -> Self:
         """Read a run that is to go on from a store, and check that it can, without starting it; awaiting it does both.
+
+        Args:
+            lazily: Whether older messages of a long run may stay unread until they are needed, as when it is awaited.
 
         Returns:
             The run itself; its ``state`` and ``run_state`` are those that it goes on from.
@@ -199,6 +202,8 @@ class Run(Generic[Deps, Output]):
             self._exclusive.run_id = run_state.run_id
             if unloaded.cancel_reason is not None:
                 self._driver.cancel(unloaded.cancel_reason)
+        if not lazily:
+            await self._driver.read_earlier_messages()
         return self
 
     def cancel_call(self, call_id: str, reason: str = "by the user") -> bool:
@@ -246,6 +251,7 @@ class Run(Generic[Deps, Output]):
             agentfsm.errors.StoreError: The journal cannot be written; the run must not continue.
         """
         taken = await _advance(self, _run_step)
+        await self._driver.read_earlier_messages()
         self._consumer.since = self._config.host.clock.monotonic()
         return taken
 
@@ -445,7 +451,7 @@ async def _load_and_advance(
     run: Run[Any, Any], advance: Callable[[Driver], Coroutine[Any, Any, _T]], requests: CancelRequests
 ) -> _T:
     """Advance a run in this task, after loading it and waiting for what iterating it has begun."""
-    await run.load()
+    await run.load(lazily=True)
     driver, step = run._driver, run._step  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
     run._consumer.exclude_time(driver, step)  # pyright: ignore[reportPrivateUsage]
     if step is not None:

@@ -34,7 +34,7 @@ from agentfsm.errors import (
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo
-from agentfsm.journal.store import Lease, Status, consistent_read
+from agentfsm.journal.store import Lease, SealedSnapshot, Status, consistent_read
 from agentfsm.loop.events import RunCompleted, ToolFinished, ToolProgress, ToolStarted, UserInputRequested
 from agentfsm.loop.messages import Image, Message, Reply, Role, ToolCall, Usage
 from agentfsm.loop.quorum import Actor, Approval
@@ -751,13 +751,18 @@ class _FullStore(MemoryStore):
         self.room = room
 
     def append(
-        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> Awaitable[None]:
         """Append records while there is room."""
         self.room -= len(records)
         if self.room < 0:
             raise StoreFullError("there is no room")
-        return super().append(lease, records, status, info)
+        return super().append(lease, records, status, info, snapshot)
 
 
 async def nothing_runs_without_a_record(graph: Graph) -> None:

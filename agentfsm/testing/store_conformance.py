@@ -24,7 +24,7 @@ from agentfsm.journal.maintenance import Hold, Tombstone, seal_tombstone
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, WaitingFor
 from agentfsm.journal.signals import SealedSignal
-from agentfsm.journal.store import Head, Store, seal_row
+from agentfsm.journal.store import Head, SealedSnapshot, Store, seal_row
 from agentfsm.loop.keys import Keyring
 
 __all__ = ["CHECKS", "OpenStore", "StoreCheck", "sealed_records"]
@@ -231,6 +231,48 @@ async def redacts_hidden_values(make: OpenStore) -> None:
     await store.append(lease, records, "running")
     await store.redact(lease, 1, "[null]")
     _require(await store.records("a") == [records[0]._replace(hidden="[null]"), records[1]])
+    await store.aclose()
+
+
+async def keeps_one_snapshot_of_a_run(make: OpenStore) -> None:
+    """A run has the last snapshot that was appended, until it is redacted or finished; a refused append leaves it."""
+    store = make()
+    first, second = SealedSnapshot('{"ü":"one 😀"}', "a" * 40), SealedSnapshot('{"ü":"two"}', "b" * 40)
+    records = sealed_records(5, hidden='[["00","secret"]]')
+    lease, other = await store.acquire("a", "me", new=True), await store.acquire("b", "me", new=True)
+    _require(await store.snapshot("a") is None)
+    _require(await store.snapshot("unknown") is None)
+    await store.append(lease, records[:1], "running", None, first)
+    await store.append(other, records[:1], "running", None, second)
+    _require((await store.snapshot("a"), await store.snapshot("b")) == (first, second))
+    await store.append(lease, records[1:2], "running")
+    _require(await store.snapshot("a") == first)
+    await _raises(StaleLease, store.append(lease, records[:1], "running", None, second))
+    _require(await store.snapshot("a") == first)
+    await store.append(lease, records[2:3], "suspended", None, second)
+    await store.aclose()
+    again = make()
+    _require(await again.snapshot("a") == second)
+    lease = await again.acquire("a", "me")
+    await again.redact(lease, 1, "[null]")
+    _require((await again.snapshot("a"), await again.snapshot("b")) == (None, second))
+    await again.append(lease, records[3:4], "running", None, first)
+    await again.append(lease, records[4:], "finished")
+    _require(await again.snapshot("a") is None)
+    _require(await again.maintenance.purge([await _tombstone(again, "a")]) == ["a"])
+    await again.aclose()
+
+
+async def reads_a_part_of_the_records(make: OpenStore) -> None:
+    """At most so many records are read as are asked for, after any of them, however they were appended."""
+    store, records = make(), sealed_records(7)
+    lease = await store.acquire("a", "me", new=True)
+    for start, stop in ((0, 1), (1, 4), (4, 7)):
+        await store.append(lease, records[start:stop], "running")
+    for after in range(8):
+        _require(await store.records("a", after) == records[after:])
+        for limit in (1, 2, 5, 9):
+            _require(await store.records("a", after, limit) == records[after : after + limit])
     await store.aclose()
 
 
@@ -587,6 +629,8 @@ CHECKS: tuple[StoreCheck, ...] = (
     never_reopens_a_finished_run,
     frees_an_abandoned_lease,
     redacts_hidden_values,
+    keeps_one_snapshot_of_a_run,
+    reads_a_part_of_the_records,
     seals_what_it_keeps,
     preserves_append_order,
     lists_a_run_as_it_was_described,

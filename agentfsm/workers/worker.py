@@ -264,7 +264,7 @@ class Worker:
             run = served.agent.dismiss(head.run_id, "nobody answered in time")
         else:
             run = served.agent.resume(head.run_id)  # escalates it
-        await run.load()
+        await run.load(lazily=True)
         if await self._has_moved(head):  # what was loaded may be another request
             return "outdated"
         return await self._drive(served, head.run_id, run)

@@ -40,7 +40,7 @@ from agentfsm.journal.records import Record, SealedRecord, read_records
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.run_info import RunInfo
-from agentfsm.journal.store import Lease, Status
+from agentfsm.journal.store import Lease, SealedSnapshot, Status
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.keys import Keyring
 from tests.helpers.journal_scenarios import (
@@ -66,9 +66,13 @@ def announce_appends(store: Any, world: CrashWorld) -> None:
     append = store.append
 
     def announced(
-        lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> asyncio.Future[None]:
-        done: asyncio.Future[None] = asyncio.ensure_future(append(lease, records, status, info))
+        done: asyncio.Future[None] = asyncio.ensure_future(append(lease, records, status, info, snapshot))
 
         def told(of: asyncio.Future[None]) -> None:
             if not of.cancelled() and of.exception() is None:

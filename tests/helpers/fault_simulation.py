@@ -45,7 +45,7 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.run_info import RunInfo
-from agentfsm.journal.store import Lease, Status
+from agentfsm.journal.store import Lease, SealedSnapshot, Status
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.presets import PRESETS
@@ -115,11 +115,16 @@ class SlowStore(MemoryStore):
         self.queue: list[tuple[Any, ...]] = []
 
     def append(
-        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        self.queue.append((lease, tuple(records), status, info, done))
+        self.queue.append((lease, tuple(records), status, info, snapshot, done))
         self._later(loop, self.draw.randrange(3))
         return done
 
@@ -130,11 +135,11 @@ class SlowStore(MemoryStore):
         if self.draw.random() < self.deadly:
             loop.stop()
             return
-        lease, rows, status, info, done = self.queue.pop(0)
+        lease, rows, status, info, snapshot, done = self.queue.pop(0)
         try:
             if self.draw.random() < self.no_room:
                 raise StoreFullError("there is no room")
-            self._append(lease, rows, status, info)
+            self._append(lease, rows, status, info, snapshot)
         except Exception as error:
             if not done.done():
                 done.set_exception(error)
@@ -144,9 +149,9 @@ class SlowStore(MemoryStore):
 
     def die(self) -> None:
         """Crash: a prefix of the pending appends becomes durable all the same."""
-        for lease, rows, status, info, _ in self.queue[: self.draw.randrange(len(self.queue) + 1)]:
+        for lease, rows, status, info, snapshot, _ in self.queue[: self.draw.randrange(len(self.queue) + 1)]:
             with contextlib.suppress(StaleLease):  # an append before it had found no space
-                self._append(lease, rows, status, info)
+                self._append(lease, rows, status, info, snapshot)
         self.queue = []
         for kept in self._runs.values():
             kept.lease = None

@@ -177,8 +177,8 @@ MUTANTS = (
     Mutant(
         "the MAC of a row is not checked",
         "agentfsm/journal/verification.py",
-        "        macs.verify_head(head)\n",
-        "",
+        "        macs.verify_head(head)\n    except InvalidRecordError as error:",
+        "    except InvalidRecordError as error:",
         "tests/journal/test_tampered_store.py",
     ),
     Mutant(

@@ -24,13 +24,13 @@ class Failing(MemoryStore):
         super().__init__()
         self.left = at
 
-    def append(self, lease, records, status, info=None):
+    def append(self, lease, records, status, info=None, snapshot=None):
         self.left -= 1
         if self.left < 0:
             done = asyncio.get_running_loop().create_future()
             done.set_exception(StoreFullError("there is no room"))
             return done
-        return super().append(lease, records, status, info)
+        return super().append(lease, records, status, info, snapshot)
 
 
 @pytest.mark.parametrize("at", range(4))

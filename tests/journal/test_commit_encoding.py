@@ -20,7 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm import Agent, AgentGuardrails, Allow, Host, SqliteStore, Store, StoreError, open_store, tool
-from agentfsm.journal.commit_encoding import MAX_BODY_BYTES, JournalRow, decode_rows, encode_commit, replace_hidden
+from agentfsm.journal.commit_encoding import (
+    DICTIONARY,
+    MAX_BODY_BYTES,
+    JournalRow,
+    decode_rows,
+    encode_commit,
+    replace_hidden,
+)
 from agentfsm.journal.hash_chain import (
     GENESIS_HASH,
     HashChainVerifier,
@@ -29,7 +36,6 @@ from agentfsm.journal.hash_chain import (
     commitment,
     record_hash,
 )
-from agentfsm.journal.record_dictionary import DICTIONARY
 from agentfsm.journal.records import VOUCHED_BY_NEXT, SealedRecord
 from agentfsm.journal.redact import redact
 from agentfsm.journal.sqlite.sqlite_schema import SCHEMA_VERSION

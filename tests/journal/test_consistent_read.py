@@ -36,7 +36,7 @@ class Growing(MemoryStore):
         self.now = min(self.now + 1, self.last)
         return told
 
-    async def records(self, run_id, after=0):
+    async def records(self, run_id, after=0, limit=None):
         told = self.whole[after : self.now]
         self.now = min(self.now + 1, self.last)
         return told
@@ -59,7 +59,7 @@ def test_a_run_that_is_being_written_is_loaded_consistently():
 @pytest.mark.parametrize("shown", [3, 5])
 def test_records_after_the_head_are_tampering(shown):
     class Showing(Growing):
-        async def records(self, run_id, after=0):
+        async def records(self, run_id, after=0, limit=None):
             return WHOLE[after:shown]
 
     store = Showing(4, 4)

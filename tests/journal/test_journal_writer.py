@@ -25,9 +25,9 @@ class Failing(MemoryStore):
         self.errors = list(errors)
         self.released = 0
 
-    def append(self, lease, records, status, info=None):
+    def append(self, lease, records, status, info=None, snapshot=None):
         if not self.errors:
-            return super().append(lease, records, status, info)
+            return super().append(lease, records, status, info, snapshot)
         done = asyncio.get_running_loop().create_future()
         done.set_exception(self.errors.pop(0))
         return done
@@ -40,8 +40,8 @@ class Failing(MemoryStore):
 class Coroutines(MemoryStore):
     """A store of somebody's that gives a task where ours give a future."""
 
-    def append(self, lease, records, status, info=None):
-        done = super().append(lease, records, status, info)
+    def append(self, lease, records, status, info=None, snapshot=None):
+        done = super().append(lease, records, status, info, snapshot)
 
         async def later():
             await asyncio.sleep(0)
@@ -117,8 +117,8 @@ def test_entries_are_appended_in_order_and_none_after_the_end(make):
 
 def test_a_cancelled_flush_loses_no_entry():
     class Slow(MemoryStore):
-        def append(self, lease, records, status, info=None):
-            done = super().append(lease, records, status, info)
+        def append(self, lease, records, status, info=None, snapshot=None):
+            done = super().append(lease, records, status, info, snapshot)
             if not records:
                 return done
             waiting = asyncio.get_running_loop().create_future()
@@ -153,9 +153,9 @@ def test_there_is_one_mac_for_the_records_of_each_append_and_one_for_the_runs_ro
         sealed[purpose] += 1
         return seal(keys, purpose, message)
 
-    def count_append(db, key, records, status, info):
+    def count_append(db, key, records, status, info, snapshot):
         appended.append(len(records))
-        append(db, key, records, status, info)
+        append(db, key, records, status, info, snapshot)
 
     monkeypatch.setattr(SecretKeys, "seal", count_seal)
     monkeypatch.setattr(sqlite_store, "insert_records", count_append)

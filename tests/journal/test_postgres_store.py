@@ -29,8 +29,11 @@ from agentfsm import (
     UserInputRequested,
     tool,
 )
+from agentfsm.agent.resume import load_run
+from agentfsm.journal.listing import verify_listed_run
+from agentfsm.journal.redact import redact_text
 from agentfsm.journal.store import consistent_read
-from agentfsm.journal.verification import GOOD, verify
+from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel, call
 from agentfsm.testing.store_conformance import (
@@ -42,6 +45,7 @@ from agentfsm.testing.store_conformance import (
 from tests.helpers.child_process import child_environment
 from tests.helpers.postgres import CuttingProxy, empty_database, kill_server, new_database, start_server
 from tests.helpers.postgres_worker import SECRET, worker
+from tests.journal.test_snapshots import KEYS, agent_on, comparable, config_of, interrupted
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
@@ -92,6 +96,27 @@ def test_runs_are_found_by_tags_and_metadata_among_the_newest_and_then_by_their_
     for check in (finds_runs_by_what_they_are_listed_by, keeps_pages_apart_while_runs_are_created):
         empty_database(url)
         asyncio.run(check(lambda: PostgresStore(url)))
+
+
+def test_a_run_is_loaded_from_its_snapshot_and_a_redaction_deletes_that(url: str) -> None:
+    async def scene() -> None:
+        async with opened(url) as store:
+            for run_id in ("r", "other"):
+                await interrupted(store, 40, run_id=run_id)
+            config = config_of(agent_on(store, ()))
+            lazy, whole = await load_run(config, "r", lazily=True), await load_run(config, "r")
+            assert lazy.run.unread > 60
+            assert comparable(lazy) == comparable(whole)
+            assert (await verify_listed_run(store, "r", keyring=KEYS)).code == OPEN
+            result = await agent_on(store, ["Done."]).resume("r", Allow())
+            assert [message.content for message in result.messages if message.role == "tool"][:40] == [
+                f"seen place {n}" for n in range(40)
+            ]
+            assert await store.snapshot("r") is None
+            assert (await redact_text(store, "seen place 7", KEYS)).deleted
+            assert await store.snapshot("other") is None
+
+    asyncio.run(scene())
 
 
 # -- other processes ----------------------------------------------------------------------------------

@@ -182,9 +182,11 @@ def test_a_run_that_goes_on_is_listed_at_most_once_a_second() -> None:
     clock, written = FakeClock(), list[RunInfo]()
 
     class Counting(MemoryStore):
-        def append(self, lease: Any, records: Sequence[Any], status: Any, info: RunInfo | None = None) -> Any:
+        def append(
+            self, lease: Any, records: Sequence[Any], status: Any, info: RunInfo | None = None, snapshot: Any = None
+        ) -> Any:
             written.extend([info] if info is not None else [])
-            return super().append(lease, records, status, info)
+            return super().append(lease, records, status, info, snapshot)
 
     @tool
     def work(s: float) -> str:
@@ -258,7 +260,10 @@ def test_the_metadata_of_a_file_of_schema_5_is_found_when_it_was_rebuilt(tmp_pat
         for run_id in ("old", "older"):
             finish(agent(store, "ok").run("Go.", run_id=run_id, metadata={"order": 7}))
     with closing(sqlite3.connect(path)) as db:
-        db.executescript("DROP TABLE run_metadata; ALTER TABLE run_info DROP COLUMN metadata; PRAGMA user_version = 5")
+        db.executescript(
+            "DROP TABLE snapshot; DROP TABLE run_metadata; ALTER TABLE run_info DROP COLUMN metadata;"
+            "PRAGMA user_version = 5"
+        )
         db.executescript(
             "ALTER TABLE hold DROP COLUMN ended; ALTER TABLE hold DROP COLUMN mac; DROP INDEX run_by_status"
         )

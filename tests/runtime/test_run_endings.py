@@ -14,7 +14,7 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.run_info import RunInfo
-from agentfsm.journal.store import Lease, Status
+from agentfsm.journal.store import Lease, SealedSnapshot, Status
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.failures import Action, Failure
 from agentfsm.loop.state_json import dump_state
@@ -30,9 +30,14 @@ class Cautious(MemoryStore):
         self.reached, self.free = asyncio.Event(), asyncio.Event()
 
     def append(
-        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> Awaitable[None]:
-        done = super().append(lease, records, status, info)
+        done = super().append(lease, records, status, info, snapshot)
         return done if status == "running" else self._later(done)
 
     async def _later(self, done: Awaitable[None]) -> None:

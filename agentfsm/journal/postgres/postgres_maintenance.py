@@ -204,6 +204,7 @@ async def _purge(db: Connection, tombstones: Sequence[Tombstone]) -> list[str]:
         await db.execute("DELETE FROM agentfsm.run_info WHERE id = ANY(%s)", (numbers,))
         await db.execute("DELETE FROM agentfsm.signal WHERE run_id = ANY(%s)", ([run_id for _, run_id in buried],))
         await db.execute("DELETE FROM agentfsm.hold WHERE id = ANY(%s)", (numbers,))
+        await db.execute("DELETE FROM agentfsm.snapshot WHERE id = ANY(%s)", (numbers,))
         await db.execute("DELETE FROM agentfsm.run WHERE id = ANY(%s)", (numbers,))
     return [run_id for _, run_id in buried]
 
@@ -235,5 +236,5 @@ async def _compact(db: Connection) -> None:
             "the store is not compacted: only the role that owns the tables of the schema agentfsm may do that "
             "(VACUUM FULL)"
         )
-    for table in ("journal", "run_info", "signal", "run"):
+    for table in ("journal", "run_info", "signal", "snapshot", "run"):
         await db.execute(f"VACUUM FULL agentfsm.{table}")  # our own names

@@ -25,11 +25,11 @@ __all__ = [
     "transaction",
 ]
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """1: the first one; 2: with columns that list runs; 3: with signals; 4: with holds and tombstones; 5: with the records
 of a commit in one row, and with runs found by their metadata; 6: with sealed holds; 7: with leases that do not last
-longer if the server's clock is set back; 8: with a smaller key of the journal. The first write creates it or brings it
-up to date, and so does ``agentfsm store migrate``."""
+longer if the server's clock is set back; 8: with a smaller key of the journal; 9: with snapshots. The first write
+creates it or brings it up to date, and so does ``agentfsm store migrate``."""
 
 _CREATE_LOCK = 0x6166736D
 """The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
@@ -173,13 +173,21 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF run, seq, body, records, hash, mac ON agentfsm.journal
         FOR EACH ROW EXECUTE FUNCTION agentfsm.refuse();
     """,
+    """
+    CREATE TABLE agentfsm.snapshot (
+        id bigint PRIMARY KEY REFERENCES agentfsm.run (id),
+        content text NOT NULL,
+        mac bytea NOT NULL
+    );
+    ALTER TABLE agentfsm.snapshot ALTER content SET STATISTICS 0;
+    """,
 )
 """What leads from each version to the next; the first one from an empty schema."""
 
 FROZEN_AFTER_MS = 30_000
 """Milliseconds after which the server ends a transaction in which nothing happens."""
 
-TABLES = ("hold", "journal", "owner", "run", "run_info", "signal", "tombstone", "version")
+TABLES = ("hold", "journal", "owner", "run", "run_info", "signal", "snapshot", "tombstone", "version")
 """The tables of the schema."""
 
 _REFUSE = "BEGIN RAISE EXCEPTION 'a journal is append-only'; END"

@@ -37,7 +37,7 @@ from agentfsm.journal.postgres.postgres_session import Connection, Liveness, Pos
 from agentfsm.journal.postgres.postgres_signals import PostgresSignals
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
-from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
+from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, head_row, seal_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = ["PostgresStore"]
@@ -116,6 +116,12 @@ class _Job(NamedTuple):
     records: tuple[SealedRecord, ...]
     status: Status | None
     info: RunInfo | None = None
+    snapshot: SealedSnapshot | None = None
+
+    @property
+    def changes_more(self) -> bool:
+        """Whether it writes other tables, too: what the run is listed by, or its snapshot."""
+        return self.info is not None or self.snapshot is not None or self.status == "finished"
 
 
 class _PostgresLease(Lease):
@@ -233,13 +239,18 @@ class PostgresStore:
     # -- writing --------------------------------------------------------------------------------------
 
     def append(
-        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> Awaitable[None]:
         """Append records after the last one; see ``Store.append``."""
         key = _lease_key(lease)
         if status != "running":
             self._drop_lease(lease)
-        return self._queue().submit(key, tuple(records), status, info)
+        return self._queue().submit(key, tuple(records), status, info, snapshot)
 
     async def redact(self, lease: Lease, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
         """Replace the hidden values of one record; see ``Store.redact``.
@@ -255,6 +266,7 @@ class PostgresStore:
                     raise RunHeldError(key.run_id, found[0])
                 if not await _redact(db, key, seq, hidden):
                     raise await _stale_error(db, key)
+                await db.execute(_DELETE_SNAPSHOT, (key.number,))
                 if listed is not None:
                     await update_texts(db, key.number, listed)
 
@@ -301,7 +313,7 @@ class PostgresStore:
     def _is_owned(self, run: _RunRow, key: int) -> bool:
         return run.run_id in self._leases if run.owner_key == key else bool(run.is_alive)
 
-    async def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
+    async def records(self, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
         """A run's records, in order, after a sequence number; see ``Store.records``."""
 
         async def select(db: Connection) -> list[SealedRecord] | None:
@@ -309,13 +321,22 @@ class PostgresStore:
             if run is None:
                 return None
             before = await (await db.execute(_SELECT_HASH_BEFORE, (run[0], after))).fetchone()
-            rows = await (await db.execute(SELECT_ROWS, (run[0], after))).fetchall()
-            return decode_rows(rows_of(rows), GENESIS_HASH if before is None else before[0], after)
+            rows = await (await db.execute(f"{SELECT_ROWS} LIMIT %s", (run[0], after, limit))).fetchall()
+            return decode_rows(rows_of(rows), GENESIS_HASH if before is None else before[0], after)[:limit]
 
         found = await self._queue().session.read(select, None)
         if found is None:
             raise UnknownRunError(f"there is no run {run_id!r} in {self._settings.server}")
         return found
+
+    async def snapshot(self, run_id: str) -> SealedSnapshot | None:
+        """A run's snapshot, or None if it has none; see ``Store.snapshot``."""
+
+        async def select(db: Connection) -> SealedSnapshot | None:
+            found = await (await db.execute(_SELECT_SNAPSHOT, (run_id,))).fetchone()
+            return None if found is None else SealedSnapshot(*found)
+
+        return await self._queue().session.read(select, None)
 
     async def find_runs(self, query: RunQuery) -> RunPage:
         """The runs that a query finds, the newest first; see ``Store.find_runs``."""
@@ -365,6 +386,7 @@ class _Queue:
         records: tuple[SealedRecord, ...],
         status: Status | None,
         info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> asyncio.Future[None]:
         """Queue a job.
 
@@ -373,9 +395,10 @@ class _Queue:
             records: The records to append.
             status: The status of the run after them; None to release the lease.
             info: What the run is listed by from now on, or None.
+            snapshot: Its snapshot from now on, or None to leave that as it is.
         """
         future = self._loop.create_future()
-        self._jobs.append(_Job(future, key, records, status, info))
+        self._jobs.append(_Job(future, key, records, status, info, snapshot))
         self._start()
         return future
 
@@ -525,21 +548,40 @@ async def _write_jobs(jobs: list[_Job], db: Connection, again: bool) -> dict[int
         if job.status is None:
             await _release(db, job.key)
     if heads := [await _new_head(db, job, job.status) for job in jobs if job.status is not None]:
-        written = await _append_listed(db, heads) if any(head.job.info for head in heads) else await _append(db, heads)
+        written = (
+            await _append_with_more(db, heads)
+            if any(head.job.changes_more for head in heads)
+            else await _append(db, heads)
+        )
         for head in heads:
             if head.job.key.number not in written and not (again and await _is_written(db, head)):
                 errors[head.job.key.number] = await _stale_error(db, head.job.key)
     return errors
 
 
-async def _append_listed(db: Connection, heads: list[_NewHead]) -> set[int]:
-    """Write the records of runs together with what they are listed by; returns the numbers as ``_append`` does."""
+async def _append_with_more(db: Connection, heads: list[_NewHead]) -> set[int]:
+    """Write the records of runs together with what they are listed by and their snapshots; returns as ``_append``."""
     async with transaction(db):
         written = await _append(db, heads)
-        for head in heads:
-            if head.job.info is not None and head.job.key.number in written:
-                await write_run_info(db, head.job.key.number, head.job.info)
+        for job in (head.job for head in heads if head.job.key.number in written):
+            if job.info is not None:
+                await write_run_info(db, job.key.number, job.info)
+            if job.status == "finished":
+                await db.execute(_DELETE_SNAPSHOT, (job.key.number,))
+            elif job.snapshot is not None:
+                mac = bytes.fromhex(job.snapshot.mac)
+                await db.execute(_WRITE_SNAPSHOT, (job.key.number, job.snapshot.content, mac))
     return written
+
+
+_DELETE_SNAPSHOT = "DELETE FROM agentfsm.snapshot WHERE id = %s"
+_WRITE_SNAPSHOT = """
+    INSERT INTO agentfsm.snapshot (id, content, mac) VALUES (%s, %s, %s)
+    ON CONFLICT (id) DO UPDATE SET content = EXCLUDED.content, mac = EXCLUDED.mac
+"""
+_SELECT_SNAPSHOT = """
+    SELECT content, encode(snapshot.mac, 'hex') FROM agentfsm.snapshot JOIN agentfsm.run USING (id) WHERE run_id = %s
+"""
 
 
 class _NewHead(NamedTuple):

@@ -25,7 +25,7 @@ from agentfsm.journal.sqlite.owner_protocol import (
     write_message,
 )
 from agentfsm.journal.sqlite.store_file import StoreFile
-from agentfsm.journal.store import Head, Lease, Status, Store, head_row, seal_row
+from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, Store, head_row, seal_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = ["OwnedStore", "OwnerConnection", "RunRow", "connect_to_owner"]
@@ -205,7 +205,12 @@ class OwnedStore:
         raise StaleLease(run_id, None, "has changed meanwhile")
 
     def append(
-        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> Awaitable[None]:
         """Append records after the last one; see ``Store.append``."""
         held = _held(lease)
@@ -219,6 +224,7 @@ class OwnedStore:
                 records=records,
                 status=status,
                 info=dump_info(info),
+                snapshot=snapshot,
                 seals=_seals(held),
             )
         )
@@ -243,9 +249,13 @@ class OwnedStore:
         """The heads of runs; see ``Store.heads``."""
         return await self._store.heads(status)
 
-    async def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
+    async def records(self, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
         """A run's records; see ``Store.records``."""
-        return await self._store.records(run_id, after)
+        return await self._store.records(run_id, after, limit)
+
+    async def snapshot(self, run_id: str) -> SealedSnapshot | None:
+        """A run's snapshot; see ``Store.snapshot``."""
+        return await self._store.snapshot(run_id)
 
     async def find_runs(self, query: RunQuery) -> RunPage:
         """The runs that a query finds; see ``Store.find_runs``."""

@@ -26,7 +26,7 @@ from agentfsm.journal.sqlite.owner_protocol import (
     write_message,
 )
 from agentfsm.journal.sqlite.store_file import FileLock, after_fork
-from agentfsm.journal.store import Lease, Status
+from agentfsm.journal.store import Lease, SealedSnapshot, Status
 
 __all__ = ["OwnerSocket"]
 
@@ -81,7 +81,12 @@ class OwnerStore(Protocol):
         ...
 
     def append(
-        self, lease: Lease, records: list[SealedRecord], status: Status, info: RunInfo | None = None
+        self,
+        lease: Lease,
+        records: list[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> Awaitable[None]:
         """Append records."""
         ...
@@ -223,7 +228,9 @@ async def _append(store: OwnerStore, message: Message, leases: Leases) -> None:
     records = [SealedRecord(*record) for record in message["records"]]
     if message["status"] != "running":
         del leases[message["lease"]]
-    await store.append(lease, records, message["status"], load_info(message["info"]))
+    snapshot = message.get("snapshot")
+    snapshot = None if snapshot is None else SealedSnapshot(*snapshot)
+    await store.append(lease, records, message["status"], load_info(message["info"]), snapshot)
 
 
 async def _release(store: OwnerStore, message: Message, leases: Leases) -> None:

@@ -211,6 +211,7 @@ def _bury(db: sqlite3.Connection, tombstone: Tombstone) -> None:
     db.execute("DELETE FROM signal WHERE run_id = ?", (tombstone.run_id,))
     delete_run_info(db, number)
     db.execute("DELETE FROM hold WHERE id = ?", (number,))
+    db.execute("DELETE FROM snapshot WHERE id = ?", (number,))
     db.execute("DELETE FROM run WHERE id = ?", (number,))
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "has_run_info",
     "has_sealed_holds",
     "has_signals",
+    "has_snapshots",
     "has_tables",
     "has_tombstones",
     "has_wal_bug",
@@ -38,10 +39,11 @@ __all__ = [
 APPLICATION_ID = 0x6166736D
 """``afsm`` in ASCII: tells an agentfsm store from any other SQLite file."""
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """1: without MACs, as 0.1.0 wrote it; 2: with them; 3: with columns that list runs; 4: with signals; 5: with holds and
 tombstones; 6: with the records of a commit in one row, and with runs found by their metadata; 7: with sealed holds; 8:
-with an index of runs that have not finished. The first write migrates a file; the rows that it has stay as they are."""
+with an index of runs that have not finished; 9: with snapshots. The first write migrates a file; the rows that it has
+stay as they are."""
 
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait for a lock on the file that another program holds."""
@@ -164,6 +166,15 @@ CREATE INDEX run_by_status ON run (status) WHERE status <> 'finished';
 PRAGMA user_version = 8;
 """
 
+_MIGRATION_FROM_8 = """
+CREATE TABLE snapshot (
+    id INTEGER PRIMARY KEY,  -- run.id
+    content TEXT NOT NULL,
+    mac BLOB NOT NULL
+);
+PRAGMA user_version = 9;
+"""
+
 _MIGRATIONS = {
     1: _MIGRATION_FROM_1,
     2: _MIGRATION_FROM_2,
@@ -172,6 +183,7 @@ _MIGRATIONS = {
     5: _MIGRATION_FROM_5,
     6: _MIGRATION_FROM_6,
     7: _MIGRATION_FROM_7,
+    8: _MIGRATION_FROM_8,
 }
 """What leads from each version to the next."""
 
@@ -259,6 +271,8 @@ def wrong_types(db: sqlite3.Connection) -> list[tuple[int, int | None]]:
         found += [(number, None) for number in _rows_with_wrong_types(db, "run_info")]
     if has_signals(db):
         found += [(0, None) for _ in _rows_with_wrong_types(db, "signal")]
+    if has_snapshots(db):
+        found += [(number, None) for number in _rows_with_wrong_types(db, "snapshot")]
     return found
 
 
@@ -434,6 +448,11 @@ def has_tombstones(db: sqlite3.Connection) -> bool:
 def has_sealed_holds(db: sqlite3.Connection) -> bool:
     """Whether the file's holds have MACs; in a file of an earlier version they have none until it is written."""
     return schema_version(db) > 6
+
+
+def has_snapshots(db: sqlite3.Connection) -> bool:
+    """Whether the file has the table of snapshots; a file of an earlier version has none until it is written."""
+    return schema_version(db) > 8
 
 
 def schema_version(db: sqlite3.Connection) -> int:

@@ -44,7 +44,7 @@ from agentfsm.journal.sqlite.sqlite_signals import SqliteSignals
 from agentfsm.journal.sqlite.sqlite_turn import SqliteTurn
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import StoreFile
-from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
+from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, head_row, seal_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = [
@@ -187,8 +187,9 @@ def insert_records(
     records: Sequence[SealedRecord],
     status: Status,
     info: RunInfo | None = None,
+    snapshot: SealedSnapshot | None = None,
 ) -> None:
-    """Append records after a run's last one, and write what it is listed by.
+    """Append records after a run's last one, and write what it is listed by and its snapshot.
 
     Raises:
         StaleLease: Another owner holds the run, or the records do not follow its last one.
@@ -219,6 +220,13 @@ def insert_records(
     )
     if info is not None:
         write_run_info(db, number, info)
+    if status == "finished":
+        db.execute("DELETE FROM snapshot WHERE id = ?", (number,))
+    elif snapshot is not None:
+        db.execute(
+            "INSERT OR REPLACE INTO snapshot (id, content, mac) VALUES (?, ?, ?)",
+            (number, snapshot.content, bytes.fromhex(snapshot.mac)),
+        )
 
 
 def _from_hex(digits: str | None) -> bytes | None:
@@ -242,6 +250,7 @@ def update_hidden(db: sqlite3.Connection, key: LeaseKey, seq: int, hidden: str, 
     held = db.execute("SELECT reason FROM hold WHERE id = ? AND NOT ended", run).fetchone()
     if held is not None:
         raise RunHeldError(key.run_id, held[0])
+    db.execute("DELETE FROM snapshot WHERE id = ?", run)
     low, high = run[0] << 32, (run[0] + 1) << 32
     found = db.execute(f"{_SELECT_ROWS.format(mac='mac')} LIMIT 1", (low, low + seq - 1, high)).fetchone()
     if found is not None:
@@ -281,16 +290,32 @@ def select_heads(db: sqlite3.Connection, column: str = "", *values: str) -> list
     return db.execute(f"SELECT {row} FROM run{where} ORDER BY id", values).fetchall()  # noqa: S608  # column names from our code
 
 
-def select_records(db: sqlite3.Connection, run_id: str, after: int) -> list[SealedRecord] | None:
-    """A run's records after a sequence number, or None if there is no such run."""
+def select_records(
+    db: sqlite3.Connection, run_id: str, after: int, limit: int | None = None
+) -> list[SealedRecord] | None:
+    """A run's records after a sequence number, at most so many, or None if there is no such run."""
     run = db.execute("SELECT id FROM run WHERE run_id = ?", (run_id,)).fetchone()
     if run is None:
         return None
     low, high = run[0] << 32, (run[0] + 1) << 32
-    query = _SELECT_ROWS.format(mac="mac" if sqlite_schema.has_macs(db) else "NULL")
-    rows = map(JournalRow._make, db.execute(query, (low, low + after, high)))
+    query = _SELECT_ROWS.format(mac="mac" if sqlite_schema.has_macs(db) else "NULL") + " LIMIT ?"
+    rows = map(JournalRow._make, db.execute(query, (low, low + after, high, -1 if limit is None else limit)))
     before = db.execute(_SELECT_HASH_BEFORE, (low, low + after)).fetchone()
-    return decode_rows(rows, GENESIS_HASH if before is None else before[0], after)
+    return decode_rows(rows, GENESIS_HASH if before is None else before[0], after)[:limit]
+
+
+def select_snapshot(db: sqlite3.Connection, run_id: str) -> SealedSnapshot | None:
+    """A run's snapshot, or None if it has none."""
+    if not sqlite_schema.has_snapshots(db):
+        return None
+    found = db.execute(_SELECT_SNAPSHOT, (run_id,)).fetchone()
+    return None if found is None else SealedSnapshot(found[0].decode(errors="replace"), found[1])
+
+
+_SELECT_SNAPSHOT = """
+    SELECT CAST(content AS BLOB), lower(hex(snapshot.mac)) FROM snapshot JOIN run ON run.id = snapshot.id
+    WHERE run_id = ?
+"""
 
 
 async def read_row(reader: SqliteReader, run_id: str) -> tuple[_RunRow | None, int]:
@@ -367,30 +392,33 @@ class SqliteStore:
             lease.epoch, lease.seq, lease.hash, rowid = acquired
             lease.key = LeaseKey(run_id, lease.epoch, owner, rowid, keyring)
         except BaseException:
-            self._drop_lease(lease)
+            _drop_lease(self._leases, lease)
             raise
         return lease
 
     async def release(self, lease: Lease) -> None:
         """Release a lease; see ``Store.release``."""
-        self._drop_lease(lease)
+        _drop_lease(self._leases, lease)
         key = _lease_key(lease)
         await self._writer.submit(lambda db: release_lease(db, key))
-
-    def _drop_lease(self, lease: Lease) -> None:
-        if self._leases.get(lease.run_id) is lease:
-            del self._leases[lease.run_id]
 
     # -- writing --------------------------------------------------------------------------------------
 
     def append(
-        self, lease: Lease, records: Sequence[SealedRecord], status: Status, info: RunInfo | None = None
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
     ) -> Awaitable[None]:
         """Append records after the last one; see ``Store.append``."""
         key, runs = _lease_key(lease), len(self._leases)
         if status != "running":
-            self._drop_lease(lease)
-        return self._writer.submit(lambda db: insert_records(db, key, records, status, info), active_runs=runs)
+            _drop_lease(self._leases, lease)
+        return self._writer.submit(
+            lambda db: insert_records(db, key, records, status, info, snapshot), active_runs=runs
+        )
 
     async def redact(self, lease: Lease, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
         """Replace the hidden values of one record, and erase the old ones from the file and its log."""
@@ -426,12 +454,16 @@ class SqliteStore:
             for number, run_id, epoch, owner, seq, digest, status, mac in rows
         ]
 
-    async def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
+    async def records(self, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
         """A run's records, in order, after a sequence number; see ``Store.records``."""
-        records = await self._reader.read(lambda db: select_records(db, run_id, after), None)
+        records = await self._reader.read(lambda db: select_records(db, run_id, after, limit), None)
         if records is None:
             raise UnknownRunError(f"there is no run {run_id!r} in {self.path}")
         return records
+
+    async def snapshot(self, run_id: str) -> SealedSnapshot | None:
+        """A run's snapshot, or None if it has none; see ``Store.snapshot``."""
+        return await self._reader.read(lambda db: select_snapshot(db, run_id), None)
 
     async def find_runs(self, query: RunQuery) -> RunPage:
         """The runs that a query finds, the newest first; see ``Store.find_runs``."""
@@ -486,3 +518,8 @@ def _lease_key(lease: Lease) -> LeaseKey:
     if isinstance(lease, _SqliteLease) and lease.key is not None:
         return lease.key
     return LeaseKey(lease.run_id, lease.epoch, lease.owner, 0, None)  # not a lease of this store: no run has row 0
+
+
+def _drop_lease(leases: WeakValueDictionary[str, Lease], lease: Lease) -> None:
+    if leases.get(lease.run_id) is lease:
+        del leases[lease.run_id]

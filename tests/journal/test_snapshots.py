@@ -1,0 +1,592 @@
+"""Snapshots: loading from one gives the run that its journal gives, and nobody can use one to change a run."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    Actor,
+    Agent,
+    AgentGuardrails,
+    Allow,
+    Approval,
+    Deny,
+    Host,
+    ItDidNotRun,
+    JournalError,
+    KeepLast,
+    MemoryStore,
+    RunCompleted,
+    Runs,
+    SqliteStore,
+    Summarize,
+    UserInputRequested,
+    hook,
+    tool,
+)
+from agentfsm.agent.resume import load_run
+from agentfsm.journal import snapshot as snapshots
+from agentfsm.journal.listing import verify_listed_run
+from agentfsm.journal.load import LoadedRun
+from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.redact import redact_text
+from agentfsm.journal.run_info import RunInfo
+from agentfsm.journal.snapshot import snapshot_damage
+from agentfsm.journal.store import Lease, SealedSnapshot, Status
+from agentfsm.journal.verification import GOOD, OPEN, TAMPERED
+from agentfsm.loop.keys import KeyPurpose, Keyring
+from agentfsm.loop.messages import UNREAD
+from agentfsm.loop.state_json import dump_state
+from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
+
+SECRET = b"of the tests, and long enough"
+KEYS = Keyring(SECRET)
+MANAGERS = [Actor(name, ("manager",)) for name in ("ann", "bob")]
+CANARY = "canary-7f31-of-the-user"
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs get a snapshot wherever they may."""
+    monkeypatch.setattr(snapshots, "EVERY_RECORDS", 1)
+    monkeypatch.setattr(snapshots, "WAITING_RECORDS", 1)
+
+
+@tool
+def look(at: str) -> str:
+    """Look."""
+    return f"seen {at}"
+
+
+PAID = list[Callable[[], None]]()
+"""What is called when somebody is paid."""
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay."""
+    for each in PAID:
+        each()
+    return f"paid {amount}"
+
+
+@tool(requires_approval=Approval(n=2, roles=("manager",)))
+def wire(amount: int) -> str:
+    """Wire."""
+    return f"wired {amount}"
+
+
+LIMITS = AgentGuardrails(max_iterations=100_000)
+NEWEST = KeepLast(turns=1, replies=1, max_compactions=10_000)
+
+
+def agent_on(store: Any, script: Sequence[Any], **options: Any) -> Agent[Any, Any]:
+    host = Host(store=store, secret=SECRET, clock=FakeClock(), seed=1)
+    options = {"tools": [look, pay, wire], "history": NEWEST, **options}
+    return Agent(options.pop("model", None) or ScriptedModel(script), host=host, guardrails=LIMITS, **options)
+
+
+def config_of(agent: Agent[Any, Any]) -> Any:
+    return agent._config  # pyright: ignore[reportPrivateUsage]
+
+
+def long_script(steps: int) -> list[Any]:
+    """So many calls, none of which is like another, and an answer."""
+    return [*(call("look", at=f"place {n}") for n in range(steps)), "Done."]
+
+
+class Recording(MemoryStore):
+    """A store that keeps what was appended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[tuple[str, tuple[SealedRecord, ...], Status, RunInfo | None, SealedSnapshot | None]] = []
+        self.read = 0  # how many records were read so far
+
+    def append(
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None = None,
+        snapshot: SealedSnapshot | None = None,
+    ) -> Awaitable[None]:
+        self.log.append((lease.run_id, tuple(records), status, info, snapshot))
+        return super().append(lease, records, status, info, snapshot)
+
+    async def records(self, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
+        found = await super().records(run_id, after, limit)
+        self.read += len(found)
+        return found
+
+    async def after_a_kill(self, appends: int, *, with_snapshots: bool) -> MemoryStore:
+        """The store that a process leaves that is killed after so many appends."""
+        store = MemoryStore()
+        lease = await store.acquire("r", "me", new=True, keyring=KEYS)
+        for _, records, status, info, snapshot in self.log[:appends]:
+            await store.append(lease, records, status, info, snapshot if with_snapshots else None)
+            if status != "running":
+                lease = await store.acquire("r", "me", keyring=KEYS)
+        await store.release(lease)
+        return store
+
+
+def random_script(draw: random.Random) -> list[Any]:
+    """Calls one by one and several at once, some of which people have to approve."""
+    numbers = itertools.count()
+    kinds = ("look", "look", "look", "pay", "wire")
+    script: list[Any] = []
+    for _ in range(draw.randrange(6, 10)):
+        batch = [draw.choice(kinds) for _ in range(draw.choice((1, 1, 1, 2, 3)))]
+        script.append(
+            [
+                call("look", at=f"place {next(numbers)}") if kind == "look" else call(kind, amount=next(numbers))
+                for kind in batch
+            ]
+        )
+    return [each if len(each) > 1 else each[0] for each in script] + ["Done."]
+
+
+async def go_on(store: Any, script: Sequence[Any], draw: random.Random, history: Any) -> Any:
+    """The result of a run that is answered until it ends, by new agents, as in other processes."""
+    while True:
+        loaded = await load_run(config_of(agent_on(store, (), history=history)), "r")
+        agent = agent_on(store, script[loaded.run.turns :], history=history)
+        request = loaded.run.pending_request
+        if loaded.suspension_id is None or request is None:
+            result = await agent.resume("r")
+        elif request.kind == "in_doubt":
+            result = await agent.resume("r", ItDidNotRun(), by=MANAGERS[0])
+        else:
+            voted = request.quorum is not None and len(request.quorum.votes) > 0
+            result = await agent.resume("r", draw.choice((Allow(), Allow(), Deny("no"))), by=MANAGERS[voted])
+        if not isinstance(result.outcome, UserInputRequested):
+            return result
+
+
+def comparable(loaded: LoadedRun) -> dict[str, Any]:
+    """All that a loaded run says, its messages apart."""
+    point = loaded.resume_point
+    told = {f.name: getattr(point, f.name) for f in fields(point) if f.name not in ("records", "base", "attempts")}
+    run = replace(loaded.run, messages=[])
+    others = (loaded.suspension_id, dict(loaded.pinned), loaded.asked, len(loaded.run.messages))
+    return {**told, "secrets": set(point.secrets), "state": dump_state(run), "others": others}
+
+
+@pytest.mark.parametrize("history", [None, NEWEST], ids=["all", "newest"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.usefixtures("often")
+def test_a_run_that_was_killed_goes_on_from_its_snapshot_as_from_its_journal(seed: int, history: Any) -> None:
+    async def scene() -> None:
+        draw = random.Random(seed)
+        script, store = random_script(draw), Recording()
+        await agent_on(store, script, history=history).run("Go.", run_id="r")
+        if (head := await store.head("r")) is not None and head.status == "suspended":
+            await go_on(store, script, random.Random(seed), history)
+        used = 0
+        for appends in range(1 + seed % 2, len(store.log), 2):
+            fast = await store.after_a_kill(appends, with_snapshots=True)
+            slow = await store.after_a_kill(appends, with_snapshots=False)
+            config = config_of(agent_on(fast, (), history=history))
+            lazy, whole = await load_run(config, "r", lazily=True), await load_run(config, "r")
+            used += lazy.resume_point.base is not None and bool(lazy.resume_point.base.unread)
+            assert comparable(lazy) == comparable(whole)
+            known = zip(lazy.run.messages, whole.run.messages, strict=True)
+            assert all(one is UNREAD or one == other for one, other in known)
+            results = [await go_on(each, script, random.Random(appends), history) for each in (fast, slow)]
+            one, other = (dump_state(result.run_state) for result in results)
+            assert one == other
+            kinds = [[(record.kind, record.data.get("transition")) for record in r.journal] for r in results]
+            assert kinds[0] == kinds[1]
+            assert results[0].messages == results[1].messages
+        assert used > len(store.log) // 8
+
+    asyncio.run(scene())
+
+
+async def prefixes_with_snapshots(store: Recording, run_id: str) -> list[str]:
+    """What is wrong with each snapshot that a run got, as against its records up to then."""
+    records, wrong = list[SealedRecord](), list[str]()
+    for of, added, _, _, snapshot in store.log:
+        if of == run_id:
+            records += added
+            if snapshot is not None:
+                wrong.append(snapshot_damage(snapshot, run_id, records, KEYS))
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"history": None},
+        {"history": Summarize(above_tokens=1, turns=1, replies=1, max_compactions=1_000)},
+        {"hooks": [hook(at="pre_step")(lambda context: None)]},
+    ],
+    ids=["whole history", "summaries", "hook"],
+)
+@pytest.mark.usefixtures("often")
+def test_each_snapshot_says_what_the_records_before_it_say(options: dict[str, Any]) -> None:
+    store = Recording()
+
+    async def scene() -> None:
+        if isinstance(options.get("history"), Summarize):
+            options["history"] = replace(options["history"], model=ScriptedModel(["A summary."] * 20))
+        await agent_on(store, long_script(12), **options).run("Go.", run_id="r")
+        wrong = await prefixes_with_snapshots(store, "r")
+        assert len(wrong) >= 6
+        assert set(wrong) == {""}
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_run_with_sub_agents_has_snapshots_and_they_have_none() -> None:
+    async def scene() -> None:
+        store = Recording()
+        helper = Agent(ScriptedModel(["Found."] * 9), host=Host(store=store, secret=SECRET))
+        script = [*(call("helper", task=f"task {n}") for n in range(9)), "Done."]
+        result = await agent_on(store, script, tools=[helper.as_tool("helper", "Help.")]).run("Go.", run_id="r")
+        assert isinstance(result.outcome, RunCompleted)
+        wrong = await prefixes_with_snapshots(store, "r")
+        assert len(wrong) >= 5
+        assert set(wrong) == {""}
+        assert {of for of, *_, snapshot in store.log if snapshot is not None} == {"r"}
+        assert len({of for of, *_ in store.log}) == 10
+
+    asyncio.run(scene())
+
+
+# -- what it costs ------------------------------------------------------------------------------------------
+
+
+async def interrupted(store: Any, steps: int, *, run_id: str = "r", **options: Any) -> None:
+    """A run that waits for an approval after so many steps."""
+    script = [*long_script(steps)[:-1], call("pay", amount=1)]
+    result = await agent_on(store, script, **options).run("Go.", run_id=run_id)
+    assert isinstance(result.outcome, UserInputRequested)
+
+
+def test_the_records_that_are_read_until_the_next_move_do_not_grow_with_the_run() -> None:
+    async def records_until_the_tool_runs(steps: int) -> tuple[int, int]:
+        store = Recording()
+        await interrupted(store, steps)
+        before, at_move = store.read, list[int]()
+        PAID[:] = [lambda: at_move.append(store.read - before)]
+        result = await agent_on(store, ["Done."]).resume("r", Allow())
+        PAID.clear()
+        assert result.output == "Done."
+        assert len(result.messages) == 2 * steps + 4
+        assert [record.seq for record in result.journal] == list(range(1, len(result.journal) + 1))
+        return at_move[0], len(result.journal)
+
+    short, long = (asyncio.run(records_until_the_tool_runs(steps)) for steps in (100, 1_000))
+    assert max(short[0], long[0]) <= 1 + snapshots.WAITING_RECORDS  # the first record, and those after the snapshot
+    assert long[1] > 3_000
+
+
+def test_a_snapshot_does_not_grow_with_the_run_and_a_short_run_has_none() -> None:
+    async def size(steps: int) -> int:
+        store = MemoryStore()
+        await interrupted(store, steps)
+        found = await store.snapshot("r")
+        return 0 if found is None else len(found.content)
+
+    sizes = [asyncio.run(size(steps)) for steps in (2, 100, 500)]
+    assert sizes[0] == 0
+    assert sizes[1] > 0
+    assert sizes[2] < sizes[1] * 1.2
+
+
+@pytest.mark.usefixtures("often")
+def test_a_finished_run_has_no_snapshot() -> None:
+    async def scene() -> None:
+        store = Recording()
+        await agent_on(store, long_script(5)).run("Go.", run_id="r")
+        assert any(snapshot for *_, snapshot in store.log)
+        assert await store.snapshot("r") is None
+
+    asyncio.run(scene())
+
+
+# -- who may see what ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("often")
+def test_functions_of_the_users_see_the_whole_transcript_of_a_resumed_run() -> None:
+    seen = list[int]()
+
+    @hook(at="call_llm")
+    def watch(context: Any) -> None:
+        seen.append(len([message.content for message in context.run.messages]))
+
+    async def scene(**options: Any) -> None:
+        seen.clear()
+        store = MemoryStore()
+        await interrupted(store, 12, **options)
+        seen.clear()
+        result = await agent_on(store, ["Done."], **options).resume("r", Allow())
+        assert result.output == "Done."
+        assert seen
+        assert min(seen) > 12
+
+    asyncio.run(scene(hooks=[watch]))
+
+
+@pytest.mark.usefixtures("often")
+def test_a_model_that_is_sent_the_whole_history_gets_all_of_it_after_a_resume() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        await interrupted(store, 12, history=None)
+        model = RecordingModel(ScriptedModel(["Done."]))
+        await agent_on(store, (), model=model, history=None).resume("r", Allow())
+        sent = [message.content for message in model.requests[0].messages]
+        assert [text for text in sent if text.startswith("seen")] == [f"seen place {n}" for n in range(12)]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_ids_of_calls_stay_unique_in_the_whole_transcript() -> None:
+    async def ids(*, with_snapshots: bool) -> list[str]:
+        store = Recording()
+        await interrupted(store, 12)
+        rest = await store.after_a_kill(len(store.log), with_snapshots=with_snapshots)
+        model = ScriptedModel([call("look", at="home"), "Done."])
+        result = await agent_on(rest, (), model=model).resume("r", Allow())
+        return [each.id for message in result.messages for each in message.tool_calls]
+
+    found = asyncio.run(ids(with_snapshots=True))
+    assert len(set(found)) == len(found) == 14
+    assert found == asyncio.run(ids(with_snapshots=False))
+
+
+@pytest.mark.usefixtures("often")
+def test_secrets_of_old_messages_are_withheld_after_a_resume_and_in_the_snapshot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    secret = "s3cr3t-0f-the-0ld-env1ronment"
+    path = tmp_path / "runs.db"
+
+    @tool
+    def tell(at: str) -> str:
+        """Tell."""
+        return f"the key is {secret}"
+
+    async def scene() -> None:
+        tools = [look, pay, tell]
+        monkeypatch.setenv("OLD_API_KEY", secret)
+        async with SqliteStore(path) as store:
+            script = [call("tell", at="first"), *long_script(12)[:-1], call("pay", amount=1)]
+            await agent_on(store, script, tools=tools).run("Go.", run_id="r")
+            monkeypatch.delenv("OLD_API_KEY")
+            found = await store.snapshot("r")
+            assert found is not None
+            assert secret not in found.content
+        async with SqliteStore(path) as store:
+            result = await agent_on(store, [call("tell", at="now"), "Done."], tools=tools).resume("r", Allow())
+            assert result.output == "Done."
+            assert sum(secret in message.content for message in result.messages) == 2
+
+    asyncio.run(scene())
+    for file in tmp_path.iterdir():
+        assert secret.encode() not in file.read_bytes()
+
+
+# -- who may change what ------------------------------------------------------------------------------------
+
+
+async def suspended_in(path: Path, run_id: str = "r", steps: int = 12, prompt: str = "Go.") -> None:
+    async with SqliteStore(path) as store:
+        script = [*long_script(steps)[:-1], call("pay", amount=1)]
+        await agent_on(store, script).run(prompt, run_id=run_id)
+
+
+def change(path: Path, statement: str, *values: Any) -> None:
+    db = sqlite3.connect(path)
+    db.execute(statement, values)
+    db.commit()
+    db.close()
+
+
+async def loads_as_without(path: Path) -> bool:
+    """Whether a run is loaded from its snapshot; it is the same run either way."""
+    async with SqliteStore(path) as store:
+        config = config_of(agent_on(store, ()))
+        lazy, whole = await load_run(config, "r", lazily=True), await load_run(config, "r")
+        assert comparable(lazy) == comparable(whole)
+        assert lazy.resume_point.base is not None
+        return bool(lazy.resume_point.base.unread)
+
+
+async def report(path: Path) -> tuple[int, str]:
+    async with SqliteStore(path) as store:
+        found = await verify_listed_run(store, "r", keyring=KEYS)
+        return found.code, found.reason
+
+
+EDITS = {
+    "limits": (
+        "UPDATE snapshot SET content = replace(content, '\"max_iterations\":100000', '\"max_iterations\":9')",
+        "",
+    ),
+    "approval": ("UPDATE snapshot SET content = replace(content, '\"approved\":false', '\"approved\":true')", ""),
+    "seal": ("UPDATE snapshot SET mac = x'00112233445566778899aabbccddeeff00112233'", ""),
+    "no seal": ("UPDATE snapshot SET mac = x''", ""),
+    "no text": ("UPDATE snapshot SET content = ''", ""),
+    "bytes": ("UPDATE snapshot SET content = x'ff00ff'", ""),
+    "another run's": (
+        "UPDATE snapshot SET content = (SELECT content FROM snapshot WHERE id = 2), mac = (SELECT mac FROM snapshot"
+        " WHERE id = 2) WHERE id = 1",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.usefixtures("often")
+def test_an_edited_snapshot_is_not_used_and_verify_reports_it(edit: str, tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+
+    async def scene() -> None:
+        await suspended_in(path)
+        await suspended_in(path, "other")
+        assert await loads_as_without(path)
+        assert (await report(path))[0] == OPEN
+        before = sqlite3.connect(path).execute("SELECT * FROM snapshot WHERE id = 1").fetchall()
+        change(path, EDITS[edit][0])
+        assert sqlite3.connect(path).execute("SELECT * FROM snapshot WHERE id = 1").fetchall() != before
+        assert not await loads_as_without(path)
+        code, reason = await report(path)
+        assert code == TAMPERED
+        assert "its snapshot" in reason
+        async with SqliteStore(path) as store:
+            assert (await agent_on(store, ["Done."]).resume("r", Allow())).output == "Done."
+        assert (await report(path))[0] == GOOD
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_snapshot_may_be_deleted_or_be_an_older_one(tmp_path: Path) -> None:
+    async def scene() -> None:
+        store = Recording()
+        await interrupted(store, 12)
+        made = [snapshot for *_, snapshot in store.log if snapshot is not None]
+        assert len(made) > 5
+        newest = await load_run(config_of(agent_on(store, ())), "r", lazily=True)
+        for each in (None, *made):
+            store._runs["r"].snapshot = each  # pyright: ignore[reportPrivateUsage]
+            loaded = await load_run(config_of(agent_on(store, ())), "r", lazily=True)
+            assert comparable(loaded) == comparable(newest)
+            assert (await verify_listed_run(store, "r", keyring=KEYS)).code == OPEN
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_snapshot_of_a_history_that_was_cut_off_is_not_used() -> None:
+    async def scene() -> None:
+        store = Recording()
+        await interrupted(store, 12)
+        rest = await store.after_a_kill(len(store.log) - 8, with_snapshots=True)
+        rest._runs["r"].snapshot = await store.snapshot("r")  # pyright: ignore[reportPrivateUsage]
+        loaded = await load_run(config_of(agent_on(rest, ())), "r", lazily=True)
+        assert loaded.resume_point.base is not None
+        assert not loaded.resume_point.base.unread
+        found = await verify_listed_run(rest, "r", keyring=KEYS)
+        assert (found.code, "that of other records" in found.reason) == (TAMPERED, True)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_verify_compares_what_a_snapshot_says_with_the_records_whoever_sealed_it() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        await interrupted(store, 12)
+        sealed = await store.snapshot("r")
+        assert sealed is not None
+        for place, value in (("counters", {"steps": 1}), ("granted_tokens", 5), ("withheld", ["x"])):
+            data = json.loads(sealed.content)
+            data["state"][place] = value
+            text = json.dumps(data)
+            mac = KEYS.current.seal(KeyPurpose.snapshot, text.encode())
+            store._runs["r"].snapshot = SealedSnapshot(text, mac)  # pyright: ignore[reportPrivateUsage]
+            found = await verify_listed_run(store, "r", keyring=KEYS)
+            assert (found.code, found.reason) == (TAMPERED, "its snapshot says something else than its records")
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("history", [None, NEWEST], ids=["all", "newest"])
+@pytest.mark.usefixtures("often")
+def test_an_older_record_that_was_edited_is_noticed_before_anything_made_of_it_is_sent(
+    history: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "runs.db"
+
+    async def scene() -> None:
+        async with SqliteStore(path) as store:
+            await interrupted(store, 12, history=history)
+        db = sqlite3.connect(path)
+        (hidden,) = db.execute("SELECT hidden FROM journal WHERE instr(hidden, 'seen place 3')").fetchone()
+        db.execute("UPDATE journal SET hidden = ? WHERE hidden = ?", (hidden.replace(b"place 3", b"place 7"), hidden))
+        db.commit()
+        db.close()
+        model = RecordingModel(ScriptedModel(["Done."]))
+        async with SqliteStore(path) as store:
+            with pytest.raises(JournalError, match="cannot be continued: record"):
+                await agent_on(store, (), model=model, history=history).resume("r", Allow())
+            head = await store.head("r")
+            assert head is not None
+            assert head.status == "running"
+        assert not any("place 7" in message.content for request in model.requests for message in request.messages)
+        assert (await report(path))[0] == TAMPERED
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_redacted_value_is_in_no_byte_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+
+    async def scene() -> None:
+        await suspended_in(path, steps=8, prompt=f"I am {CANARY}.")
+        assert CANARY.encode() in path.read_bytes()
+        async with SqliteStore(path) as store:
+            found = await store.snapshot("r")
+            assert found is not None
+            assert CANARY in found.content
+            done = await redact_text(store, CANARY, KEYS)
+            assert done.deleted
+            assert await store.snapshot("r") is None
+            assert all(CANARY.encode() not in file.read_bytes() for file in tmp_path.iterdir())
+            assert CANARY.encode() not in path.read_bytes()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_purged_run_leaves_no_snapshot(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+
+    async def scene() -> None:
+        await suspended_in(path)
+        async with SqliteStore(path) as store:
+            runs = Runs(store, secret=SECRET)
+            await agent_on(store, ()).dismiss("r", "not needed")
+            assert await store.snapshot("r") is None
+            await runs.purge("r")
+        assert sqlite3.connect(path).execute("SELECT count(*) FROM snapshot").fetchone() == (0,)
+
+    asyncio.run(scene())
