@@ -30,6 +30,7 @@ from agentfsm.errors import (
     SuspensionExpiredError,
     SuspensionUsedError,
     ToolError,
+    TransientProviderError,
 )
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.records import SealedRecord
@@ -743,6 +744,24 @@ async def crashes_leave_calls_in_doubt(graph: Graph) -> None:
     expect((ended.decisions[-1].transition.id, ended.run_state.model_calls), ("call_llm.cancelled", 0))
 
 
+async def a_wait_goes_on_after_a_crash(graph: Graph) -> None:
+    """A run that dies while it is to back off waits for the rest when it is resumed, and no longer."""
+    for passed_s, rest in ((1.5, [0.5]), (5.0, list[float]())):
+        clock, deaths = FakeClock(), [passed_s]
+
+        def die(context: Any, clock: FakeClock = clock, deaths: list[float] = deaths) -> None:
+            if deaths:
+                clock.advance(deaths.pop())
+                raise _Crash
+
+        host = Host(clock=clock, secret=b"of a conformance check", store=MemoryStore())
+        script = [TransientProviderError, "Done."]  # an error kept here would keep the run alive
+        agent = Trial(graph, script, hooks=[hook("recover")(die)], host=host).agent()
+        await _crash(agent)
+        ended = await agent.resume("r")
+        expect((ended.output, [each for each in clock.slept if each]), ("Done.", rest))
+
+
 class _FullStore(MemoryStore):
     """A store that takes so many records."""
 
@@ -889,6 +908,7 @@ CHECKS: Sequence[LoopCheck] = (
     answers_are_bound_to_what_was_asked,
     amounts_are_checked,
     crashes_leave_calls_in_doubt,
+    a_wait_goes_on_after_a_crash,
     nothing_runs_without_a_record,
     sub_agents_are_charged,
     sub_agents_ask_one_after_the_other,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,10 +27,7 @@ from agentfsm.errors import (
     GraphError,
     NoTransitionError,
 )
-from agentfsm.loop.events import (
-    Event,
-    RunWarning,
-)
+from agentfsm.loop.events import Event, ModelReplied, RunWarning, Transitioned
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guards import approval_decided, approval_required, came_back, doubt_settled, in_doubt
 from agentfsm.loop.history import KeepLast, Summarize
@@ -336,6 +333,31 @@ async def runs_are_given_what_they_need(graph: Graph) -> None:
     expect((type(events[0]).__name__, type(events[-1]).__name__), ("RunStarted", "RunCompleted"))
 
 
+async def whoever_follows_a_run_does_not_stall_it(graph: Graph) -> None:
+    """What consumers and observers do is no stall, and what happens between two steps is not even charged."""
+    clock = FakeClock()
+
+    @observer
+    def linger(event: Event) -> None:
+        clock.advance(40)
+
+    trial = Trial(graph, [call("fine"), "Done."], [FINE], clock=clock)
+    run = replace(trial, hooks=[linger]).agent().run("Begin.")
+    events: list[Event] = []
+    async for event in run:
+        clock.advance(50)
+        events.append(event)
+    expect((run.result.output, run.run_state.silence_s), ("Done.", 0.0))
+    expect([e.decision for e in events if isinstance(e, Transitioned)], list(run.decisions))
+    replies = [(e.message.content, len(e.message.tool_calls)) for e in events if isinstance(e, ModelReplied)]
+    expect(replies, [("", 1), ("Done.", 0)])
+    run = trial.agent().run("Begin.")
+    while not run.finished:
+        await run.step()
+        clock.advance(60)
+    expect((run.result.output, run.run_state.elapsed_s, run.run_state.silence_s), ("Done.", 0.0, 0.0))
+
+
 async def graphs_are_what_they_say(graph: Graph) -> None:
     """A graph says what it has, refuses what it has not, and makes moves that name their row."""
     ended = (await Trial(graph, ["Done."]).play()).result.run_state
@@ -486,7 +508,8 @@ async def declarations_do_not_change(graph: Graph) -> None:
         (await Trial(graph, ["Done."]).play()).result.decisions[0],
     )
     for value in values:
-        for name in ("name", "reason", "kind", "arguments", "action", "anything"):
+        names = [each.name for each in fields(value)] if is_dataclass(value) else ["kind", "source"]
+        for name in (*names, "anything"):
             expect_refusal(Exception, partial(setattr, value, name, None))
 
 
@@ -501,6 +524,7 @@ LOOP_CHECKS: Sequence[LoopCheck] = (
     history_is_shortened,
     hooks_run_before_effects,
     runs_are_given_what_they_need,
+    whoever_follows_a_run_does_not_stall_it,
     graphs_are_what_they_say,
     a_machine_takes_the_first_row_that_holds,
     declarations_do_not_change,

@@ -577,6 +577,11 @@ async def refusals_and_silence(graph: Graph) -> None:
         expect(run.rows, ["post_llm.output_refused", "recover.handoff"])
         outcome: Any = run.result.outcome
         expect((run.ending[0], outcome.blockers), ("Handoff", ("I must not.",)))
+    bare = graph.without("post_llm.output_truncated", "post_llm.output_refused")
+    cut_off = Reply(Message.assistant("I mu"), FinishReason.LENGTH)
+    for reply in (cut_off, Reply(Message.assistant(""), refusal="I must not.")):
+        run = await Trial(bare, [reply, "Done."]).play()
+        expect((run.rows, run.ending[1]), (["post_llm.output_malformed"], "Done."))
     run = await Trial(graph, [" \n", "Done."]).play()
     expect((run.rows, run.ending[1]), (["post_llm.no_progress"], "Done."))
     expect_in("The last turn made no progress on the task.", run.asked_last(1))
