@@ -21,6 +21,7 @@ from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import shown_arguments
 from agentfsm.runtime.compaction import compact_history, summary_failed
 from agentfsm.runtime.context import AgentConfig
+from agentfsm.runtime.event_filter import WITHHELD
 from agentfsm.runtime.hooks import DenyCall, HookContext
 from agentfsm.runtime.tool_dispatch import calling_run
 from agentfsm.runtime.tools import Tool, describe_validation_error
@@ -143,18 +144,21 @@ def _check_edit(config: AgentConfig, state: RunState, request: PendingRequest, t
         HumanReplyError: It is refused.
     """
     call = ToolCall(request.call_id or "", tool.name, reply.arguments)
+    withholder = config.open_withholder().with_mask(WITHHELD)  # others may read why, too
+    withholder.add_arguments(tool.name, call.arguments)
     try:
         shown = shown_arguments(tool, call, tool.arguments(call.arguments))
     except Exception as error:  # a validator of the tool's types may raise anything
         raise HumanReplyError(
             f"the edited arguments are not valid for {tool.name!r}, and the run still waits: "
-            f"{describe_validation_error(error)}"
+            f"{withholder.clean_text(describe_validation_error(error))}"
         ) from error
     for policy in calling_run(config, state).permissions:
         decision = policy(HookContext(State.DISPATCH_TOOL, state.view(), call, tool, shown))
         if isinstance(decision, DenyCall):
+            reason = withholder.clean_text(decision.reason)
             raise HumanReplyError(
-                f"the edited arguments of {tool.name!r} are denied, and the run still waits: {decision.reason}"
+                f"the edited arguments of {tool.name!r} are denied, and the run still waits: {reason}"
             )
 
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from pydantic import SecretStr
+from pydantic import AfterValidator, SecretStr
 
 from agentfsm import (
     Actor,
@@ -272,6 +272,36 @@ def test_whoever_gave_an_answer_that_was_refused_can_read_why_until_there_is_a_n
         assert (shop.paid, await shop.pending()) == ([5], 0)
 
     with_shop(scenario)
+
+
+def check_pin(pin: str) -> str:
+    if pin.startswith("canary"):
+        raise ValueError(f"{pin} is too old")
+    return pin
+
+
+def test_why_an_answer_was_refused_is_told_without_the_secrets_in_it() -> None:
+    pytest.importorskip("cryptography")
+
+    @tool(requires_approval=True, secret=["pin"])
+    def unlock(door: int, pin: Annotated[str, AfterValidator(check_pin)]) -> str:
+        """Unlock a door."""
+        return "unlocked"
+
+    async def scenario() -> None:
+        async with MemoryStore() as store:
+            host = Host(store=store, secret=SECRET)
+            agent = Agent(ScriptedModel([call("unlock", door=1, pin="1234")]), tools=[unlock], host=host)
+            runs = Runs(store, secret=SECRET)
+            await agent.run("Unlock it.", run_id="one")
+            await runs.answer("one", Edit({"door": 2, "pin": "canary 4711"}))
+            assert await agent.unfinished_runs() == []
+            said = (await runs.get("one")).refused
+            assert said.endswith(
+                "not valid for 'unlock', and the run still waits: pin: value error, [withheld] is too old"
+            )
+
+    asyncio.run(scenario())
 
 
 def test_the_refusal_of_an_answer_does_not_outlast_its_request(with_shop: Any) -> None:
