@@ -162,14 +162,12 @@ _EMPTY_JSON: Mapping[str, tuple[Any, ...]] = {"{}": ({},), "[]": ((), [])}  # by
 _NO_OVERRIDES: Mapping[str, str] = {}
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
-_FieldWriter = Callable[[Any, Any, CommitmentWriter], str]  # of a value, the object whose field it is, the commitments
-
 
 class _Field(NamedTuple):
     name: str
     key: str  # its name as the key of a JSON object, with the colon
     default: Any
-    write: _FieldWriter
+    write: Callable[[Any, CommitmentWriter], str] | None  # None: the arguments of a call, which depend on its tool
 
 
 class _ClassShape(NamedTuple):
@@ -215,27 +213,17 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
     return _NO_DEFAULT if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _writer_of_field(name: str) -> _FieldWriter:
-    """What writes a field with a name: a name is as good as a type here, since it means the same in every class."""
+def _writer_of_field(name: str) -> Callable[[Any, CommitmentWriter], str] | None:
     if name not in HIDDEN_FIELDS:
-        return _write_open
-    return {"by": _write_name, "arguments": _write_arguments}.get(name, _write_hidden)
+        return to_json
+    return {"by": _write_name, "arguments": None}.get(name, _write_hidden)
 
 
-def _write_open(value: Any, owner: Any, commitments: CommitmentWriter) -> str:
-    return to_json(value, commitments)
-
-
-def _write_name(value: Any, owner: Any, commitments: CommitmentWriter) -> str:
+def _write_name(value: Any, commitments: CommitmentWriter) -> str:
     return commitments.name_json(value)
 
 
-def _write_arguments(value: Any, owner: Any, commitments: CommitmentWriter) -> str:
-    tool = owner.name if owner.__class__ is ToolCall else getattr(owner, "tool", "")
-    return commitments.arguments_json(tool, value)
-
-
-def _write_hidden(value: Any, owner: Any, commitments: CommitmentWriter) -> str:
+def _write_hidden(value: Any, commitments: CommitmentWriter) -> str:
     if value.__class__ not in _SCALARS and isinstance(value, (BaseModel, HumanReply)):
         return to_json(value, commitments)
     return commitments.commitment_json(value)
@@ -291,8 +279,11 @@ def fields_to_json(
             text = overrides[name]
         elif field_value.__class__ in _SCALARS and field_value == default:
             continue
+        elif write is not None:
+            text = write(field_value, commitments)
         else:
-            text = write(field_value, value, commitments)
+            tool = str(value.name if value.__class__ is ToolCall else getattr(value, "tool", ""))
+            text = commitments.arguments_json(tool, field_value)
         if len(text) > 2 or (text and not _is_default_empty(text, default)):
             entries.append(key + text)
     if is_failure and value.suggested_action is value.kind.spec.action:

@@ -211,13 +211,9 @@ def insert_records(
     ):
         raise _stale_error(db, key)
     high = number << 32
-    db.executemany(
-        _INSERT_ROW,
-        [
-            (high | row.seq, row.body, bytes.fromhex(row.hash), row.hidden, _from_hex(row.mac))
-            for row in encode_commit(records)
-        ],
-    )
+    for seq_of_row, body, hash_of_row, hidden, mac_of_row in encode_commit(records):
+        values = (high | seq_of_row, body, bytes.fromhex(hash_of_row), hidden, _from_hex(mac_of_row))
+        db.execute(_INSERT_ROW, values)
     if info is not None:
         write_run_info(db, number, info)
     if status == "finished":
