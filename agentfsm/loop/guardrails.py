@@ -114,9 +114,10 @@ class AgentGuardrails(BaseModel, frozen=True):
         """Maximum number of entries to ``pre_step``: ``max_steps``, or its default."""
         if self.max_steps is not None:
             return self.max_steps
-        if self.max_iterations is None:
+        iterations = self.max_iterations
+        if iterations is None:
             return STEPS_WITHOUT_ITERATION_LIMIT
-        return STEPS_PER_ITERATION * self.max_iterations * (1 + self.max_continues)
+        return STEPS_PER_ITERATION * iterations * (1 + self.max_continues)
 
 
 @lru_cache(maxsize=1)

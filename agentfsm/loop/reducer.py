@@ -34,7 +34,6 @@ from agentfsm.loop.tool_batch import (
     count_error,
     is_final_text,
     open_batch,
-    record_result,
     record_results,
 )
 from agentfsm.machine.declaration import StateSpec, Transition
@@ -66,7 +65,7 @@ def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
             _ON_CALL_REPLY[reply.kind](run, call)
         return
     if call is not None:
-        record_result(run, ToolResult(call.call.id, call.call.name, reply.text))
+        record_results(run, (ToolResult(call.call.id, call.call.name, reply.text),))
     append_tool_results(run)
     run.ending = None
     if call is not None:
@@ -85,7 +84,7 @@ def _open_calls(run: RunState) -> list[CallState]:
 
 def _set_result(run: RunState, call: CallState, result: ToolResult) -> None:
     if any(each is call for each in run.batch):
-        record_result(run, result)
+        record_results(run, (result,))
     else:
         call.result, call.started = result, False
 

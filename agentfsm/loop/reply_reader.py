@@ -51,16 +51,15 @@ def read_reply(run: RunState, parse_answer: AnswerParser | None) -> ReplyParsed:
 
 
 def _read_text(run: RunState, text: str, parse_answer: AnswerParser | None) -> ReplyParsed:
-    behavior, read = run.behavior, ReplyParsed(answer=text)
+    behavior, answer = run.behavior, text
     if behavior.envelope:
         read = parse_envelope(text, f"call_{run.turns}")
         if read.calls or read.malformed is not None:
             return read
+        answer = read.answer
     if not behavior.text_is_answer:
         return ReplyParsed(malformed="it contains no tool call" if behavior.missing_call == "malformed" else None)
-    if parse_answer is None or not text.strip():
-        return read
-    return parse_answer(str(read.answer))
+    return ReplyParsed(answer=answer) if parse_answer is None or not text.strip() else parse_answer(answer)
 
 
 def continue_answer(beginning: str, reply: str) -> str:

@@ -17,7 +17,6 @@ __all__ = [
     "count_error",
     "is_final_text",
     "open_batch",
-    "record_result",
     "record_results",
 ]
 
@@ -46,29 +45,17 @@ def open_batch(run: RunState, calls: Collection[ToolCall]) -> None:
 
 
 def record_results(run: RunState, results: Sequence[ToolResult]) -> None:
-    """Store results of calls of the batch, in their order; see ``record_result``."""
-    if len(results) == 1:
-        record_result(run, results[0])
-        return
-    calls = {call.call.id: call for call in run.batch}
+    """Store results of calls of the batch, and update the counts of denials and repeated errors."""
+    batch = run.batch
+    by_id: dict[str, CallState] = {}
     for result in results:
-        call = calls.get(result.call_id)
+        index = run.first_pending
+        call = batch[index] if index < len(batch) else None
+        if call is None or call.call.id != result.call_id:  # not the next one, as it is in nearly every case
+            by_id = by_id or {each.call.id: each for each in batch}
+            call = by_id.get(result.call_id)
         if call is not None:
             _record_result(run, call, result)
-
-
-def record_result(run: RunState, result: ToolResult) -> None:
-    """Store the result of one call of the batch, and update the counts of denials and repeated errors."""
-    batch, index = run.batch, run.first_pending
-    if index < len(batch) and batch[index].result is not None:
-        index = run.next_call
-    if index < len(batch) and batch[index].call.id == result.call_id:  # as in nearly every case
-        _record_result(run, batch[index], result)
-        return
-    for call in batch:
-        if call.call.id == result.call_id:
-            _record_result(run, call, result)
-            return
 
 
 def _record_result(run: RunState, call: CallState, result: ToolResult) -> None:

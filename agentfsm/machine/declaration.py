@@ -299,6 +299,8 @@ class Exhausted:
         past: Whether it holds only once the counter was spent more often than its limit.
     """
 
+    __slots__ = ("__dict__", "_describe", "_limit", "_name", "counter", "past")
+
     def __init__(self, counter: Counter, describe: Callable[[Any], object], past: bool = False) -> None:
         update_wrapper(self, describe)
         self.__name__: str = describe.__name__

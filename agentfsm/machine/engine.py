@@ -153,6 +153,18 @@ class _GuardCondition(Condition):
 class _Row(transitions.Transition):
     """A row of the table. It holds if its counters are not empty and its guard holds."""
 
+    __slots__ = (
+        "charged",
+        "condition",
+        "counts",
+        "decision",
+        "dest_state",
+        "machine",
+        "refused",
+        "row",
+        "silent_while",
+        "target",
+    )
     condition_cls = _GuardCondition
 
     def __init__(self, source: str, dest: str, *callbacks: Any, row: Transition, graph: Graph) -> None:

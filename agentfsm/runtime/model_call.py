@@ -106,11 +106,8 @@ async def reply_or_failure(
             reply = await _admitted_reply(context, model, request, timer, stream)
         else:
             reply = await _limited_reply(context, model, request, timer, stream)
-        if not reply.usage.is_plausible:
-            context.warn(f"{model.name}: the reply has an impossible usage, which is not counted")
-            reply = replace(reply, usage=NO_USAGE)
-        if reply.usage.unpriced_tokens:
-            _warn_if_unpriced(context, model, reply)
+        if reply.usage is not NO_USAGE:
+            reply = _check_usage(context, model, reply)
         for repair in reply.repairs:
             context.warn(f"{model.name}: {repair}")
         if request.max_output_tokens is not None:
@@ -141,11 +138,15 @@ async def reply_or_failure(
         return _model_failure(FailureKind.provider_error, f"{model.name}: {describe_exception(error)}")
 
 
-def _warn_if_unpriced(context: Context, model: Model, reply: Reply) -> None:
-    """Warn once that ``max_cost_usd`` cannot be enforced, if the model's price is unknown."""
-    run = context.run
-    if run.guardrails.max_cost_usd is not None and not run.usage.unpriced_tokens:
+def _check_usage(context: Context, model: Model, reply: Reply) -> Reply:
+    """The reply with a usage that can be counted; warns once if ``max_cost_usd`` cannot be enforced."""
+    run, usage = context.run, reply.usage
+    if not usage.is_plausible:
+        context.warn(f"{model.name}: the reply has an impossible usage, which is not counted")
+        return replace(reply, usage=NO_USAGE)
+    if usage.unpriced_tokens and run.guardrails.max_cost_usd is not None and not run.usage.unpriced_tokens:
         context.warn(f"the price of {model.name} is unknown: max_cost_usd does not count its tokens")
+    return reply
 
 
 def _mark_truncated(reply: Reply, cap: int) -> Reply:

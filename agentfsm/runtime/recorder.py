@@ -246,7 +246,7 @@ class Recorder:
 
     def record(self, kind: str, data: Any = None) -> None:
         """Add an entry about the run as a whole."""
-        self._values.extend((kind, self._time(), data))
+        self._values += (kind, self._time(), data)
 
     def record_transition(
         self,
@@ -268,7 +268,7 @@ class Recorder:
             aborted: The failure that aborted the run in this step, or None.
         """
         time = self._time
-        self._values.extend(("transition", time(), outcome, cancel, elapsed_us, idle_us, decision, aborted))
+        self._values += ("transition", time(), outcome, cancel, elapsed_us, idle_us, decision, aborted)
 
     def record_intent(self, effect_id: str, name: str, policy: str, request: Mapping[str, Any] | None = None) -> int:
         """Add an entry: an effect is about to start.
@@ -284,7 +284,7 @@ class Recorder:
         """
         attempts, time = self._attempts, self._time
         attempt = attempts[effect_id] = attempts.get(effect_id, 0) + 1
-        self._values.extend(("effect.intent", time(), effect_id, name, attempt, policy, request))
+        self._values += ("effect.intent", time(), effect_id, name, attempt, policy, request)
         return attempt
 
     def restore_attempts(self, attempts: Mapping[str, int]) -> None:
@@ -300,7 +300,7 @@ class Recorder:
                 calls it took.
         """
         time = self._time
-        self._values.extend(("effect.result", time(), effect_id, result))
+        self._values += ("effect.result", time(), effect_id, result)
 
     def push(self) -> None:
         """Push the entries so far to the store, without waiting."""

@@ -147,29 +147,6 @@ async def run_call(
     Raises:
         asyncio.CancelledError: The run is being cancelled.
     """
-    result = await _run_function(call, tool, arguments, context, timer, limit_s)
-    if not tool.has_secrets:
-        return result
-    defaults = _secret_defaults(call, tool, arguments)
-    return dataclasses.replace(result, withheld=(*result.withheld, *defaults)) if defaults else result
-
-
-def _secret_defaults(call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> list[Any]:
-    """The secrets among a call's validated arguments that the call left to their defaults."""
-    left = {name: value for name, value in arguments.items() if name not in call.arguments}
-    given = call_secrets(tool, call.arguments)
-    found = (*_secrets_in(arguments), *secret_values(left, tool.secret, {}))
-    return [value for value in found if isinstance(value, str | int | float) and value not in given]
-
-
-async def _run_function(
-    call: ToolCall,
-    tool: Tool,
-    arguments: dict[str, Any],
-    context: ToolContext[Any] | None,
-    timer: Timeout,
-    limit_s: float,
-) -> ToolResult:
     try:
         if tool.is_async:
             waiting = tool.function(context, **arguments) if context is not None else tool.function(**arguments)
@@ -178,10 +155,21 @@ async def _run_function(
             value = tool.function(**arguments)
         else:
             value = await timer.run(_call_plain_function(tool.function, context, arguments), limit_s)
-        return _success_result(call, tool, value)
+        result = _success_result(call, tool, value)
     except (Exception, asyncio.CancelledError, SystemExit) as error:
         reraise_cancellation(error)
-        return _exception_result(call, tool, error)
+        result = _exception_result(call, tool, error)
+    if tool.has_secrets and (defaults := _secret_defaults(call, tool, arguments)):
+        return dataclasses.replace(result, withheld=(*result.withheld, *defaults))
+    return result
+
+
+def _secret_defaults(call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> list[Any]:
+    """The secrets among a call's validated arguments that the call left to their defaults."""
+    left = {name: value for name, value in arguments.items() if name not in call.arguments}
+    given = call_secrets(tool, call.arguments)
+    found = (*_secrets_in(arguments), *secret_values(left, tool.secret, {}))
+    return [value for value in found if isinstance(value, str | int | float) and value not in given]
 
 
 async def run_delegation(
