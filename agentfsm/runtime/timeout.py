@@ -22,9 +22,6 @@ DEFAULT_GRACE_S = 2.0
 CLOSE_ATTEMPTS = 100
 """How many awaits of an abandoned coroutine's cleanup are broken off before it is left as it is."""
 
-_ENDED = object()
-"""Stands for what a coroutine waits for, once it has ended."""
-
 T = TypeVar("T")
 
 logger = logging.getLogger("agentfsm")
@@ -145,7 +142,6 @@ class Timeout:
         "_requested",
         "_task",
         "_timer",
-        "_value",
         "grace_s",
         "owner",
     )
@@ -162,7 +158,6 @@ class Timeout:
         self._requested = 0  # how many are this object's own
         self._limit = self._deadline = 0.0
         self._in_grace = False
-        self._value: Any = None
 
     @coroutine
     def run(self, awaitable: Awaitable[T], seconds: float) -> Generator[Any, Any, T]:
@@ -190,15 +185,10 @@ class Timeout:
         loop = task.get_loop()
         limit = loop.time() + seconds  # by the loop's clock, which need not be the system's
         self._task, self._cancelling, interrupted = task, task.cancelling(), False
-        steps: Any = self._keep_value(inner)
-        value: T
         try:
-            waiting = next(steps, _ENDED)
-            if waiting is _ENDED:  # a coroutine that never waits needs no timer
-                value, self._value = self._value, None
-                return value
-            self._start(loop, limit)
-            while waiting is not _ENDED:
+            waiting = inner.send(None)
+            self._start(loop, limit)  # a coroutine that never waits needs no timer
+            while True:
                 error: BaseException | None = None
                 try:
                     if waiting is None or type(waiting) is asyncio.Future:
@@ -206,7 +196,7 @@ class Timeout:
                     else:
                         yield from self._wait_for(waiting)
                 except GeneratorExit:
-                    _close(steps, inner)
+                    _close(inner)
                     raise
                 except asyncio.CancelledError as cancellation:
                     error, interrupted = cancellation, True
@@ -214,12 +204,13 @@ class Timeout:
                 except BaseException as refused:  # by the task: something that cannot be awaited
                     error = refused
                 if self._abandoned:
-                    _close(steps, inner)
+                    _close(inner)
                     raise cast("BaseException", error)
-                waiting = next(steps, _ENDED) if error is None else _throw(steps, error)
+                waiting = inner.send(None) if error is None else inner.throw(error)
                 if self._in_grace and not self._requested and not self._is_cancelled_by_others(task):
                     self._end_grace()  # a timeout or a task group inside the coroutine, which has handled it
-            value, self._value = self._value, None
+        except StopIteration as ended:
+            value: T = ended.value
             return value
         except asyncio.CancelledError as error:
             if self._requested and not self._is_cancelled_by_others(task):
@@ -253,11 +244,6 @@ class Timeout:
         if not self._abandoned or self.grace_s is None:
             return ""
         return f": it did not stop within {self.grace_s:g} s of being cancelled, and was abandoned"
-
-    @coroutine
-    def _keep_value(self, inner: Coroutine[Any, Any, Any]) -> Generator[Any, Any, None]:
-        """Await a coroutine and keep its value: to catch it in a ``StopIteration`` takes 0.5 us longer."""
-        self._value = yield from inner
 
     # -- waiting --------------------------------------------------------------------------------------
 
@@ -365,32 +351,23 @@ async def _as_coroutine(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def _throw(steps: Generator[Any, Any, None], error: BaseException) -> Any:
-    """What a coroutine waits for after an exception was thrown into it, or ``_ENDED``."""
-    try:
-        return steps.throw(error)
-    except StopIteration:
-        return _ENDED
-
-
 class _AbandonedError(BaseException):
     """Thrown into a coroutine that is abandoned."""
 
 
-def _close(steps: Generator[Any, Any, None], inner: Coroutine[Any, Any, Any]) -> None:
+def _close(inner: Coroutine[Any, Any, Any]) -> None:
     """End a coroutine where it stands; one whose cleanup waits is ended there, too, and so on.
 
     An exception comes first, because before Python 3.13 ``close`` does not reach into an asynchronous generator, which
     then counts as running for ever: it cannot be closed, and complains when it is collected.
 
     Args:
-        steps: What awaits the coroutine.
         inner: The coroutine.
     """
     for _ in range(CLOSE_ATTEMPTS):
         with suppress(Exception, asyncio.CancelledError, SystemExit):
             try:
-                steps.throw(_AbandonedError())
+                inner.throw(_AbandonedError())
             except _AbandonedError:
                 return
             continue  # it waits again
@@ -398,7 +375,6 @@ def _close(steps: Generator[Any, Any, None], inner: Coroutine[Any, Any, Any]) ->
     for _ in range(CLOSE_ATTEMPTS):
         with suppress(Exception, asyncio.CancelledError, SystemExit):  # it waits again, or its cleanup failed
             inner.close()
-            steps.close()
             return
-    _unclosable.append(steps)
+    _unclosable.append(inner)
     logger.warning("%s cannot be closed: it is left where it stands", getattr(inner, "__qualname__", "a coroutine"))
