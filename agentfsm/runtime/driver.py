@@ -323,6 +323,7 @@ class Driver:
         self._owner: asyncio.Task[Any]
         self._task: asyncio.Task[Any] | None = None
         self._effect_cancelled = False
+        self._interruption: asyncio.CancelledError | None = None
 
     def cancel(self, reason: str) -> None:
         """Cancel the current effect and end the run. May be called from any thread.
@@ -413,43 +414,42 @@ class Driver:
             except (Exception, asyncio.CancelledError) as error:  # of user code: no cancellation can arrive here
                 outcome = self._exception_outcome(state, error)
             # Times are in whole microseconds, so that replaying the journal adds up exactly the same times.
+            elapsed_us = idle_us = 0  # the time of a plain function is negligible; it is counted with the next effect
             if outcome.__class__ is CoroutineType:
-                started = ended = now()
+                started = now()
                 idle_us = int((started - context.charged_at) * 1e6 + 0.5)
                 self._task = task
                 if self.cancel_reason is not None:  # by another thread, before there was a task to cancel
                     task.get_loop().call_soon(self._cancel_effect, task)
                 try:
-                    try:
-                        outcome = await outcome
-                        if requests.from_outside:  # the effect suppressed it; it stands all the same
-                            raise asyncio.CancelledError
-                    except BaseException as error:
-                        outcome = self._raised_outcome(state, error)
-                    finally:
-                        self._task = None
-                        if self._effect_cancelled:
-                            self._effect_cancelled = False
-                            requests.own -= 1
-                            task.uncancel()
-                        context.charged_at = ended = now()
-                except asyncio.CancelledError:  # of the task, from outside
-                    self.cancel_reason = self.cancel_reason or "the task was cancelled"
-                    self._apply_outcome(self._cancelled_outcome(), int((ended - started) * 1e6 + 0.5), idle_us)
-                    await self._drain_cancelled()
-                    raise
-                self._apply_outcome(outcome, int((ended - started) * 1e6 + 0.5), idle_us)
+                    outcome = await outcome
+                    if requests.from_outside:  # the effect suppressed it; it stands all the same
+                        raise asyncio.CancelledError
+                except BaseException as error:
+                    outcome = self._raised_outcome(state, error)
+                finally:
+                    self._task = None
+                    if self._effect_cancelled:
+                        self._effect_cancelled = False
+                        requests.own -= 1
+                        task.uncancel()
+                    context.charged_at = now()
+                elapsed_us = int((context.charged_at - started) * 1e6 + 0.5)
             elif states[state].effect is CHECK_BUDGETS:  # its guards read the clock, so its time must be counted
                 idle_since, context.charged_at = context.charged_at, now()
-                self._apply_outcome(outcome, 0, int((context.charged_at - idle_since) * 1e6 + 0.5))
-            else:  # the time of a plain function is negligible; it is counted with the next effect
-                self._apply_outcome(outcome)
+                idle_us = int((context.charged_at - idle_since) * 1e6 + 0.5)
+            self._apply_outcome(outcome, elapsed_us, idle_us)
             if run.state in stop_states and not (
                 type(outcome) is Escalated and self._request.reply is not None  # which is applied next
             ):
                 await self._finish()
-            elif not to_end and not requests.from_outside:  # a run that is being cancelled comes to its end
+            elif not (to_end or self._interruption or requests.from_outside):  # a cancelled task's run comes to its end
                 return
+        if self._interruption is not None:
+            try:
+                raise self._interruption
+            finally:
+                self._interruption = None
 
     async def _open_run(self) -> None:
         config, run, recorder = self._config, self._run, self.context.recorder
@@ -560,7 +560,6 @@ class Driver:
         """The outcome of an effect that raised: what ``cancel`` does to it, and any exception of user code.
 
         Raises:
-            asyncio.CancelledError: The task was cancelled from outside.
             StoreError: The journal cannot be written; the run must not continue.
             JournalError: The journal cannot be read.
             LongWait: The run is not to continue now.
@@ -568,12 +567,11 @@ class Driver:
             BaseException: The program ends.
         """
         if isinstance(error, asyncio.CancelledError):
-            if self.cancel_requests.from_outside:
-                raise error
-            if self._effect_cancelled:
+            if self.cancel_requests.from_outside or (not self._effect_cancelled and being_cancelled()):
+                self._interruption = error
+                self.cancel_reason = self.cancel_reason or "the task was cancelled"
+            if self._interruption is not None or self._effect_cancelled:
                 return self._cancelled_outcome()
-            if being_cancelled():
-                raise error
         elif isinstance(error, _NOT_OF_USER_CODE) or not isinstance(error, Exception):
             raise error
         return self._exception_outcome(state, error)
@@ -606,7 +604,7 @@ class Driver:
 
     # -- the step -------------------------------------------------------------------------------------
 
-    def _apply_outcome(self, outcome: Outcome | None, elapsed_us: int = 0, idle_us: int = 0) -> None:
+    def _apply_outcome(self, outcome: Outcome | None, elapsed_us: int, idle_us: int) -> None:
         """Apply an outcome and take a transition. Nothing here awaits.
 
         Args:
@@ -649,12 +647,6 @@ class Driver:
             _report(context, monitor.record_move(decision.transition, run, count_tool_calls(outcome)))
             if monitor.lacks_bounds:
                 self._check_at = 0  # they are computed before the next effect, or at the end
-
-    async def _drain_cancelled(self) -> None:
-        """After the task was cancelled: take transitions to the end without running any effect."""
-        while not self._states[self._run.state].final:
-            self._apply_outcome(self._cancelled_outcome())
-        await self._finish()
 
     # -- the end --------------------------------------------------------------------------------------
 
