@@ -36,7 +36,7 @@ from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import Lease, SealedSnapshot, Status, consistent_read
-from agentfsm.loop.events import RunCompleted, ToolFinished, ToolProgress, ToolStarted, UserInputRequested
+from agentfsm.loop.events import RunCompleted, RunResumed, ToolFinished, ToolProgress, ToolStarted, UserInputRequested
 from agentfsm.loop.messages import Image, Message, Reply, Role, ToolCall, Usage
 from agentfsm.loop.quorum import Actor, Approval
 from agentfsm.loop.transition_table import counts_votes, with_votes
@@ -51,6 +51,7 @@ from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, cal
 from agentfsm.testing.loop_conformance import (
     FINE,
     LoopCheck,
+    Stubborn,
     Trial,
     TrialRun,
     begun,
@@ -59,6 +60,7 @@ from agentfsm.testing.loop_conformance import (
     expect_in,
     expect_refusal,
     record_of,
+    require_same_in_journal,
     result_of,
 )
 
@@ -286,8 +288,14 @@ async def tools_learn_about_their_call(graph: Graph) -> None:
             raise ValueError("no luck")
         return "seen"
 
-    trial = Trial(graph, [[call("look", "c1", n=1), call("look", "c2", n=2)], call("look", "c3", n=3), "Done."], [look])
-    run = trial.agent().run("Begin.", run_id="r", session_id="s", actor="ann", tags=["t"], metadata={"a": 1}, deps="d")
+    script = [[call("look", "c1", n=1), call("look", "c2", n=2)], call("look", "c3", n=3), "Done."]
+    store = MemoryStore()
+    host = Host(clock=FakeClock(), secret=b"of a conformance check", store=store)
+    run = (
+        Trial(graph, script, [look], host=host)
+        .agent()
+        .run("Begin.", run_id="r", session_id="s", actor="ann", tags=["t"], metadata={"a": 1}, deps="d")
+    )
     events = [event async for event in run]
     expect([each.call_id for each in seen], ["c1", "c2", "c1", "c3"])
     keys = [each.idempotency_key for each in seen]
@@ -301,6 +309,7 @@ async def tools_learn_about_their_call(graph: Graph) -> None:
     kinds = [type(each).__name__ for each in events if isinstance(each, ToolStarted | ToolProgress | ToolFinished)]
     expect((kinds[0], kinds.count("ToolStarted"), kinds.count("ToolFinished")), ("ToolStarted", 4, 4))
     expect(isinstance(events[-1], RunCompleted), True)
+    await require_same_in_journal(store, run.result)
 
 
 async def secrets_are_withheld(graph: Graph) -> None:
@@ -420,6 +429,8 @@ async def approvals_are_asked_for(graph: Graph) -> None:
     done.clear()
     run = await Trial(graph, [[small, large, small], "Done."], [pay], [Allow()]).play()
     expect((done, run.rows), ([100, 200, 100], approved))
+    run = await Trial(graph, [*[large] * 4, "Done."], [pay], [Deny("no")] * 4, policy=Stubborn()).play()
+    expect((run.rows.count("post_tool.policy_violation"), run.result.output), (1, "Done."))
     run = await Trial(graph, [large] * 4, [pay], [Deny("no")] * 4).play()
     expect((run.rows[-2:], len(run.waits)), (["post_tool.policy_violation", "recover.handoff"], 3))
     outcome: Any = run.result.outcome
@@ -617,6 +628,12 @@ async def answers_are_bound_to_what_was_asked(graph: Graph) -> None:
         await expect_error(HumanReplyError, agent.resume(record, wrong))
     ended = await agent.resume(record, "The first.")
     expect((ended.output, ended.messages[-2].content), ("Done.", "The first."))
+    agent = Trial(graph, [call("pick"), "Done."], [pick], clock=clock).agent()
+    before = [event async for event in agent.run("Begin.")]
+    waiting: Any = before[-1]
+    after = [event async for event in agent.resume(waiting.suspension_record, "The first.")]
+    expect([event.seq for event in (*before, *after)], list(range(1, len(before) + len(after) + 1)))
+    expect([event.kind for event in after if isinstance(event, RunResumed)], ["question"])
     agent = Trial(graph, [call("pick"), "Done."], [pick], clock=clock, limits={"validity_s": 60.0}).agent()
     record = record_of(await agent.run("Begin."))
     clock.advance(61)

@@ -199,6 +199,10 @@ async def stalls_are_noticed_once(graph: Graph) -> None:
     own = pausing(31.0)
     run = await Trial(own, [call("fine"), "Done."], [FINE], clock=clock).play()
     expect((run.rows, run.result.output), (["pre_step.no_progress"], "Done."))
+    found: Any = next(d.guard_result for d in run.result.decisions if d.guard == "no_progress")
+    expect(
+        (found.explanation, run.result.run_state.elapsed_s), ("nothing happened for 31.0 s between two phases", 31.0)
+    )
     expect_in("The last turn made no progress on the task.", run.asked_last(1))
     run = await Trial(own, [call("fine"), call("fine", n=1), "Done."], [FINE], clock=clock).play()
     expect((run.rows, run.result.output), (["pre_step.no_progress"] * 2, "Done."))
@@ -388,6 +392,21 @@ async def graphs_are_what_they_say(graph: Graph) -> None:
     states = Machine(graph).to_transitions(transitions.Machine).states
     expect(list(states), [str(spec.name) for spec in graph.states])
     expect_in("post_llm", graph.diagram("mermaid"))
+
+    def never(run: RunView) -> bool:
+        return False
+
+    for longer in (
+        graph.with_transition(Transition("post_llm", never, "recover")),
+        graph.with_detector("post_llm", never),
+    ):
+        added = longer.rows("post_llm")
+        expect((len(added) - len(graph.rows("post_llm")), added[-2].guard, added[-2].target), (1, never, "recover"))
+        expect((longer.fingerprint == graph.fingerprint, longer == graph), (False, False))
+    again = replace(graph, name="again")
+    expect(
+        (again.fingerprint, again == graph, replace(again, name=graph.name) == graph), (graph.fingerprint, False, True)
+    )
     quick = graph.with_counter(Counter("steps", 2))
     run = await Trial(quick, [call("fine", n=n) for n in range(9)], [FINE]).play()
     expect((run.rows, len(run.requests)), (["pre_step.runaway"], 2))

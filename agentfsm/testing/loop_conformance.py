@@ -50,6 +50,7 @@ __all__ = [
     "CHECKS",
     "FINE",
     "LoopCheck",
+    "Stubborn",
     "Trial",
     "TrialRun",
     "expect",
@@ -57,6 +58,7 @@ __all__ = [
     "expect_in",
     "expect_refusal",
     "record_of",
+    "require_same_in_journal",
     "result_of",
 ]
 
@@ -241,7 +243,7 @@ class Trial:
             result = await agent.resume("trial" if agent.config.host.store else record_of(result), answer)
             taken += result.decisions
         if agent.config.host.store is store:
-            await _require_same_in_journal(store, result)
+            await require_same_in_journal(store, result)
         rows = [each.transition.id for each in taken if each.transition.name not in _USUAL]
         return TrialRun(result, waits, model.requests, self.clock, rows)
 
@@ -250,10 +252,10 @@ _UNFINISHED = 4
 """The code of the verification of a run that has not ended."""
 
 
-async def _require_same_in_journal(store: MemoryStore, result: RunResult[Any]) -> None:
+async def require_same_in_journal(store: MemoryStore, result: RunResult[Any]) -> None:
     """Require that the journal of a run is whole, and tells everything that the run knows."""
-    records, head = await consistent_read(store, "trial")
-    verification = verify("trial", records, head)
+    records, head = await consistent_read(store, result.run_id)
+    verification = verify(result.run_id, records, head)
     suspended = isinstance(result.outcome, UserInputRequested)
     expect((verification.code, verification.reason), (_UNFINISHED if suspended else 0, ""))
     stored = RehydratedRun()
@@ -378,13 +380,16 @@ def _with_id(reply: Reply, id_: str) -> Reply:
     return replace(reply, message=replace(reply.message, tool_calls=calls))
 
 
+class Stubborn(DefaultPolicy):
+    """A policy that always tries again."""
+
+    def decide(self, failure: Failure, state: Any) -> Action:
+        """Retry, whatever has failed."""
+        return Action.retry
+
+
 async def no_run_spins(graph: Graph) -> None:
     """Whatever a policy or a graph does, ``max_steps`` and ``max_moves`` end the run."""
-
-    class Stubborn(DefaultPolicy):
-        def decide(self, failure: Failure, state: Any) -> Action:
-            return Action.retry
-
     limits = {"max_iterations": 1, "max_steps": 3}
     run = await Trial(graph, ["", "", ""], policy=Stubborn(), limits=limits).play()
     expect((run.rows[-1], run.ending[0]), ("pre_step.runaway", "PartialRunSummary"))
@@ -560,6 +565,9 @@ async def truncated_replies_are_continued(graph: Graph) -> None:
     run = await Trial(graph, [cut("Now: ", call("fine", "c")), "Done."], [FINE]).play()
     expect(run.results, ["Not run: the message was truncated before this call was complete."])
     expect_in("Make the call again, with shorter arguments.", run.asked_last(1))
+    narrow = DefaultPolicy(actions={FailureKind.output_truncated: Action.narrow_scope})
+    run = await Trial(graph, [cut("The be"), "Anew."], policy=narrow).play()
+    expect((run.rows, run.ending[1]), (["post_llm.output_truncated"], "Anew."))
     run = await Trial(graph, [cut("The be"), "", "Anew."]).play()
     expect((run.rows, run.ending[1]), (["post_llm.output_truncated", "post_llm.no_progress"], "Anew."))
     run = await Trial(graph, [cut("The be"), cut("ginn")]).play()
@@ -643,6 +651,8 @@ async def repeated_calls_are_noticed(graph: Graph) -> None:
         "instead?"
     )
     expect(run.waits, [("question", question)])
+    found: Any = next(d.guard_result for d in run.result.decisions if d.guard == "loop_detected")
+    expect((found.metadata["count"], found.metadata["signature"].partition(":")[0]), (6, "fine"))
     run = await Trial(graph, [*[same] * 6, *[same] * 5, "Done."], [FINE], ["Try again."]).play()
     expect((run.rows, run.ending[1]), (["post_llm.loop_detected", "recover.ask_user", "suspended.replied"], "Done."))
     counted = iter(range(99))
@@ -740,6 +750,8 @@ async def equal_errors_open_the_breaker(graph: Graph) -> None:
     expect(len(await rows(*[fails(2) for _ in range(4)])), 4)  # equal errors of one batch are one
     expect((await rows(*[fails(2) for _ in range(5)]))[-1], "recover.handoff")
     expect(len(await rows(*fails(4), "", *fails(1))), 6)
+    run = await Trial(graph, [*fails(9), "Done."], [broken], policy=Stubborn()).play()
+    expect([row.partition(".")[2] for row in run.rows], [*["tool_error"] * 4, "repeated_error", *["tool_error"] * 4])
 
 
 async def retryable_tools_are_run_again(graph: Graph) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from importlib import import_module
 from pathlib import Path
+from time import perf_counter
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = (
@@ -51,7 +52,11 @@ ALIKE = {
 """Lines, and what a mutant may have in their place and behave exactly like the core, each with the reason."""
 
 TESTS = ("test_rules.py", "test_recorded.py", "test_policy.py", "test_data.py")
-TIME_LIMIT_S = 120
+TIME_LIMIT_S = 600
+"""How long the tests may take without a mutant."""
+
+SLOWER = 6
+"""Tests that take so many times longer with a mutant count as failed: it makes something wait or repeat for ever."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +152,8 @@ def write_app(folder: Path) -> None:
     subprocess.run(record, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
 
 
-def notices(folder: Path, package: Path) -> str:
-    """The first test of the app that fails with a package; empty if none does."""
+def notices(folder: Path, package: Path, limit_s: float = TIME_LIMIT_S) -> str:
+    """The first test of the app that fails with a package; empty if none does within some seconds."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *TESTS]
     environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"}
     shutil.rmtree(folder / ".hypothesis", ignore_errors=True)
@@ -159,7 +164,7 @@ def notices(folder: Path, package: Path) -> str:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=TIME_LIMIT_S,
+            timeout=limit_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -182,9 +187,11 @@ def main() -> int:
         app.mkdir()
         shutil.copytree(ROOT / "agentfsm", package / "agentfsm", ignore=shutil.ignore_patterns("__pycache__"))
         write_app(app)
+        started = perf_counter()
         if failing := notices(app, package):
             print(f"the tests fail without a mutant: {failing}")
             return 2
+        limit_s = SLOWER * (perf_counter() - started)
         for number, place in enumerate(draw(options.seed), 1):
             if caught + survived == options.sample:
                 break
@@ -197,12 +204,12 @@ def main() -> int:
                 print(f"{number:3} excluded  {place.id}  {why}", flush=True)
                 continue
             file.write_text(after, encoding="utf-8")
-            by = notices(app, package)
+            by = notices(app, package, limit_s)
             file.write_text(before, encoding="utf-8")
             caught, survived = caught + bool(by), survived + (not by)
             print(f"{number:3} {'caught  ' if by else 'SURVIVED'}  {place.id}  {by}", flush=True)
             if not by:
-                print("\n".join(f"      {line}" for line in unified_diff(before.split("\n"), after.split("\n"), n=1)))
+                print("\n".join(f"      {line}" for line in unified_diff(old, new, n=1, lineterm="")))
     print(f"{caught} caught, {survived} survived, {excluded} excluded")
     return int(bool(survived))
 
