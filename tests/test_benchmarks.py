@@ -45,6 +45,7 @@ def test_the_parts_of_the_benchmark_of_the_journal_run(tmp_path: Path) -> None:
     assert journal_benchmark.group_commit(tmp_path, runs=4, steps=1) > 0
     with journal_benchmark.slow_disk():
         assert journal_benchmark.group_commit(tmp_path, runs=2, steps=1) > 0
+    assert min(journal_benchmark.next_move_s(tmp_path, 3, waits=waits, rounds=1) for waits in (True, False)) > 0
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ EVERY_RECORDS = 512
 WAITING_RECORDS = 32
 """A run that begins to wait gets one after so many records: it may wait for long, and is loaded to be answered."""
 
-KEPT_MESSAGES = 10
+KEPT_MESSAGES = 4
 """How many of the newest messages a snapshot has at least; the reducer looks at the last one only."""
 
 MAX_MESSAGES = 400

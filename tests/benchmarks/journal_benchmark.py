@@ -22,6 +22,7 @@ import json
 import operator
 import os
 import re
+import shutil
 import sqlite3
 import sys
 import tempfile
@@ -33,7 +34,19 @@ from statistics import median
 from typing import Any
 from unittest import mock
 
-from agentfsm import Agent, AgentGuardrails, Host, Message, ModelRequest, Reply, SqliteStore, ToolCall, tool
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    Allow,
+    Host,
+    KeepLast,
+    Message,
+    ModelRequest,
+    Reply,
+    SqliteStore,
+    ToolCall,
+    tool,
+)
 from agentfsm.journal.commit_encoding import decode_rows, encode_commit
 from agentfsm.journal.hash_chain import GENESIS_HASH, MacVerifier, RecordSealer
 from agentfsm.journal.records import SealedRecord
@@ -42,6 +55,7 @@ from agentfsm.journal.store import head_row, seal_row
 from agentfsm.journal.verification import verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.messages import FinishReason
+from agentfsm.runtime.run import hand_over
 from tests.helpers.journal_rows import commits
 
 SIZE = 1000
@@ -337,6 +351,75 @@ def check_macs(records: Sequence[SealedRecord], verifier: MacVerifier) -> None:
         verifier.verify_record(record, "transition")
 
 
+class Resumed(TalkingModel):
+    """A model of a run that is left after some steps, and that notes when the run has gone on to its next move."""
+
+    def __init__(self, steps: int, waits: bool) -> None:
+        super().__init__(steps, LEFT_CHARS)
+        self.waits = waits
+        self.moved_at = 0.0
+        self.left = False
+
+    def answer(self, last: str) -> Reply:
+        if self.left:
+            self.move()
+            return Reply(Message.assistant("done"))
+        reply = super().answer(last)
+        if reply.message.tool_calls or not self.waits:
+            return reply
+        return Reply(Message.assistant("", (ToolCall("p", "pay", {"amount": 1}),)), FinishReason.TOOL_CALLS)
+
+    def move(self) -> None:
+        self.moved_at = self.moved_at or time.perf_counter()
+
+
+LEFT_CHARS = 100
+"""The size of the texts of a run that is left and resumed: what counts is how many there are."""
+
+
+def next_move_s(folder: Path, steps: int, *, waits: bool, rounds: int = ROUNDS) -> float:
+    """Seconds from resuming a run of so many steps to its next move, in the middle.
+
+    It has left its older messages out. One that waits runs the tool that is approved; one that was cut off calls its
+    model.
+    """
+    left = folder / f"left-{steps}-{waits}.db"
+
+    async def resume(path: Path, *, begin: bool) -> float:
+        model = Resumed(steps, waits)
+
+        @tool(requires_approval=True)
+        def pay(amount: int) -> str:
+            """Pay."""
+            model.move()
+            return "paid"
+
+        async with SqliteStore(path, synchronous="normal") as store:
+            host, policy = (
+                Host(store=store, secret=b"of the benchmark"),
+                KeepLast(turns=1, replies=5, max_compactions=10**6),
+            )
+            one = Agent(model, tools=[echo, pay], history=policy, guardrails=LIMITS, host=host)
+            if begin:
+                run = one.run("go", run_id="r")
+                while not run.finished and run.run_state.turns < steps:
+                    await run.step()
+                await (run if waits else hand_over(run))
+                return 0.0
+            await store.head("r")  # the file is open
+            model.left, begun = True, time.perf_counter()
+            await one.resume("r", Allow() if waits else None)
+            return model.moved_at - begun
+
+    asyncio.run(resume(left, begin=True))
+    times: list[float] = []
+    for n in range(rounds):
+        copied = shutil.copy(left, folder / f"resumed-{n}.db")
+        times.append(asyncio.run(resume(Path(copied), begin=False)))
+        Path(copied).unlink()
+    return median(times)
+
+
 _BOUND = re.compile(r"(<|<=|>=) ([\d.]+)")
 _HOLDS: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, "<=": operator.le, ">=": operator.ge}
 
@@ -406,6 +489,10 @@ def measure(folder: Path, report: Callable[[str, float, str], None]) -> None:
     _, checked = best(lambda: verify("big", rows, head))
     _, restored = best(lambda: rehydrate(rows))
     store.close()
+    for what, waits in (("that waits for an approval", True), ("that was cut off", False)):
+        short, long = (next_move_s(folder, steps, waits=waits) for steps in (100, 10_000))
+        report(f"resuming a run {what}, to its next move, ms", long * 1000, "-")
+        report("the same after 10,000 steps against 100", long / short, "<= 1.5")
     report("verify, thousands of records a second", len(rows) / checked / 1000, ">= 50")
     report(
         "loading 10,000 records (read, verify, fold), seconds",
