@@ -37,6 +37,7 @@ LISTED_LETTERS = 200
 """How much of a text is listed."""
 
 _PLACEHOLDER = re.compile(r"\[(?:secret|sealed) [0-9a-zA-Z_ -]+\]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +247,14 @@ def _prompt_in(body: Mapping[str, Any]) -> Any:
 
 
 def _text(value: Any) -> str:
-    """The first letters of a text, on one line, without secrets; empty if it is no text or was redacted."""
+    """The first letters of a text, on one line, without secrets; empty if it is no text or was redacted.
+
+    Halves of characters, which no database stores in a text, are replaced.
+    """
     if not isinstance(value, str):
         return ""
-    return " ".join(_PLACEHOLDER.sub("[secret]", value[: 20 * LISTED_LETTERS]).split())[:LISTED_LETTERS]
+    words = _PLACEHOLDER.sub("[secret]", value[: 20 * LISTED_LETTERS]).split()
+    return _SURROGATE.sub("\ufffd", " ".join(words)[:LISTED_LETTERS])
 
 
 def listed_metadata(metadata: object) -> dict[str, str]:

@@ -143,6 +143,21 @@ def test_no_secret_is_listed(store: AnyStore) -> None:
     store.close()
 
 
+def test_half_a_character_is_kept_in_the_run_and_listed_as_a_replacement(store: Any) -> None:
+    half: Any = {"session_id": "s \ud800", "tags": ["t \udfff"], "metadata": {"m \ud800": "v \udc00"}}
+    result = finish(agent(store, "ok").run("bad \ud800 prompt", run_id="r", actor="a \udfff", **half))
+    assert result.messages[0].content == "bad \ud800 prompt"
+    info = listed(store)
+    assert (info.prompt, info.actor, info.session_id, info.tags) == (
+        "bad \ufffd prompt",
+        "a \ufffd",
+        "s \ufffd",
+        ("t \ufffd",),
+    )
+    assert info.metadata == {"m \ufffd": "v \ufffd"}
+    assert asyncio.run(verify_stored_run(store, "r", keyring=KEYRING)).code == GOOD
+
+
 def test_a_redacted_prompt_is_not_listed_and_is_nowhere_in_the_file(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "runs.db")
     name: Any = {"session_id": "canary 0816", "tags": ["canary 0817"], "metadata": {"canary 0818": "canary 0819"}}
