@@ -33,11 +33,10 @@ __all__ = ["DbosWaker"]
 APPLICATION, SCHEMA, WORKFLOW = "agentfsm", "agentfsm_dbos", "agentfsm.activation"
 PORTABLE = WorkflowSerializationFormat.PORTABLE
 DELAYED, DELIVERED = "DELAYED", "PENDING"
-QUEUED = ["ENQUEUED", DELAYED]
+QUEUED, FINISHED = ["ENQUEUED", DELAYED], ["SUCCESS", "ERROR", "CANCELLED"]
 UNFINISHED: list[str] = [*QUEUED, DELIVERED]
-FINISHED: list[str] = ["SUCCESS", "ERROR", "CANCELLED"]
 SET_ASIDE, PUT_BACK = "set aside", "put back"
-FORGET_AT_ONCE, POLL_S = 500, 0.2
+FORGET_AT_ONCE, POLL_S, CONNECTIONS = 500, 0.2, 3
 FIRST_PRIORITY = 1 + MAX_PRIORITY  # its own begin at 1
 
 Result = TypeVar("Result")
@@ -202,7 +201,7 @@ class DbosWaker:
             "executor_id": uuid.uuid4().hex,  # under a shared one, two processes would run each other's workflows
             "application_version": APPLICATION,  # the queues say which worker knows what
             "log_level": "CRITICAL",
-            "enable_otlp": False,
+            "sys_db_pool_size": CONNECTIONS,
         }
 
         async def activation_workflow(arguments: dict[str, Any]) -> str:
@@ -255,6 +254,7 @@ class DbosWaker:
                 self._opened = DBOSClient(
                     system_database_url=self._url,
                     dbos_system_schema=SCHEMA,
+                    system_database_pool_size=CONNECTIONS,
                     application_name=APPLICATION,
                     retry_connection_errors=False,
                 )

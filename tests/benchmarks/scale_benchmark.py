@@ -247,7 +247,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3, help="of the comparison of 1, 2 and --workers workers")
-    parser.add_argument("--sample", type=int, default=300, help="runs for one or two of them")
+    parser.add_argument("--sample", type=int, default=150, help="runs for one or two of them")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which to give up")
     parser.add_argument("--plots", type=Path, help="the folder for pictures of the figures")
     options = parser.parse_args()

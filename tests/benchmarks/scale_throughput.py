@@ -54,7 +54,7 @@ async def measure_throughput(server: str, numbers: Sequence[int], runs: int, ste
     Args:
         server: The server.
         numbers: How many workers; the last is the number of bare loops.
-        runs: How many runs for one or two workers; more workers, which take longer to start, get more.
+        runs: How many runs for one or two workers; more workers get more.
         steps: How many steps each run has.
         rounds: How many rounds.
     """
@@ -78,8 +78,7 @@ async def _stored(url: str, number: int, runs: int, steps: int) -> float:
             async with open_store(url) as store:
                 own = Runs(store, secret=SECRET.encode(), waker=waker)
                 await submit_all(own, runs, steps, approvals=False)
-                for _ in range(number):
-                    workers.start()
+                await _start_at_once(workers, number, Path(folder))
                 while await own.count(RunQuery(status="finished")) < runs:
                     await asyncio.sleep(0.25)
                 records = sum(head.seq for head in await store.heads())
@@ -93,6 +92,16 @@ async def _stored(url: str, number: int, runs: int, steps: int) -> float:
     if len(times) < number or begun >= ended:
         raise SystemExit(f"{runs} runs are too few: they ended before all {number} workers had begun")
     return records / len(every) * sum(begun < at <= ended for at in every) / (ended - begun)
+
+
+async def _start_at_once(workers: Workers, number: int, folder: Path) -> None:
+    """Start workers, and let them begin when each of them has a run."""
+    (folder / "hold").touch()
+    for _ in range(number):
+        workers.start()
+    while len(list(folder.glob("*.waiting"))) < number:
+        await asyncio.sleep(0.05)
+    (folder / "hold").unlink()
 
 
 async def _bare(source: str, server: str, number: int, runs: int) -> float:

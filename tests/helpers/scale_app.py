@@ -1,10 +1,12 @@
 """The agent of ``make bench-scale``: so many calls of a tool, one of which a person must approve in every fifth run.
 
-Each call adds a line with the run and the time to a file of the process in ``$SCALE_FOLDER``.
+Each call adds a line with the run and the time to a file of the process in ``$SCALE_FOLDER``. While there is a file
+``hold``, no run takes its first step, and each process that has one to take says so.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -25,10 +27,18 @@ class Steps:
         """The next call, or the answer."""
         prompt = next(message.content for message in request.messages if message.role is Role.USER)
         made = sum(message.role is Role.TOOL for message in request.messages)
+        if not made:
+            await _until_released()
         if made >= STEPS:
             return Reply(Message.assistant("done"))
         name = "approved_step" if made == int(prompt) else "step"
         return Reply(Message.assistant("", (ToolCall(f"call-{made}", name, {"number": made}),)))
+
+
+async def _until_released() -> None:
+    while (FOLDER / "hold").exists():
+        (FOLDER / f"{os.getpid()}.waiting").touch()
+        await asyncio.sleep(0.02)
 
 
 def _note(context: ToolContext) -> str:

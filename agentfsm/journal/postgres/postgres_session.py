@@ -27,7 +27,7 @@ Connection = AsyncConnection[tuple[Any, ...]]
 
 Liveness = Literal["session", "lease"]
 
-READ_CONNECTIONS = 4
+READ_CONNECTIONS = 3
 """How many reads there are at a time in one event loop."""
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 2.0
