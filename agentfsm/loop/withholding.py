@@ -15,7 +15,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from agentfsm.errors import MissingExtraError
@@ -93,11 +93,19 @@ def environment_secrets(environment: Mapping[str, str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for name, value in environment.items():
-        for password in _URL_PASSWORD.findall(value):
-            found |= dict.fromkeys(filter(_is_no_word, (password, _unquote(password))))
-        if ("-----BEGIN" in value and "PRIVATE KEY" in value) or (is_secret_name(name) and _is_no_word(value)):
-            found |= dict.fromkeys(value for value in _parts(value) if _is_no_word(value))
+        found |= dict.fromkeys(_variable_secrets(name, value))
     return list(found)
+
+
+@lru_cache(maxsize=256)  # every run asks, and the environment hardly ever changes
+def _variable_secrets(name: str, value: str) -> tuple[str, ...]:
+    """The secrets in an environment variable."""
+    found: dict[str, None] = {}
+    for password in _URL_PASSWORD.findall(value):
+        found |= dict.fromkeys(filter(_is_no_word, (password, _unquote(password))))
+    if ("-----BEGIN" in value and "PRIVATE KEY" in value) or (is_secret_name(name) and _is_no_word(value)):
+        found |= dict.fromkeys(value for value in _parts(value) if _is_no_word(value))
+    return tuple(found)
 
 
 def header_secrets(headers: Mapping[str, str]) -> list[str]:
