@@ -48,6 +48,10 @@ ALIKE = {
         "def __init__(self, name: str, final: bool = False) -> None:",
         "def __init__(self, name: str, final: bool = True) -> None:",
     ): "the one caller always gives it",
+    (
+        "self._escalates = False",
+        "self._escalates = True",
+    ): "it is set anew when the run opens, before anything reads it",
 }
 """Lines, and what a mutant may have in their place and behave exactly like the core, each with the reason."""
 
