@@ -144,7 +144,7 @@ def test_a_single_run_waits_only_for_the_store(tmp_path):
 
 @pytest.mark.parametrize("level", ["full", "normal"])
 def test_the_log_is_checkpointed_periodically(tmp_path, monkeypatch, level):
-    monkeypatch.setattr(sqlite_writer, "CHECKPOINT_INTERVAL", {level: 10})
+    monkeypatch.setattr(sqlite_writer, "CHECKPOINT_INTERVAL", 10)
     path = tmp_path / "runs.db"
     store = SqliteStore(path, synchronous=level)
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,10 +26,10 @@ from agentfsm.journal.sqlite.store_file import StoreFile, after_fork, leak
 __all__ = ["Job", "SqliteWriter"]
 
 
-CHECKPOINT_INTERVAL: Mapping[sqlite_schema.SynchronousLevel, int] = {"full": 64, "normal": 500}
-"""Commits after which the writer thread checkpoints the log, by level. The log is then overwritten from its start,
-which takes the disk half as long as appending to it. SQLite's own checkpoints depend on the number of pages, not of
-commits, and happen in the thread that commits."""
+CHECKPOINT_INTERVAL = 500
+"""Commits after which the writer thread checkpoints the log, which is then overwritten from its start. A checkpoint
+waits for the disk three times, once of them for a file that has grown, so it costs as much as many commits. SQLite's
+own checkpoints depend on the number of pages, not of commits, and happen in the thread that commits."""
 
 BATCH_SIZE = 16
 """Queued jobs that start a commit at once, or half the number of runs if that is more: the disk then works for one half
@@ -213,7 +213,7 @@ class SqliteWriter:
             sqlite_schema.rollback(db)
             self._batches.put((jobs, None, False))
             return
-        self._commits_since_checkpoint = (self._commits_since_checkpoint + 1) % CHECKPOINT_INTERVAL[self._level]
+        self._commits_since_checkpoint = (self._commits_since_checkpoint + 1) % CHECKPOINT_INTERVAL
         quick = self._level == "normal" and self._commits_since_checkpoint and not self._compactions
         if quick:  # the commit does not wait for the disk
             self._complete_batch(jobs, done, None if in_writer_thread else asyncio.get_running_loop())
