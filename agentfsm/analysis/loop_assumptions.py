@@ -261,10 +261,9 @@ class _VariableBuilder(_RowReader):
     def _counter_updates(self, counter: Counter, row: Transition, cap: int, limit: int | None) -> Iterator[Update]:
         name = counter.name
         spent = row.spends.count(name) + self.target(row).spends.count(name)
-        effect = self.source(row).effect
-        if name == d.ITERATIONS.name and effect is CALL_MODEL:
-            spent += 1
         refilled = name in row.refills
+        if name == d.ITERATIONS.name and self.source(row).effect is CALL_MODEL and not refilled:
+            spent += 1  # before the row is taken, which would refill this one too
         if row.extends and self.source(row).waits and not self.into_wait(row):
             if name == d.ITERATIONS.name:  # filled up, or as far as the person says, after what the row spends
                 most = cap if counter == d.ITERATIONS else cap + 1  # one of another limit may be left empty

@@ -44,7 +44,7 @@ from agentfsm.analysis import (
 )
 from agentfsm.analysis.bounds import Bounds
 from agentfsm.analysis.run_monitor import ProofModel, follow_rows
-from agentfsm.errors import GraphError, ModelMismatchError
+from agentfsm.errors import GraphError, ModelMismatchError, TransientProviderError
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.state import CallState
 from agentfsm.machine.declaration import exhausted
@@ -247,6 +247,17 @@ def test_a_run_that_starts_where_replies_are_read_is_as_in_the_model() -> None:
     result = agent.run_sync("go")
     assert [d.transition.id for d in result.decisions] == ["post_llm.otherwise"]
     assert "post_llm.otherwise" not in {dead.row for dead in analyse(graph, traits=proof_traits(agent.config)).dead}
+
+
+@pytest.mark.parametrize("spends", ["", "iterations"])
+def test_a_row_that_refills_model_calls_after_one_refills_that_one_too_as_in_the_model(spends: str) -> None:
+    row = LOOP.transition("call_llm.transient_provider")
+    refilling = replace(row, refills="iterations", spends=spends)
+    graph = replace(LOOP, transitions=tuple(refilling if each is row else each for each in LOOP))
+    model = ScriptedModel([TransientProviderError("busy"), "done"])
+    agent = Agent(model, graph=graph, host=Host(monitor="raise", clock=FakeClock()))
+    result = agent.run_sync("go")
+    assert (result.output, result.run_state.iterations) == ("done", 2 if spends else 1)
 
 
 def test_an_earlier_row_whose_counter_is_empty_leaves_its_failure_to_later_ones_as_in_the_model() -> None:
