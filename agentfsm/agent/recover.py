@@ -95,7 +95,7 @@ async def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:
     return [run for run in found if run is not None]
 
 
-async def next_run(config: AgentConfig, run_id: str) -> Run[Any, Any] | None:
+async def next_run(config: AgentConfig, run_id: str, *, lazily: bool = False) -> Run[Any, Any] | None:
     """A run, loaded and ready to be awaited, if it has something to do and nobody does it; else None.
 
     Answers and cancellations that fit the run no longer are removed. Instead of an answer that it cannot act on, the
@@ -104,6 +104,7 @@ async def next_run(config: AgentConfig, run_id: str) -> Run[Any, Any] | None:
     Args:
         config: The agent's configuration.
         run_id: The run.
+        lazily: Whether its older messages may stay unread until they are needed; see ``Run.load``.
 
     Raises:
         ConfigurationError: The host has no store.
@@ -117,10 +118,12 @@ async def next_run(config: AgentConfig, run_id: str) -> Run[Any, Any] | None:
         return None
     signals = await read_signals(store.signals, config.host.keyring, run_id)
     for signal in sorted(signals, key=_urgency):
-        run = await _act_on(config, head, signal)
+        run = await _act_on(config, head, signal, lazily)
         if run is not None:
             return run
-    return await _loaded(resume_run(config, run_id, ResumeRequest(None))) if head.status == "running" else None
+    if head.status != "running":
+        return None
+    return await _loaded(resume_run(config, run_id, ResumeRequest(None)), lazily)
 
 
 def _urgency(signal: Signal) -> int:
@@ -130,15 +133,17 @@ def _urgency(signal: Signal) -> int:
     return 1 if signal.reply is not None and signal.reply.kind == "deny" else 2
 
 
-async def _act_on(config: AgentConfig, head: Head, signal: Signal) -> Run[Any, Any] | None:
+async def _act_on(config: AgentConfig, head: Head, signal: Signal, lazily: bool) -> Run[Any, Any] | None:
     """A run, loaded with what a signal says; None if it does not fit the run or this agent."""
-    from agentfsm.journal.signals import refusal_of, seal_signal  # only needed for runs in a store
+    from agentfsm.journal.load import pending_digest  # only needed for runs in a store
+    from agentfsm.journal.signals import refusal_of, seal_signal
 
-    if head.status == "finished" or (signal.kind == "refusal" and signal.to[1] != head.hash):
-        await require_store(config).signals.remove(signal.id)
-        return None
-    if signal.kind == "refusal":
+    store = require_store(config)
+    if signal.kind == "refusal" and head.status == "suspended" and signal.to[1] == await pending_digest(store, head):
         return None  # it is for whoever answered
+    if signal.kind == "refusal" or head.status == "finished":
+        await store.signals.remove(signal.id)
+        return None
     if signal.kind == "cancel":
         run = dismiss_run(config, signal.run_id, signal.reason, signal=signal)
     elif head.status == "suspended":
@@ -146,22 +151,21 @@ async def _act_on(config: AgentConfig, head: Head, signal: Signal) -> Run[Any, A
     else:
         return None  # it was interrupted on the way to asking for it
     try:
-        return await run.load(lazily=True)
+        return await run.load(lazily=lazily)
     except (HumanReplyError, SuspensionExpiredError) as error:
         logger.warning("run %s: a reply is refused: %s", signal.run_id, error)
-        signals = require_store(config).signals
-        if signal.to[1] == head.hash:  # else it was overtaken
+        if signal.to[1] == await pending_digest(store, head):  # else it was overtaken
             refusal = refusal_of(signal, str(error), config.host.clock.time())
-            await signals.send(seal_signal(refusal, config.host.keyring))
-        await signals.remove(signal.id)
+            await store.signals.send(seal_signal(refusal, config.host.keyring))
+        await store.signals.remove(signal.id)
     except (SuspensionRecordError, JournalError, RunError, MissingExtraError) as error:
         logger.warning("%s", error)  # another agent may be able to
     return None
 
 
-async def _loaded(run: Run[Any, Any]) -> Run[Any, Any] | None:
+async def _loaded(run: Run[Any, Any], lazily: bool) -> Run[Any, Any] | None:
     try:
-        await run.load(lazily=True)
+        await run.load(lazily=lazily)
     except (JournalError, MissingDepsError, MissingModelError, SuspensionApprovalError, ToolsetError) as error:
         logger.warning("%s", error)
     except (SuspensionRecordError, RunError):  # it has ended or been suspended since the list was read

@@ -55,6 +55,9 @@ KEPT_MESSAGES = 4
 MAX_MESSAGES = 400
 """A run whose next request needs more messages than that gets no snapshot: it would be as long as its journal."""
 
+MAX_CALLS = 100
+"""A run whose last reply has more tool calls than that gets no snapshot: each would hold all of them."""
+
 MAX_SECRETS = 200
 """A run that has withheld more values than that gets no snapshot."""
 
@@ -152,11 +155,14 @@ class SnapshotMaker:
 
     def _is_quiet(self, last: JournalEntry) -> bool:
         run, kind = self._run, last[0]
-        if run.state_calls or any(call.started and call.result is None for call in run.batch):
+        if kind == "effect.intent":
+            if not str(last[2]).isdecimal():  # a call of a tool is in progress; a model call may be made again
+                return False
+        elif kind != "run.suspended" and (kind != "transition" or run.state in self._stops):
             return False
-        if kind == "effect.intent":  # a model call may be made again; a call of a tool is in progress
-            return str(last[2]).isdecimal()
-        return kind == "run.suspended" or (kind == "transition" and run.state not in self._stops)
+        if run.state_calls or len(run.batch) > MAX_CALLS:
+            return False
+        return not any(call.started and call.result is None for call in run.batch)
 
     def _content(self, last: JournalEntry, record: SealedRecord, model: str) -> str | None:
         run, withholder = self._run, self._withholder

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentfsm.agent.agent import Agent
+from agentfsm.agent.recover import next_run
 from agentfsm.errors import AgentfsmError, JournalError, RunExistsError, StaleLease, StoreError
 from agentfsm.journal.load import pending_request
 from agentfsm.journal.records import SealedRecord
@@ -197,7 +198,7 @@ class Worker:
         if self._agents.for_run(head.run_id, records) is not served:
             return "outdated"  # queues are not sealed: what is in one does not say which agent a run belongs to
         if head.status == "finished":
-            await served.agent.next_run(head.run_id)  # removes what was sent to it too late
+            await next_run(served.agent.config, head.run_id, lazily=True)  # removes what was sent to it too late
             return "outdated"
         if activation.is_timer and head.status == "suspended":
             return await self._act_when_due(served, head)
@@ -205,7 +206,7 @@ class Worker:
             if reason := await self._reason_to_set_aside(activation, head, records):
                 return await self._set_aside(activation, reason)
             return await self._drive(served, head.run_id, served.agent.resume(head.run_id))
-        return await self._drive(served, head.run_id, await served.agent.next_run(head.run_id))
+        return await self._drive(served, head.run_id, await next_run(served.agent.config, head.run_id, lazily=True))
 
     async def _cancellation(self, run_id: str) -> Signal | None:
         """The cancellation that waits for a run, if one does."""
@@ -258,7 +259,9 @@ class Worker:
             await clock.sleep(wait_s + A_MOMENT_S)
         if await self._has_moved(head):
             return "outdated"
-        if (run := await served.agent.next_run(head.run_id)) is not None:  # it was answered in time
+        if (
+            run := await next_run(served.agent.config, head.run_id, lazily=True)
+        ) is not None:  # it was answered in time
             return await self._drive(served, head.run_id, run)
         if request.has_expired(clock.time()):
             run = served.agent.dismiss(head.run_id, "nobody answered in time")
@@ -291,7 +294,7 @@ class Worker:
                 return "finished"
             word = "suspended"
             await self._watcher.watch_request(served, head)
-            run = await served.agent.next_run(run_id)  # it may have been answered meanwhile
+            run = await next_run(served.agent.config, run_id, lazily=True)  # it may have been answered meanwhile
         return word
 
     async def _go_on_later(self, served: ServedAgent, run: Run[Any, Any], until: float) -> str:

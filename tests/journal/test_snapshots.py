@@ -353,6 +353,33 @@ def test_functions_of_the_users_see_the_whole_transcript_of_a_resumed_run() -> N
 
 
 @pytest.mark.usefixtures("often")
+def test_a_run_that_is_handed_out_has_its_whole_transcript() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        await interrupted(store, 12)
+        await Runs(store, secret=SECRET).answer("r", Allow())
+        agent = agent_on(store, ["Done."])
+        for run in (await agent.next_run("r"), *await agent.unfinished_runs()):
+            assert run is not None
+            assert [message.content for message in run.run_state.messages][:1] == ["Go."]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_run_that_waits_within_a_reply_of_many_calls_has_no_snapshot_that_holds_all_of_them() -> None:
+    async def has_snapshot(calls: int) -> bool:
+        store = MemoryStore()
+        batch = [call("pay", amount=n) for n in range(calls)]
+        result = await agent_on(store, [batch], history=None).run("Go.", run_id="r")
+        assert isinstance(result.outcome, UserInputRequested)
+        found = await store.snapshot("r")
+        return found is not None and "pay" in json.dumps(json.loads(found.content)["state"]["batch"])
+
+    assert [asyncio.run(has_snapshot(snapshots.MAX_CALLS + more)) for more in (0, 1)] == [True, False]
+
+
+@pytest.mark.usefixtures("often")
 def test_a_model_that_is_sent_the_whole_history_gets_all_of_it_after_a_resume() -> None:
     async def scene() -> None:
         store = MemoryStore()

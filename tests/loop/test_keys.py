@@ -35,6 +35,7 @@ def test_the_derivations_never_change():
         KeyPurpose.suspension: "ac880ca3",
         KeyPurpose.record: "dd9d1561",
         KeyPurpose.run: "45187222",
+        KeyPurpose.snapshot: "22b3f4a4",
         KeyPurpose.sealing: "6dca9438",
         KeyPurpose.withholding: "295ec1d6",
         KeyPurpose.tombstone: "8f77c232",
