@@ -326,10 +326,7 @@ class Machine:
         self.specs = dict(graph.specs)
         asked = {id(row.guard) for row in graph.transitions}
         trusted = frozenset(guard for guard in built_in if id(guard) in asked)
-        try:
-            step = _cached_step_event(graph, trusted)
-        except TypeError:  # a guard that cannot be hashed
-            step = _build_machine(graph, trusted).events["step"]
+        step = _cached_step_event(graph, trusted)
         assert isinstance(step, _StepEvent)  # noqa: S101  # ``_TransitionsMachine.event_cls``
         self._step_event = step
 
@@ -433,7 +430,7 @@ def _build_machine(graph: Graph, built_in: Collection[Guard]) -> _TransitionsMac
         each.machine, each.dest_state = table, table.get_state(str(each.row.target))
         if each.condition is not None:
             guard = each.condition.guard
-            each.condition.built_in = any(guard is other for other in built_in)  # a guard need not be hashable
+            each.condition.built_in = any(guard is other for other in built_in)
             if each.condition.built_in:
                 each.silent_while = getattr(guard, "silent_while", ())
     event.by_state = {state: _StateRows(rows) for state, rows in event.rows.items()}

@@ -138,6 +138,12 @@ def _check_guards(graph: Table) -> None:
             continue
         if not callable(guard):
             raise GraphError("a guard must be a function of the run", transition.id)
+        if type(guard).__hash__ is None:
+            raise GraphError(
+                "a guard must be hashable, because proofs look up what is known about it",
+                transition.id,
+                "give its class a __hash__, or no __eq__ of its own",
+            )
         if _returns_unawaited(guard) or _returns_unawaited(type(guard).__call__):
             raise GraphError(
                 "a guard must be a plain function, not a coroutine function or a generator",
@@ -347,11 +353,14 @@ def _bounded_rows(
 
 
 def _left_at_the_end(graph: Table, state: str, counter: str, part: frozenset[str]) -> bool:
-    """Whether a run leaves a part of the graph for good when a state finds the counter spent that it spends."""
+    """Whether a run leaves a part of the graph for good when a state finds the counter spent that it spends.
+
+    The row for the counter's end does not hold where another counter is empty that it spends.
+    """
     for row in graph.rows(state):
         if row.target in part:
             return False
-        if _ends_counter(row, counter):
+        if _ends_counter(row, counter) and not row.spends:
             return True
     return False
 

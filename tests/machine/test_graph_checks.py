@@ -384,6 +384,22 @@ def test_a_row_without_a_guard_spends_nothing():
     Graph((WORK, END), (replace(GO, refills="fuel"),), counters=(FUEL,))
 
 
+def test_a_guard_that_cannot_be_hashed_is_refused():
+    class Ready:
+        __name__ = "ready"
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+        def __call__(self, run: object) -> bool:
+            return True
+
+    error = refused((WORK, END), to_end("work", Ready()), GO)
+    assert (error.rule, error.edge) == (
+        "a guard must be hashable, because proofs look up what is known about it", "work.ready"
+    )  # fmt: skip
+
+
 def test_a_state_that_spends_has_a_row_for_the_end_of_the_counter():
     work = StateSpec("work", spends="fuel")
     error = refused((work, END), to_end("work", ready), GO, counters=(FUEL,))
@@ -453,6 +469,19 @@ def test_a_state_that_goes_round_again_when_its_counter_is_empty_does_not_end_th
     with pytest.raises(GraphError) as caught:
         circle(start=SPENDING, at_end="b")
     assert "never waits: a -> b -> a" in caught.value.rule
+
+
+def test_a_row_for_the_counters_end_that_spends_another_counter_does_not_end_the_cycle():
+    """Once that other counter is empty the row does not hold, and the run goes round again."""
+    error = refused(
+        (SPENDING, B, END),
+        replace(to_end("a", spent(FUEL), "partial"), spends="tries"),
+        Transition("a", None, "b"),
+        Transition("b", broken, "a"),
+        to_end("b", None),
+        counters=(FUEL, Counter("tries", 1)),
+    )
+    assert "never waits: a -> b -> a" in error.rule
 
 
 def test_a_row_within_the_cycle_in_front_of_the_one_that_leaves_it_does_not_end_the_cycle():
