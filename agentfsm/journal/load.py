@@ -34,6 +34,7 @@ __all__ = [
     "is_subagent_run",
     "load_conversation",
     "load_stored_run",
+    "pending_digest",
     "pending_request",
 ]
 
@@ -131,6 +132,25 @@ async def pending_request(store: Store, head: Head) -> StoredRequest | None:
         )
     except (LookupError, TypeError, AttributeError, ValueError, ConfigurationError) as error:
         raise JournalError(f"record {record.seq} has no valid request") from error
+
+
+async def pending_digest(store: Store, head: Head) -> str:
+    """The hash of the record with the request that a run waits for, which is not its last one if it was redacted since.
+
+    An empty text if it waits for nothing, or if the request cannot be read.
+
+    Args:
+        store: The store that has the run.
+        head: The head of the run.
+
+    Raises:
+        agentfsm.errors.StoreError: The store cannot be read.
+    """
+    try:
+        request = await pending_request(store, head)
+    except JournalError:
+        return ""
+    return "" if request is None else request.digest
 
 
 def _stepped_at(records: Sequence[SealedRecord]) -> float | None:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from agentfsm.errors import AgentfsmError, ConfigurationError, JournalError, MissingExtraError, StoreError
 from agentfsm.journal.listing import find_listing
-from agentfsm.journal.load import StoredRequest, pending_request
+from agentfsm.journal.load import StoredRequest, pending_digest, pending_request
 from agentfsm.journal.records import SealedRecord, is_kind
 from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.signals import read_signals
@@ -213,7 +213,9 @@ class RunWatcher:
         """Whether the answer to what a run waits for was refused, so that there is nothing to do until the next one."""
         with contextlib.suppress(MissingExtraError):
             signals = await read_signals(self._store.signals, self._agents.keyring, head.run_id)
-            return bool(signals) and all(each.kind == "refusal" and each.to[1] == head.hash for each in signals)
+            if signals and all(each.kind == "refusal" for each in signals):
+                digest = await pending_digest(self._store, head)
+                return all(each.to[1] == digest for each in signals)
         return False
 
     async def _agent_of(self, run_id: str) -> ServedAgent | None:

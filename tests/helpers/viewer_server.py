@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.applications import Starlette
 
+from agentfsm.cli.view_command import STOP_S
+
 __all__ = ["served"]
 
 
@@ -24,7 +26,8 @@ def served(app: Starlette, port: int = 0) -> Generator[str]:
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
-    config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none")
+    # A browser may begin a request while the server stops; ``agentfsm view`` does not wait for its end for ever either.
+    config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=STOP_S)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: server.run(sockets=[listening]))
     thread.start()

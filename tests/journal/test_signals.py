@@ -51,6 +51,7 @@ from agentfsm.errors import (
     StaleHumanReplyError,
     UnknownRunError,
 )
+from agentfsm.journal.adoption import adopt
 from agentfsm.journal.signals import SealedSignal, open_signal, read_signals, seal_signal
 from agentfsm.journal.verification import GOOD
 from agentfsm.loop.human_input import HumanReply
@@ -300,6 +301,27 @@ def test_why_an_answer_was_refused_is_told_without_the_secrets_in_it() -> None:
             assert said.endswith(
                 "not valid for 'unlock', and the run still waits: pin: value error, [withheld] is too old"
             )
+
+    asyncio.run(scenario())
+
+
+def test_why_an_answer_was_refused_is_told_also_where_the_run_was_adopted_since_it_asked() -> None:
+    @tool(requires_approval=True)
+    def pay(amount: int) -> str:
+        """Pay."""
+        return "paid"
+
+    async def scenario() -> None:
+        async with MemoryStore() as store:
+            hosts = [Host(store=store, secret=secret) for secret in (SECRET, b"another secret of the tests")]
+            before, after = (Agent(ScriptedModel([call("pay", amount=5)]), tools=[pay], host=host) for host in hosts)
+            await before.run("Pay 5.", run_id="one")
+            assert await adopt(store, "one", hosts[1].keyring)
+            runs = Runs(store, secret=b"another secret of the tests")
+            await runs.answer("one", Edit({"amount": "much"}))
+            for _ in range(2):
+                assert await after.unfinished_runs() == []
+                assert "not valid for 'pay'" in (await runs.get("one")).refused
 
     asyncio.run(scenario())
 
