@@ -10,8 +10,6 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.applications import Starlette
 
-from agentfsm.cli.view_command import STOP_S
-
 __all__ = ["served"]
 
 
@@ -26,8 +24,7 @@ def served(app: Starlette, port: int = 0) -> Generator[str]:
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
-    # A browser may begin a request while the server stops; ``agentfsm view`` does not wait for its end for ever either.
-    config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=STOP_S)
+    config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: server.run(sockets=[listening]))
     thread.start()
@@ -36,6 +33,9 @@ def served(app: Starlette, port: int = 0) -> Generator[str]:
     finally:
         app.state.viewer.stopping.set()
         server.should_exit = True
+        thread.join(3)
+        for connection in list(server.server_state.connections):  # of a browser that connected while the server stopped
+            connection.loop.call_soon_threadsafe(connection.transport.abort)
         thread.join(20)
         listening.close()
         assert not thread.is_alive(), "the server did not stop"
