@@ -26,9 +26,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger("agentfsm")
 
-_unclosable: list[object] = []
-"""Abandoned coroutines that cannot be closed. They never run again, but dropping one would try to close it again."""
-
 
 class CancelRequests:
     """The requests to cancel a task of a run that count: those of whoever waits for the task, and the run's own.
@@ -376,5 +373,8 @@ def _close(inner: Coroutine[Any, Any, Any]) -> None:
         with suppress(Exception, asyncio.CancelledError, SystemExit):  # it waits again, or its cleanup failed
             inner.close()
             return
-    _unclosable.append(inner)
+    import ctypes  # hardly ever needed
+
+    # It never runs again, but dropping it would try to close it again, for ever; so would the interpreter's end.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
     logger.warning("%s cannot be closed: it is left where it stands", getattr(inner, "__qualname__", "a coroutine"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -427,6 +429,34 @@ def test_a_cleanup_that_outlasts_the_grace_is_closed_wherever_it_waits():
 
     limited(scene)
     assert steps == ["first", "second", "third"]
+
+
+IMMORTAL = """
+import asyncio, gc
+from agentfsm.runtime import timeout
+
+async def immortal():
+    while True:
+        try:
+            await asyncio.sleep(0.001)
+        except BaseException:
+            pass
+
+async def scene():
+    try:
+        await timeout.Timeout(0.01).run(immortal(), 0.01)
+    except Exception as error:
+        print(type(error).__name__)
+
+asyncio.run(scene())
+vars(timeout).clear()  # as at the interpreter's end, in an order that depends on what else was imported
+gc.collect()
+"""
+
+
+def test_a_process_ends_although_something_refused_to_be_closed():
+    done = subprocess.run([sys.executable, "-c", IMMORTAL], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "TimeLimitError\n"
 
 
 def test_what_refuses_even_to_be_closed_is_left_and_never_runs_again(caplog):
