@@ -298,15 +298,15 @@ async def _load_from_snapshot(store: Store, run_id: str, graph: Graph, keyring: 
     snapshot = None if sealed is None else open_snapshot(sealed, run_id, keyring)
     if sealed is None or snapshot is None:
         return None
-    first, *_ = await store.records(run_id, limit=1)
+    first = await store.records(run_id, limit=1)
     records, head = await consistent_read(store, run_id, snapshot.seq)
-    if head is None or head.status == "finished":
+    if not first or head is None or head.status == "finished":
         return None
     earlier = _EarlierReader(store, run_id, keyring, (snapshot.seq, str(snapshot.data["hash"])))
 
     def load(rows: Sequence[SealedRecord]) -> LoadedRun | None:
         try:
-            return _load_after(snapshot, sealed.mac, first, rows, head, graph, keyring, earlier.read)
+            return _load_after(snapshot, sealed.mac, first[0], rows, head, graph, keyring, earlier.read)
         except JournalError:
             return None
 

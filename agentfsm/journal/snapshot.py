@@ -316,7 +316,6 @@ def snapshot_damage(sealed: SealedSnapshot, run_id: str, records: Sequence[Seale
         run_id: The run.
         records: Its records, which are good.
         keyring: The keys of the host.
-
     """
     is_ours = keyring.check_seal(KeyPurpose.snapshot, sealed.content.encode("utf-8", "replace"), sealed.mac)
     if is_ours is None and any(is_kind(record, "run.adopted") for record in records):

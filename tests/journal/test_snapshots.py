@@ -33,6 +33,7 @@ from agentfsm import (
     Runs,
     SqliteStore,
     Summarize,
+    UnknownRunError,
     UserInputRequested,
     hook,
     tool,
@@ -542,6 +543,19 @@ def test_a_snapshot_of_a_history_that_was_cut_off_is_not_used() -> None:
         assert not loaded.resume_point.base.unread
         found = await verify_listed_run(rest, "r", keyring=KEYS)
         assert (found.code, "that of other records" in found.reason) == (TAMPERED, True)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_snapshot_whose_journal_is_gone_is_not_used() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        await interrupted(store, 3)
+        assert await store.snapshot("r") is not None
+        store._runs["r"].records.clear()  # pyright: ignore[reportPrivateUsage]  # as somebody with all rights might
+        with pytest.raises(UnknownRunError):
+            await agent_on(store, ["Done."]).resume("r", Allow())
 
     asyncio.run(scene())
 
