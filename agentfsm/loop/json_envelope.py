@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -22,6 +23,8 @@ from agentfsm.loop.outcomes import ReplyParsed, new_reply_parsed
 __all__ = ["envelope_instructions", "parse_envelope", "parse_json"]
 
 _OPENING = re.compile(r"\A```[A-Za-z]*\Z")
+_decode_json = partial(from_json, allow_inf_nan=False)
+_OUT_OF_RANGE = "a number is out of range"
 _FENCE = re.compile(r"\A\s*```[A-Za-z]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 
 
@@ -29,8 +32,23 @@ def parse_json(text: str) -> Any:
     """The JSON value of a text, or of the only Markdown code fence in it that holds JSON.
 
     Raises:
-        ValueError: The text is not JSON; the message says where.
+        ValueError: The text is not JSON, or a number is out of range; the message says where.
     """
+    value = _decode_text(text)
+    try:  # from_json reads 1e999 as infinity even with allow_inf_nan=False; hardly any value contains one
+        may_be_infinite = b"Infinity" in to_json(value)
+    except ValueError:  # half a character, for one
+        may_be_infinite = True
+    if may_be_infinite:
+        try:
+            canonical_json(value)
+        except ValueError:
+            raise ValueError(_OUT_OF_RANGE) from None
+    return value
+
+
+def _decode_text(text: str) -> Any:
+    """As ``parse_json``, with infinities in place of numbers that are out of range."""
     try:
         return _decode_json(text)
     except TypeError:
@@ -66,20 +84,6 @@ def _fenced_blocks(text: str) -> list[str]:
     return blocks
 
 
-def _decode_json(text: str) -> Any:
-    value = from_json(text, allow_inf_nan=False)
-    try:  # from_json reads 1e999 as infinity even with allow_inf_nan=False; hardly any value contains one
-        may_be_infinite = b"Infinity" in to_json(value)
-    except ValueError:  # half a character, for one
-        may_be_infinite = True
-    if may_be_infinite:
-        try:
-            canonical_json(value)
-        except ValueError:
-            raise ValueError("a number is out of range") from None
-    return value
-
-
 def parse_envelope(text: str, call_id: str) -> ReplyParsed:
     """The contents of an envelope: one call, a final answer, or why it cannot be parsed.
 
@@ -88,15 +92,20 @@ def parse_envelope(text: str, call_id: str) -> ReplyParsed:
         call_id: The id for a call, since envelopes carry none.
     """
     try:
-        value = parse_json(text)
+        value = _decode_text(text)
+        if isinstance(value, dict):
+            return _parse_envelope_object(value, call_id)
     except ValueError as error:
         return ReplyParsed(malformed=f"the reply is not valid JSON ({error})")
-    if not isinstance(value, dict):
-        return ReplyParsed(malformed="the reply is JSON, but not an object")
-    return _parse_envelope_object(value, call_id)
+    return ReplyParsed(malformed="the reply is JSON, but not an object")
 
 
 def _parse_envelope_object(envelope: Any, call_id: str) -> ReplyParsed:
+    """The contents of an envelope.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
     kind = envelope.get("kind")
     if kind == "final":
         content = envelope.get("content")
@@ -111,7 +120,12 @@ def _parse_envelope_object(envelope: Any, call_id: str) -> ReplyParsed:
         return ReplyParsed(malformed="an envelope of kind 'tool_call' needs a 'tool_name'")
     if arguments.__class__ is not dict:
         return ReplyParsed(calls=(ToolCall(call_id, name, malformed="'arguments' must be an object"),))
-    return new_reply_parsed((new_tool_call(call_id, name, arguments),))
+    call = new_tool_call(call_id, name, arguments)
+    try:
+        _ = call.signature  # which is needed anyway, and which infinities do not have
+    except ValueError:
+        raise ValueError(_OUT_OF_RANGE) from None
+    return new_reply_parsed((call,))
 
 
 def envelope_instructions(tools: Iterable[ToolSpec], *, text_is_answer: bool = True) -> str:

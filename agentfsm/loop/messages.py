@@ -611,6 +611,6 @@ class ToolResult:
             freeze_field(self, "value")
 
 
-new_message = quick_constructor(Message)
+new_message = quick_constructor(Message, checks=False)
 new_tool_call = quick_constructor(ToolCall)
-new_tool_result = quick_constructor(ToolResult)
+new_tool_result = quick_constructor(ToolResult, checks=False)

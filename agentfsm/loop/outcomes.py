@@ -151,7 +151,7 @@ class ReplyParsed:
             freeze_field(self, "answer")
 
 
-new_reply_parsed = quick_constructor(ReplyParsed)
+new_reply_parsed = quick_constructor(ReplyParsed, checks=False)
 
 
 @dataclass(frozen=True, slots=True)

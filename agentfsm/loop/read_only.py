@@ -276,7 +276,7 @@ def read_only(cls: type[_T]) -> type[_T]:
     return cls
 
 
-def quick_constructor(cls: type[_T]) -> type[_T]:
+def quick_constructor(cls: type[_T], *, checks: bool = True) -> type[_T]:
     """A quicker constructor of a frozen dataclass with slots, for objects that every step of a run makes.
 
     The class's own takes 0.1 microseconds a field, since it gets round the ``__setattr__`` that refuses changes. This
@@ -284,9 +284,10 @@ def quick_constructor(cls: type[_T]) -> type[_T]:
     Names of arguments cost as much as they save.
 
     Args:
-        cls: The class; its ``__post_init__`` is called as always.
+        cls: The class.
+        checks: Whether its ``__post_init__`` is called; False where all arguments are as it would leave them.
     """
-    post_init: Any = getattr(cls, "__post_init__", None)
+    post_init: Any = getattr(cls, "__post_init__", None) if checks else None
 
     def turn(self: _T) -> None:
         self.__class__ = cls

@@ -240,11 +240,13 @@ def _success_result(call: ToolCall, tool: Tool, value: Any) -> ToolResult:
         return _failure_result(call, failure, value.explanation, "", tool)
     ending = tool.control or ("done" if tool.ends_run else None)
     content, images = to_model_content(value)
-    output = None if ending is None else _ending_value(call, tool, value)
     found = tuple(_secrets_in(value)) if MASK in content and not isinstance(value, str) else ()
-    return new_tool_result(
-        call.id, call.name, content, "done", None, "", ending, output, False, "", None, images, 0, found
-    )
+    if ending is None:
+        return new_tool_result(
+            call.id, call.name, content, "done", None, "", None, None, False, "", None, images, 0, found
+        )
+    output = _ending_value(call, tool, value)
+    return ToolResult(call.id, call.name, content, ending=ending, value=output, images=images, withheld=found)
 
 
 def _secrets_in(value: object, depth: int = 0) -> Iterator[str]:

@@ -145,6 +145,14 @@ def test_what_is_no_json_says_where(text):
         parse_json(text)
 
 
+@pytest.mark.parametrize("arguments", ['{"a": 1e999}', '{"a": [{"b": -1e400}]}'])
+@pytest.mark.parametrize("text", ["%s", "```json\n%s\n```"])
+def test_an_argument_that_is_out_of_range_makes_the_reply_malformed(arguments, text):
+    envelope = '{"kind": "tool_call", "tool_name": "add", "arguments": ' + arguments + "}"
+    parsed = parse_envelope(text % envelope, "c1")
+    assert (parsed.calls, parsed.malformed) == ((), "the reply is not valid JSON (a number is out of range)")
+
+
 # -- instructions -------------------------------------------------------------------------------------
 
 
