@@ -163,6 +163,8 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
         on_leave(run, target)
     elif source.waits:
         _on_leave_wait(run, row, target)
+    elif run.calling_state and not (target.waits or target.final):  # a row of the user's leads past the wait
+        _leave_blocked_call(run, row)
     if target.final:
         run.ended = row.ends
     if run.batch and (target.final or target.effect in _CLOSES_BATCH):
@@ -240,10 +242,17 @@ def _on_leave_wait(run: RunState, row: Transition, target: StateSpec) -> None:
         return
     if row.extends:
         extend_limit(run)
-    if run.calling_state and run.calling_state != row.target:
+    if run.calling_state:
+        _leave_blocked_call(run, row)
+    run.human_reply = run.pending_request = run.failure = run.action = None
+
+
+def _leave_blocked_call(run: RunState, row: Transition) -> None:
+    """A user-defined state waits no longer for its call. Unless the row leads back to it, its visit has ended."""
+    if run.calling_state != row.target:
         _end_visit(run, run.calling_state)
     run.calling_state = ""
-    run.human_reply = run.pending_request = run.failure = run.action = None
+    run.pending_request = None
 
 
 _ON_LEAVE: Mapping[object, Callable[[RunState, StateSpec], None]] = {

@@ -92,6 +92,7 @@ LONG = "There was a language in which everybody wrote, and nobody knew why. " * 
         ("Use the SDK of Open", "AI for it.", "Use the SDK of OpenAI for it."),
         ("All of it is in Read", "Me.md, I think.", "All of it is in ReadMe.md, I think."),
         ("        self.assert", "Equal(a, b)\n", "        self.assertEqual(a, b)\n"),
+        ("I like Java", "Script.", "I like JavaScript."),
         (f"{LONG}Then they wrote Java", "Script for it.", f"{LONG}Then they wrote JavaScript for it."),
     ],
 )

@@ -638,6 +638,29 @@ def test_a_visit_that_a_person_sends_elsewhere_has_ended_and_the_next_one_makes_
     assert keys == ["one:review:1", "one:review:2", "one:review:2"]
 
 
+def test_a_visit_that_a_row_leads_past_its_wait_has_ended_too(host: Host) -> None:
+    keys: list[str] = []
+
+    async def review(context: StateContext) -> list[str]:
+        keys.append(context.idempotency_key)
+        await context.call_tool("look", {"at": str(context.run.answer)})
+        return [(await context.call_tool("pay", {"amount": 5})).content]
+
+    def not_worth_asking(run: RunView) -> bool:
+        return run.pending_request is not None and run.answer == "draft"
+
+    past = Transition("review", not_worth_asking, "pre_step")
+    graph = waiting(review).with_transition(past, before="approval_required")
+    agent = Agent(ScriptedModel(["draft", "better"]), graph=graph, tools=[look, pay], host=host)
+    first = asyncio.run(_awaited(agent.run("go", run_id="one")))
+    assert isinstance(first.outcome, UserInputRequested)
+    assert done == ["draft", "better"]
+    result = resumed(agent, first, Allow(), by_id=host.store is not None)
+    assert noted(result) == ["paid 5"]
+    assert done == ["draft", "better", 5]
+    assert keys == ["one:review:1", "one:review:2", "one:review:2"]
+
+
 @pytest.mark.parametrize("swallow", [Exception, BaseException])
 def test_an_effect_cannot_go_on_past_a_call_that_waits(swallow: type[BaseException]) -> None:
     async def review(context: StateContext) -> str:
