@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import contextvars
 import dataclasses
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import isasyncgen, isawaitable, isgenerator
+from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
@@ -283,10 +286,10 @@ def _ending_value(call: ToolCall, tool: Tool, value: Any) -> Any:
 async def run_in_thread(
     function: Callable[..., Any], context: ToolContext[Any] | None, arguments: dict[str, Any]
 ) -> Any:
-    """Run a plain function in a new daemon thread, so that one that hangs blocks nothing else.
+    """Run a plain function in a daemon thread that does nothing else meanwhile, so that one that hangs blocks nothing.
 
-    A shared thread pool would lose a worker to each function that never returns, and would keep the interpreter from
-    exiting.
+    A thread pool of a fixed size would lose a thread to each function that never returns, and would keep the
+    interpreter from exiting.
 
     Args:
         function: The function.
@@ -319,5 +322,40 @@ async def run_in_thread(
         with contextlib.suppress(RuntimeError):  # the event loop is closed: the value is not needed any more
             loop.call_soon_threadsafe(set_outcome, value, raised)
 
-    threading.Thread(target=run_function, name=f"agentfsm-{getattr(function, '__name__', 'tool')}", daemon=True).start()
+    _start_in_thread(run_function)
     return await done
+
+
+IDLE_S = 1.0
+"""Seconds for which a thread that has run a function waits for another one: to start a thread takes 50 microseconds."""
+
+_idle_threads: deque[SimpleQueue[Callable[[], None]]] = deque()
+"""The queues of the threads that wait. Whoever takes one out gives it something to run."""
+
+
+def _start_in_thread(work: Callable[[], None]) -> None:
+    """Run something in a thread that waits, or else in a new one."""
+    try:
+        _idle_threads.pop().put(work)
+    except IndexError:
+        threading.Thread(target=_run_in_turn, args=([work],), name="agentfsm-tool", daemon=True).start()
+
+
+def _run_in_turn(first: list[Callable[[], None]]) -> None:
+    """Run one thing after another, until there has been none for a while."""
+    work, given = first.pop(), SimpleQueue[Callable[[], None]]()
+    while True:
+        work()
+        del work  # it holds arguments and the value
+        _idle_threads.append(given)
+        try:
+            work = given.get(timeout=IDLE_S)
+        except Empty:
+            with contextlib.suppress(ValueError):  # somebody has taken it out just now
+                _idle_threads.remove(given)
+                return
+            work = given.get()
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
+    os.register_at_fork(after_in_child=_idle_threads.clear)

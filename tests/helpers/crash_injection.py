@@ -239,6 +239,8 @@ def warm_up(scenarios: Iterable[str] = tuple(SCENARIOS), server: str = "") -> No
         asyncio.run(run_life(CrashWorld(folder), scenario))
         outcome(folder, scenario)
         remove_folder(folder)
+    for thread in set(threading.enumerate()) - {threading.current_thread()}:
+        thread.join(10)  # one that has run a tool waits a moment for another one
     gc.collect()
     gc.freeze()  # otherwise the first collection in each child copies the whole memory
 

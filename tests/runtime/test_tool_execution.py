@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
+import os
+import subprocess
+import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
@@ -14,6 +19,7 @@ from pydantic import AfterValidator
 from agentfsm.errors import ToolError
 from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind
 from agentfsm.loop.messages import ToolCall, ToolResult
+from agentfsm.runtime import tool_execution
 from agentfsm.runtime.timeout import Timeout
 from agentfsm.runtime.tool_context import ToolContext
 from agentfsm.runtime.tool_execution import run_call, run_in_thread, validate_call
@@ -342,6 +348,88 @@ def test_plain_tools_do_not_wait_for_each_other():
         return await asyncio.gather(*(run_in_thread(meet, None, {}) for _ in range(count)))
 
     assert sorted(run_async(scene)) == list(range(count))
+
+
+def test_a_thread_that_is_free_runs_the_next_function_and_one_that_hangs_runs_nothing_else():
+    free, threads = threading.Event(), list[int]()
+
+    def note() -> None:
+        threads.append(threading.get_ident())
+
+    def hang() -> None:
+        note()
+        free.wait(10)
+
+    async def scene() -> None:
+        for _ in range(3):
+            await run_in_thread(note, None, {})
+            await waits_for_work()
+        hanging = asyncio.create_task(run_in_thread(hang, None, {}))
+        while len(threads) < 4:
+            await asyncio.sleep(0.001)
+        await run_in_thread(note, None, {})
+        free.set()
+        await hanging
+
+    async def waits_for_work() -> None:
+        while not tool_execution._idle_threads:
+            await asyncio.sleep(0.001)
+
+    tool_execution._idle_threads.clear()  # threads of other tests
+    run_async(scene)
+    assert len(set(threads[:4])) == 1
+    assert threads[4] != threads[0]
+
+
+def test_a_thread_keeps_nothing_of_the_function_that_it_has_run():
+    class Value:
+        pass
+
+    async def scene() -> weakref.ref[Value]:
+        argument = Value()
+        assert await run_in_thread(lambda it: it, None, {"it": argument}) is argument
+        while not tool_execution._idle_threads:
+            await asyncio.sleep(0.001)
+        return weakref.ref(argument)
+
+    tool_execution._idle_threads.clear()
+    kept = run_async(scene)
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_thread_ends_that_has_had_nothing_to_do_for_a_while(monkeypatch):
+    monkeypatch.setattr(tool_execution, "IDLE_S", 0.01)
+    tool_execution._idle_threads.clear()
+
+    async def scene() -> threading.Thread:
+        thread = await run_in_thread(threading.current_thread, None, {})
+        await asyncio.to_thread(thread.join, 10)
+        return thread
+
+    assert not run_async(scene).is_alive()
+    assert not tool_execution._idle_threads
+
+
+FORKING = """
+import asyncio, os
+from agentfsm.runtime.tool_execution import run_in_thread
+
+def answer():
+    return 42
+
+asyncio.run(run_in_thread(answer, None, {}))
+child = os.fork()
+value = asyncio.run(asyncio.wait_for(run_in_thread(answer, None, {}), 10))
+os._exit(value) if child == 0 else print(value, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_has_threads_of_its_own():
+    """Those of its parent do not run in it."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKING]
+    assert subprocess.check_output(command, text=True) == "42 42\n"
 
 
 def test_a_tools_context_is_its_first_argument():
