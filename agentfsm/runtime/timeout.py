@@ -12,7 +12,6 @@ import logging
 from collections.abc import Awaitable, Coroutine, Generator
 from contextlib import suppress
 from functools import partial
-from time import perf_counter
 from types import CoroutineType, coroutine
 from typing import Any, TypeVar, cast
 
@@ -180,12 +179,12 @@ class Timeout:
         if task is None or self._task is not None:
             inner.close()
             raise RuntimeError("a Timeout limits one await at a time, inside a task")
-        started = perf_counter()
+        loop = task.get_loop()
+        limit = loop.time() + seconds  # by the loop's clock, which need not be the system's
         self._task, self._cancelling, interrupted = task, task.cancelling(), False
         try:
             waiting = inner.send(None)
-            loop = task.get_loop()  # a coroutine that never waits needs neither the loop's clock nor a timer
-            self._start(loop, loop.time() + seconds - (perf_counter() - started))
+            self._start(loop, limit)  # a coroutine that never waits needs no timer
             while True:
                 error: BaseException | None = None
                 try:
