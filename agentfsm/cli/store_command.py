@@ -456,5 +456,5 @@ def _rebuild(opened: Store, location: StoreLocation) -> tuple[list[str], list[st
             click.echo(single_line(f"{run_id}  listed again"))
     for run_id in await_result(opened.maintenance.reindex()):
         done.append(run_id)
-        click.echo(single_line(f"{run_id}  found again by its tags and metadata"))
+        click.echo(single_line(f"{run_id}  found again by its prompt, tags and metadata"))
     return done, failed

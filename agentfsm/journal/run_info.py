@@ -29,6 +29,7 @@ __all__ = [
     "WaitingFor",
     "called_model",
     "first_info",
+    "fold_case",
     "info_of",
     "listed_metadata",
 ]
@@ -181,7 +182,7 @@ class RunQuery:
             and self.entries.items() <= (info.metadata or {}).items()
             and (self.since is None or (started is not None and started >= self.since))
             and (self.until is None or (started is not None and started < self.until))
-            and (self.text is None or _fold(self.text) in _fold(info.prompt))
+            and (self.text is None or fold_case(self.text) in fold_case(info.prompt))
             and (self.waiting_role is None or (waiting is not None and self.waiting_role in waiting.roles))
             and (self.run_id is None or info.run_id.startswith(self.run_id))
         )
@@ -190,7 +191,8 @@ class RunQuery:
 _FOLDED = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 
-def _fold(text: str) -> str:
+def fold_case(text: str) -> str:
+    """A text in which each ASCII letter is a small one: two texts that a search takes for the same are the same."""
     return text.translate(_FOLDED)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from agentfsm.errors import AgentfsmError, RunExistsError, RunHeldError, StaleLease, UnknownRunError
@@ -458,6 +458,55 @@ async def finds_runs_by_what_they_are_listed_by(make: OpenStore) -> None:
     await store.aclose()
 
 
+_PROMPTS = (
+    "Pay 50% of_it", "pay ALL", "", "a", "aa", "aaa", "Zoë's \"naïve\" café", "ZOË", "契約を結ぶ", "ไทย ไทย",
+    "\U0001f600\U0001f600", r"C:\temp\new", "one two three", "two three one", "x\ufffdy", "__%%", "İstanbul Ǆ \u017f",
+)  # fmt: skip
+_TEXTS = (
+    "", "PAY", "pay a", "ZOË", "zoë", "İ", "i", "\u017f", "S", "ǆ", "two three", "three two", "aaaa", "'",
+    "\\t", "_%", "%%",
+)  # fmt: skip
+
+
+async def finds_runs_by_every_part_of_their_prompt(make: OpenStore) -> None:
+    """A text of any length and script finds the runs whose prompt contains it; ASCII letters may be of either case.
+
+    That holds also with other conditions, and after prompts were redacted, runs purged, and the store compacted.
+    """
+    store = make()
+    runs = [_listed(n, prompt=each, status="finished", tags=("odd",) * (n % 2)) for n, each in enumerate(_PROMPTS)]
+    await _create(store, runs)
+    parts = {each[first : first + size] for each in _PROMPTS for first in range(len(each)) for size in (1, 2, 3, 6)}
+    await _require_texts(store, runs, parts.union(_TEXTS))
+    for number, prompt in ((0, ""), (6, "[gone] ZOË"), (8, "")):
+        lease = await store.acquire(f"run{number}", "me")
+        runs[number] = dataclasses.replace(runs[number], prompt=prompt)
+        await store.redact(lease, 1, "", runs[number])
+        await store.release(lease)
+    purged = [f"run{number}" for number in (1, 15)]
+    await store.maintenance.purge([await _tombstone(store, run_id) for run_id in purged])
+    runs = [run for run in runs if run.run_id not in purged]
+    await _require_texts(store, runs, parts.union(_TEXTS))
+    await store.maintenance.compact()
+    await _create(store, [_listed(20, prompt="Pay once more"), _listed(21, prompt="契約 again")])
+    runs += [_listed(20, prompt="Pay once more"), _listed(21, prompt="契約 again")]
+    await _require_texts(store, runs, parts.union(_TEXTS))
+    _require(await store.maintenance.reindex() == [])
+    await store.aclose()
+
+
+async def _require_texts(store: Store, runs: Sequence[RunInfo], texts: Iterable[str]) -> None:
+    for text in texts:
+        having = [run for run in reversed(runs) if _small(text) in _small(run.prompt)]
+        _require(await _found(store, text=text, limit=2) == [run.run_id for run in having])
+        odd = [run.run_id for run in having if "odd" in run.tags]
+        _require([run.run_id for run in (await store.find_runs(RunQuery(text=text, tag="odd"))).runs] == odd)
+
+
+def _small(text: str) -> bytes:
+    return text.encode().lower()  # of bytes, only ASCII letters have a case
+
+
 async def keeps_pages_apart_while_runs_are_created(make: OpenStore) -> None:
     """A run that is created or changes between two pages of a query moves no other run from one to the other."""
     store = make()
@@ -635,6 +684,7 @@ CHECKS: tuple[StoreCheck, ...] = (
     preserves_append_order,
     lists_a_run_as_it_was_described,
     finds_runs_by_what_they_are_listed_by,
+    finds_runs_by_every_part_of_their_prompt,
     keeps_pages_apart_while_runs_are_created,
     keeps_signals_until_they_are_removed,
     tells_owners_and_listeners_of_signals,

@@ -172,9 +172,11 @@ def test_a_listing_that_somebody_changed_is_found_and_rebuilt(url: str, cli: Cli
         "DELETE FROM run_tag; DELETE FROM run_metadata",
         "INSERT INTO run_tag (tag, id) VALUES ('wrong', 1); INSERT INTO run_metadata VALUES ('wrong', '1', 1)",
         "UPDATE run_info SET tags = '[\"wrong\"]', metadata = NULL; DELETE FROM run_tag WHERE tag = 'kept'",
+        "UPDATE prompt_filter SET bits = zeroblob(8191)",
+        "UPDATE run_info SET prompt = 'Wrong.' WHERE id = 1",
     ],
 )
-def test_a_changed_index_of_tags_or_metadata_is_found_and_rebuilt(
+def test_a_changed_index_of_prompts_tags_or_metadata_is_found_and_rebuilt(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     monkeypatch.setenv("AGENTFSM_STORE", "runs.db")
@@ -189,10 +191,31 @@ def test_a_changed_index_of_tags_or_metadata_is_found_and_rebuilt(
     assert rebuilt.stdout.startswith("one  "), rebuilt.output
     assert cli("verify").exit_code == 0
     assert cli("store", "rebuild").stdout == ""
-    finds_one = {("--tag", "billing"), ("--tag", "kept"), ("--metadata", "order=7")}
+    finds_one = {("--text", "go."), ("--tag", "billing"), ("--tag", "kept"), ("--metadata", "order=7")}
     finds_none = {("--tag", "wrong"), ("--tag", "other"), ("--metadata", "wrong=1")}
     for search in finds_one | finds_none:
         assert len(cli("runs", *search, "--json").stdout.splitlines()) == (search in finds_one), search
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["DELETE FROM agentfsm.run_prompt", "UPDATE agentfsm.run_prompt SET prompt = 'Wrong.' WHERE prompt = 'Hello.'"],
+)
+def test_a_run_on_a_server_that_is_not_found_by_its_prompt_is_reported_and_found_again(
+    cli: Cli, database: str, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    import psycopg
+
+    empty_database(database)
+    monkeypatch.setenv("AGENTFSM_STORE", database)
+    monkeypatch.setenv("AGENTFSM_SECRET", SECRET)
+    fill(database)
+    with psycopg.connect(database, autocommit=True) as server:
+        server.execute(change)  # type: ignore[arg-type]  # no user's text
+    assert "it is not found by the prompt that it is listed by" in cli("verify").stdout
+    assert "old  found again by its prompt, tags and metadata\n" in cli("store", "rebuild").stdout
+    assert cli("verify").exit_code == 4
+    assert cli("store", "rebuild").stdout == ""
 
 
 @pytest.mark.parametrize("change", ["tags = '{wrong}'", 'metadata = \'{"wrong": "1"}\'', "metadata = NULL"])

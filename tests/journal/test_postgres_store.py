@@ -38,6 +38,7 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel, call
 from agentfsm.testing.store_conformance import (
     CHECKS,
+    finds_runs_by_every_part_of_their_prompt,
     finds_runs_by_what_they_are_listed_by,
     keeps_pages_apart_while_runs_are_created,
     sealed_records,
@@ -89,11 +90,15 @@ def test_it_does_what_every_store_does(check: Any, liveness: Any, url: str) -> N
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
-def test_runs_are_found_by_tags_and_metadata_among_the_newest_and_then_by_their_index(
+def test_runs_are_found_by_tags_metadata_and_texts_among_the_newest_and_then_by_their_index(
     window: int, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_run_info, "WINDOW", window)
-    for check in (finds_runs_by_what_they_are_listed_by, keeps_pages_apart_while_runs_are_created):
+    for check in (
+        finds_runs_by_what_they_are_listed_by,
+        finds_runs_by_every_part_of_their_prompt,
+        keeps_pages_apart_while_runs_are_created,
+    ):
         empty_database(url)
         asyncio.run(check(lambda: PostgresStore(url)))
 

@@ -32,11 +32,16 @@ from agentfsm.journal.journal_writer import LISTED_EVERY_S
 from agentfsm.journal.listing import compute_run_info, needs_rebuild, rebuild_run_info, verify_listing
 from agentfsm.journal.redact import redact
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
+from agentfsm.journal.sqlite import sqlite_run_info
 from agentfsm.journal.sqlite.sqlite_damage import find_row_damage, find_schema_damage
+from agentfsm.journal.sqlite.sqlite_run_info import count_run_infos, select_run_infos
+from agentfsm.journal.sqlite.sqlite_schema import SCHEMA_VERSION
 from agentfsm.journal.verification import GOOD, verify_stored_run
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.messages import Message, Reply
 from agentfsm.testing import FakeClock, ScriptedModel, call
+from agentfsm.testing.store_conformance import finds_runs_by_every_part_of_their_prompt
+from tests.benchmarks.listing_benchmark import fill_file
 from tests.helpers.journal_scenarios import finished_run, waiting_run
 
 KEYRING = Keyring(b"of the tests")
@@ -276,7 +281,8 @@ def test_the_metadata_of_a_file_of_schema_5_is_found_when_it_was_rebuilt(tmp_pat
             finish(agent(store, "ok").run("Go.", run_id=run_id, metadata={"order": 7}))
     with closing(sqlite3.connect(path)) as db:
         db.executescript(
-            "DROP TABLE snapshot; DROP TABLE run_metadata; ALTER TABLE run_info DROP COLUMN metadata;"
+            "DROP TABLE prompt_filter; DROP TABLE snapshot; DROP TABLE run_metadata;"
+            "ALTER TABLE run_info DROP COLUMN metadata;"
             "PRAGMA user_version = 5"
         )
         db.executescript(
@@ -343,5 +349,57 @@ def test_an_interrupted_run_has_no_owner(tmp_path: Path) -> None:
             assert [info.owner for info in (await store.find_runs(RunQuery())).runs] == ["me"]
             del lease
             assert [info.owner for info in (await store.find_runs(RunQuery())).runs] == [None]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("block", [1, 2, 3])
+def test_filters_of_prompts_exclude_no_run_that_has_the_text(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_run_info, "_BLOCK", block)
+    asyncio.run(finds_runs_by_every_part_of_their_prompt(lambda: SqliteStore(tmp_path / "runs.db")))
+
+
+def test_a_text_that_no_prompt_has_is_searched_without_reading_the_prompts(tmp_path: Path) -> None:
+    fill_file(tmp_path / "runs.db", 2_000)
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as db:
+        db.set_progress_handler(count, 1)
+        for text in ("no such text", "word work", "x", "zq", "契約"):
+            steps = 0
+            assert select_run_infos(db, RunQuery(text=text), SCHEMA_VERSION) == []
+            assert count_run_infos(db, RunQuery(text=text), SCHEMA_VERSION) == 0
+            assert 0 < steps < 2_000, text  # not one for each prompt
+        steps = 0
+        assert len(select_run_infos(db, RunQuery(text="WORD"), SCHEMA_VERSION)) == 51
+        assert steps < 10_000  # a text that all have is found among the newest
+
+
+def test_a_redacted_prompt_leaves_no_trace_in_a_filter_and_compaction_writes_it_anew(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+
+    def filters() -> list[bytes]:
+        with closing(sqlite3.connect(path)) as db:
+            return [bits for (bits,) in db.execute("SELECT bits FROM prompt_filter")]
+
+    async def main() -> None:
+        async with SqliteStore(path) as store:
+            host = Host(store=store, secret=b"of the tests")
+            await Agent(ScriptedModel(["ok"]), host=host).run("Go.", run_id="kept")
+            without = filters()
+            await Agent(ScriptedModel(["ok"]), host=host).run("Call ann-4711@example.org.", run_id="r")
+            assert len(filters()) == 1
+            assert filters() != without
+            await redact(store, "r", "1", keyring=KEYRING)
+            assert filters() == []
+            await store.maintenance.compact()
+            assert filters() == without
+            assert await store.maintenance.row_damage() == []
 
     asyncio.run(main())

@@ -30,6 +30,11 @@ _ORPHANS = """
 """
 _BEFORE_THE_FIRST = "SELECT run, count(*) FROM agentfsm.journal WHERE seq < 1 GROUP BY run ORDER BY run"
 
+_NOT_FOUND = """
+    SELECT info.id FROM agentfsm.run_info AS info LEFT JOIN agentfsm.run_prompt ON run_prompt.id = info.id
+    WHERE info.prompt <> coalesce(run_prompt.prompt, '') ORDER BY info.id
+"""
+
 
 async def find_schema_damage(db: Connection) -> list[Damage]:
     """One entry if tables or triggers are not those of a store, or are gone, or none.
@@ -72,7 +77,7 @@ def _is_as_created(wanted: tuple[str, str], definition: str, source: str) -> boo
 
 
 async def find_row_damage(db: Connection) -> list[Damage]:
-    """An entry for each run whose row was deleted, or with a record before its first.
+    """An entry for each run whose row was deleted, with a record before its first, or not found by its prompt.
 
     A number between two runs that no run has means nothing here: the server skips numbers.
 
@@ -87,4 +92,6 @@ async def find_row_damage(db: Connection) -> list[Damage]:
     for number, count in await (await db.execute(_BEFORE_THE_FIRST)).fetchall():
         reason = "it has a record before its first"
         damage.append(Damage(f"(run {number})", reason, count))
+    for (number,) in await (await db.execute(_NOT_FOUND)).fetchall():
+        damage.append(Damage(f"(run {number})", "it is not found by the prompt that it is listed by"))
     return damage

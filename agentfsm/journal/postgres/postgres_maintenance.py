@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from agentfsm.errors import StoreError, UnknownRunError
 from agentfsm.journal.maintenance import AnyStore, Damage, Fact, Hold, Tombstone, read_tombstone
 from agentfsm.journal.postgres.postgres_damage import find_row_damage, find_schema_damage
+from agentfsm.journal.postgres.postgres_run_info import rebuild_prompts
 from agentfsm.journal.postgres.postgres_schema import read_version, transaction
 from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession
 
@@ -134,8 +135,8 @@ class PostgresMaintenance:
         return await self._session().read(lambda db: _was_purged(db, run_id), False)
 
     async def reindex(self) -> list[str]:
-        """Do nothing: the server itself keeps the indexes of what runs are listed by."""
-        return []
+        """Have runs found by the prompts that they are listed by; the server itself keeps the other indexes."""
+        return await self._session().write(lambda db, _: rebuild_prompts(db))
 
     async def compact(self) -> str:
         """Rewrite the tables without dead rows; see ``StoreMaintenance.compact``. Writers wait meanwhile."""
@@ -202,6 +203,7 @@ async def _purge(db: Connection, tombstones: Sequence[Tombstone]) -> list[str]:
         numbers = [number for number, _ in buried]
         await db.execute("DELETE FROM agentfsm.journal WHERE run = ANY(%s)", (numbers,))
         await db.execute("DELETE FROM agentfsm.run_info WHERE id = ANY(%s)", (numbers,))
+        await db.execute("DELETE FROM agentfsm.run_prompt WHERE id = ANY(%s)", (numbers,))
         await db.execute("DELETE FROM agentfsm.signal WHERE run_id = ANY(%s)", ([run_id for _, run_id in buried],))
         await db.execute("DELETE FROM agentfsm.hold WHERE id = ANY(%s)", (numbers,))
         await db.execute("DELETE FROM agentfsm.snapshot WHERE id = ANY(%s)", (numbers,))
@@ -236,5 +238,5 @@ async def _compact(db: Connection) -> None:
             "the store is not compacted: only the role that owns the tables of the schema agentfsm may do that "
             "(VACUUM FULL)"
         )
-    for table in ("journal", "run_info", "signal", "snapshot", "run"):
+    for table in ("journal", "run_info", "run_prompt", "signal", "snapshot", "run"):
         await db.execute(f"VACUUM FULL agentfsm.{table}")  # our own names

@@ -7,11 +7,26 @@ from collections.abc import Mapping
 from typing import Any, LiteralString, NamedTuple
 
 from agentfsm.journal.postgres.postgres_session import Connection
-from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
+from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor, fold_case
 
-__all__ = ["ListedRun", "count_run_infos", "select_run_infos", "update_texts", "write_run_info"]
+__all__ = ["ListedRun", "count_run_infos", "rebuild_prompts", "select_run_infos", "update_texts", "write_run_info"]
 
-_WRITE = """
+_UPDATE_PROMPT: LiteralString = """
+    INSERT INTO agentfsm.run_prompt (id, prompt) SELECT id, prompt FROM listed
+    WHERE NOT EXISTS (SELECT FROM agentfsm.run_prompt AS old WHERE (old.id, old.prompt) = (listed.id, listed.prompt))
+    ON CONFLICT (id) DO UPDATE SET prompt = EXCLUDED.prompt
+"""
+_WITH_PROMPT: LiteralString = (
+    "WITH listed (id, prompt) AS (VALUES (%s::bigint, %s::text)), searched AS (" + _UPDATE_PROMPT + ")"
+)
+_REBUILD_PROMPTS: LiteralString = (
+    "WITH listed AS (SELECT id, prompt FROM agentfsm.run_info), mended AS (" + _UPDATE_PROMPT + " RETURNING id)"  # noqa: S608
+    " SELECT run_id FROM agentfsm.run WHERE id IN (SELECT id FROM mended) ORDER BY id"
+)
+
+_WRITE: LiteralString = (
+    _WITH_PROMPT  # noqa: S608  # our own names
+    + """
     INSERT INTO agentfsm.run_info (id, started, updated, ending, prompt, actor, session, tags, model, cost_usd, tokens,
         waiting_kind, waiting_tool, waiting_roles, expires, parent, metadata)
     VALUES (%s, %s, %s, %s, %s, %s, %s, %s::text[], %s, %s, %s, %s, %s, %s::text[], %s, %s, %s::jsonb)
@@ -20,7 +35,16 @@ _WRITE = """
         EXCLUDED.ending, EXCLUDED.prompt, EXCLUDED.actor, EXCLUDED.session, EXCLUDED.tags, EXCLUDED.model,
         EXCLUDED.cost_usd, EXCLUDED.tokens, EXCLUDED.waiting_kind, EXCLUDED.waiting_tool, EXCLUDED.waiting_roles,
         EXCLUDED.expires, EXCLUDED.parent, EXCLUDED.metadata)
-"""
+    """
+)
+
+_UPDATE_TEXTS: LiteralString = (
+    _WITH_PROMPT  # noqa: S608  # our own names
+    + """
+    UPDATE agentfsm.run_info SET prompt = %s, actor = %s, session = %s, tags = %s::text[], metadata = %s::jsonb
+    WHERE id = %s
+    """
+)
 
 _FROM: LiteralString = " FROM agentfsm.run AS run LEFT JOIN agentfsm.run_info AS info ON info.id = run.id"
 
@@ -72,6 +96,8 @@ async def write_run_info(db: Connection, number: int, info: RunInfo) -> None:
     texts = tuple(map(_storable, (info.ending, info.prompt, info.actor, info.session_id)))
     values = (
         number,
+        _storable(info.prompt),
+        number,
         _milliseconds(info.started),
         _milliseconds(info.updated),
         *texts,
@@ -93,15 +119,19 @@ async def update_texts(db: Connection, number: int, info: RunInfo) -> None:
     """Replace the prompt, the actor, the session, the tags and the metadata by which a run is listed."""
     texts = (_storable(info.prompt), _storable(info.actor), _storable(info.session_id))
     await db.execute(
-        "UPDATE agentfsm.run_info SET prompt = %s, actor = %s, session = %s, tags = %s::text[], metadata = %s::jsonb"
-        " WHERE id = %s",
-        (*texts, [_storable(tag) for tag in info.tags], _jsonb(info.metadata or {}), number),
+        _UPDATE_TEXTS,
+        (number, texts[0], *texts, [_storable(tag) for tag in info.tags], _jsonb(info.metadata or {}), number),
     )
+
+
+async def rebuild_prompts(db: Connection) -> list[str]:
+    """Have runs found by the prompts that they are listed by; returns the ids of those that were not."""
+    return [run_id for (run_id,) in await (await db.execute(_REBUILD_PROMPTS)).fetchall()]
 
 
 async def select_run_infos(db: Connection, query: RunQuery) -> list[ListedRun]:
     """The runs that a query finds: one more than its page has, if there are as many."""
-    where, values = _conditions(query)
+    where, values = await _indexed_conditions(db, query)
     after, rows = int(query.after) if query.after else _ANY_NUMBER, query.limit + 1
     entries, wanted = _entry_conditions(query, _BEFORE)
     if entries == _BEFORE:
@@ -120,12 +150,18 @@ async def select_run_infos(db: Connection, query: RunQuery) -> list[ListedRun]:
     return list(map(_listed_run, listed))
 
 
+_HAS_TEXT: LiteralString = """strpos(lower(info.prompt COLLATE "C"), %s) > 0"""
+"""The server expects this of a third of the runs, and so reads the newest first; of LIKE it would expect it of few."""
+
 WINDOW = 500
-"""Among how many runs, from the newest on, a tag or metadata is looked for before their index is asked.
+"""Among how many runs, from the newest on, a text, a tag or metadata is looked for before its index is asked.
 
 The server keeps no statistics of them (they would outlive what is redacted), so it cannot know whether a tag is that of
 two runs, which only the index finds quickly, or of all, of which the newest are quickly found without it.
 """
+
+FREQUENT = 0.02
+"""The share of the newest runs from which on a text is looked for without its index."""
 
 _NEWEST: LiteralString = "(SELECT * FROM agentfsm.run_info WHERE id < %s ORDER BY id DESC LIMIT %s)"
 _ALL: LiteralString = "agentfsm.run_info"
@@ -142,10 +178,33 @@ def _listed_run(row: tuple[Any, ...]) -> ListedRun:
 
 async def count_run_infos(db: Connection, query: RunQuery) -> int:
     """How many runs a query finds on all its pages."""
-    where, values = _conditions(query)
+    where, values = await _indexed_conditions(db, query)
     entries, wanted = _entry_conditions(query, where)
     row = await (await db.execute("SELECT count(*)" + _FROM + entries, (*values, *wanted))).fetchone()
     return 0 if row is None else int(row[0])
+
+
+_COUNT_NEWEST: LiteralString = (
+    "SELECT count(*), count(*) FILTER (WHERE " + _HAS_TEXT + ") FROM " + _NEWEST + " AS info"  # noqa: S608  # our own names
+)
+_PARTS: LiteralString = "ARRAY(SELECT hashtext(part) FROM unnest(%s::text[]) AS part)"
+_MAY_HAVE_TEXT: LiteralString = (
+    "run.id = ANY(ARRAY(SELECT id FROM agentfsm.run_prompt WHERE agentfsm.text_parts(prompt) @> " + _PARTS + "))"  # noqa: S608
+)
+
+
+async def _indexed_conditions(db: Connection, query: RunQuery) -> tuple[LiteralString, list[Any]]:
+    """The conditions on a run, with the index of prompts if a text is rare; a frequent one is soon found without."""
+    where, values = _conditions(query)
+    if not query.text:
+        return where, values
+    text = _folded(query.text)
+    newest = await (await db.execute(_COUNT_NEWEST, (text, _ANY_NUMBER, WINDOW))).fetchone()
+    if newest is None or newest[0] < WINDOW or newest[1] > FREQUENT * WINDOW:
+        return where, values
+    size = min(len(text), 3)
+    parts = {text[first : first + size] for first in range(len(text) - size + 1)}
+    return _and(where, _MAY_HAVE_TEXT), [*values, sorted(parts)]
 
 
 def _and(where: LiteralString, part: LiteralString) -> LiteralString:
@@ -168,10 +227,7 @@ def _conditions(query: RunQuery) -> tuple[LiteralString, list[Any]]:
     if query.until is not None:
         where, values = _and(where, "info.started < %s"), [*values, query.until * 1000]
     if query.text is not None:
-        where, values = (
-            _and(where, 'info.prompt COLLATE "C" ILIKE %s'),
-            [*values, f"%{_escaped(_storable(query.text))}%"],
-        )
+        where, values = _and(where, _HAS_TEXT), [*values, _folded(query.text)]
     if query.waiting_role is not None:
         suspended: LiteralString = "run.status = 'suspended' AND info.waiting_kind <> ''"  # which has an index
         where = _and(where, suspended + " AND info.waiting_roles @> ARRAY[%s]::text[]")
@@ -195,8 +251,8 @@ def _entry_conditions(query: RunQuery, where: LiteralString = "") -> tuple[Liter
     return where, values
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+def _folded(text: str) -> str:
+    return fold_case(_storable(text))
 
 
 def _storable(text: str) -> str:

@@ -25,11 +25,11 @@ __all__ = [
     "transaction",
 ]
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """1: the first one; 2: with columns that list runs; 3: with signals; 4: with holds and tombstones; 5: with the records
 of a commit in one row, and with runs found by their metadata; 6: with sealed holds; 7: with leases that do not last
-longer if the server's clock is set back; 8: with a smaller key of the journal; 9: with snapshots. The first write
-creates it or brings it up to date, and so does ``agentfsm store migrate``."""
+longer if the server's clock is set back; 8: with a smaller key of the journal; 9: with snapshots; 10: with an index of
+the prompts. The first write creates it or brings it up to date, and so does ``agentfsm store migrate``."""
 
 _CREATE_LOCK = 0x6166736D
 """The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
@@ -181,13 +181,30 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     );
     ALTER TABLE agentfsm.snapshot ALTER content SET STATISTICS 0;
     """,
+    """
+    CREATE TABLE agentfsm.run_prompt (  -- a table of its own, because run_info changes while a prompt does not
+        id bigint PRIMARY KEY REFERENCES agentfsm.run (id),
+        prompt text NOT NULL
+    );
+    CREATE FUNCTION agentfsm.text_parts(text) RETURNS integer[] LANGUAGE sql IMMUTABLE PARALLEL SAFE COST 10000 AS $$
+        SELECT array_agg(hashtext(part)) FROM (
+            SELECT a, lead(a) OVER numbered AS b, lead(a, 2) OVER numbered AS c
+            FROM regexp_split_to_table(lower($1 COLLATE "C"), '') WITH ORDINALITY AS letter (a, number)
+            WINDOW numbered AS (ORDER BY number)
+        ) AS letters, unnest(ARRAY[a, a || b, a || b || c]) AS part
+    $$;
+    INSERT INTO agentfsm.run_prompt SELECT id, prompt FROM agentfsm.run_info;
+    CREATE INDEX run_prompt_by_parts ON agentfsm.run_prompt USING gin (agentfsm.text_parts(prompt));
+    ALTER TABLE agentfsm.run_prompt ALTER prompt SET STATISTICS 0;
+    ALTER INDEX agentfsm.run_prompt_by_parts ALTER COLUMN 1 SET STATISTICS 0;
+    """,
 )
 """What leads from each version to the next; the first one from an empty schema."""
 
 FROZEN_AFTER_MS = 30_000
 """Milliseconds after which the server ends a transaction in which nothing happens."""
 
-TABLES = ("hold", "journal", "owner", "run", "run_info", "signal", "snapshot", "tombstone", "version")
+TABLES = ("hold", "journal", "owner", "run", "run_info", "run_prompt", "signal", "snapshot", "tombstone", "version")
 """The tables of the schema."""
 
 _REFUSE = "BEGIN RAISE EXCEPTION 'a journal is append-only'; END"

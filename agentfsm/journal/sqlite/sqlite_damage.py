@@ -16,7 +16,7 @@ import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import StoreError
 from agentfsm.journal.commit_encoding import JournalRow, run_id_in
 from agentfsm.journal.maintenance import Damage
-from agentfsm.journal.sqlite.sqlite_run_info import find_index_damage
+from agentfsm.journal.sqlite.sqlite_run_info import find_filter_damage, find_index_damage
 
 __all__ = ["copy_file", "find_row_damage", "find_schema_damage", "truncate_wal"]
 
@@ -52,7 +52,7 @@ def find_schema_damage(path: Path) -> list[Damage]:
 def find_row_damage(path: Path) -> list[Damage]:
     """An entry for each run that was deleted, has a record before its first or a value of another type, or is misfiled.
 
-    Misfiled is a run that is found by other tags or metadata than it is listed by.
+    Misfiled is a run that is found by other tags or metadata than it is listed by, or not by its prompt.
 
     Args:
         path: The SQLite file.
@@ -86,6 +86,10 @@ def find_row_damage(path: Path) -> list[Damage]:
         misfiled = find_index_damage(db, sqlite_schema.schema_version(db))
         reason = "it is found by other tags or metadata than it is listed by"
         reports += [Damage(f"(run {number})", reason) for number in misfiled]
+        missed = find_filter_damage(db) if sqlite_schema.has_prompt_filters(db) else []
+        reports += [
+            Damage(f"(run {number})", "it is not found by the prompt that it is listed by") for number in missed
+        ]
     except sqlite_schema.READ_ERRORS as error:
         raise sqlite_schema.as_store_error(error, path) from error
     finally:

@@ -18,7 +18,12 @@ from agentfsm.errors import UnknownRunError
 from agentfsm.journal.maintenance import Damage, Fact, Hold, Tombstone, read_tombstone
 from agentfsm.journal.sqlite.owned_store import OwnedStore, RunRow
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
-from agentfsm.journal.sqlite.sqlite_run_info import delete_run_info, rebuild_index
+from agentfsm.journal.sqlite.sqlite_run_info import (
+    delete_run_info,
+    rebuild_index,
+    rebuild_prompt_filter,
+    unfiltered_blocks,
+)
 from agentfsm.journal.sqlite.sqlite_turn import SqliteTurn
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 
@@ -146,13 +151,22 @@ class SqliteMaintenance:
         async with self._turn.write() as owner:
             if owner is not None:
                 return list(await owner.call("reindex"))
-            return list(await self._writer.submit(rebuild_index))
+            found = list(await self._writer.submit(rebuild_index))
+            return found + [run_id for run_id in await self._rebuild_filters(every=True) if run_id not in found]
+
+    async def _rebuild_filters(self, *, every: bool = False) -> list[str]:
+        """Write the filters of prompts that are missing, or all of them; each is short work for the event loop."""
+        blocks = await self._writer.submit(partial(unfiltered_blocks, every=every))
+        return [
+            each for block in blocks for each in await self._writer.submit(partial(rebuild_prompt_filter, block=block))
+        ]
 
     async def compact(self) -> str:
         """Return the space of what was deleted to the file system; see ``StoreMaintenance.compact``."""
         async with self._turn.write() as owner:
             if owner is not None:
                 return str(await owner.call("compact"))
+            await self._rebuild_filters()
             await self._writer.compact()
         if await asyncio.to_thread(sqlite_damage.truncate_wal, self._path):
             return ""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
-from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
+from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor, fold_case
 
 __all__ = [
     "count_run_infos",
     "delete_run_info",
+    "find_filter_damage",
     "find_index_damage",
     "rebuild_index",
+    "rebuild_prompt_filter",
     "select_run_infos",
+    "unfiltered_blocks",
     "update_texts",
     "write_run_info",
 ]
@@ -26,6 +30,9 @@ _FIELDS = (
 _UPDATE = f"UPDATE run_info SET {', '.join(f'{name} = ?' for name in _FIELDS)} WHERE id = ?"  # noqa: S608  # our own names
 _WITH_METADATA = 6
 """The version of the schema since which runs are listed and found by their metadata."""
+
+_WITH_FILTERS = 10
+"""The version of the schema since which blocks of runs have a filter of their prompts."""
 
 _COLUMNS = ", ".join(f"info.{name}" for name in _FIELDS)
 
@@ -39,7 +46,7 @@ def write_run_info(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
         info: What it is listed by.
     """
     waiting = info.waiting_for or WaitingFor("")
-    tags, metadata = _write_index(db, number, info.tags, info.metadata)
+    tags, metadata = _write_index(db, number, info.prompt, info.tags, info.metadata)
     values = (
         info.status,
         _milliseconds(info.started),
@@ -63,11 +70,15 @@ def write_run_info(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
 
 
 def _write_index(
-    db: sqlite3.Connection, number: int, tags: Sequence[str], metadata: Mapping[str, str] | None
+    db: sqlite3.Connection, number: int, prompt: str, tags: Sequence[str], metadata: Mapping[str, str] | None
 ) -> tuple[str, str | None]:
-    """The tags and the metadata of a run as text, after their index was written if they are not what they were."""
+    """The tags and the metadata of a run as text, after what changed of them and of its prompt was indexed."""
     text, entries = json.dumps(tags) if tags else "", None if metadata is None else json.dumps(metadata)
-    old_text, old_entries = db.execute("SELECT tags, metadata FROM run_info WHERE id = ?", (number,)).fetchone()
+    old_prompt, old_text, old_entries = db.execute(
+        "SELECT prompt, tags, metadata FROM run_info WHERE id = ?", (number,)
+    ).fetchone()
+    if old_prompt != prompt:
+        _filter_prompt(db, number, old_prompt, prompt)
     if old_text != text:
         db.executemany("DELETE FROM run_tag WHERE tag = ? AND id = ?", [(tag, number) for tag in _loaded(old_text)])
         _insert_index(db, number, tags, {})
@@ -81,13 +92,13 @@ def _write_index(
 def delete_run_info(db: sqlite3.Connection, number: int) -> None:
     """Delete what a run is listed by, its tags and its metadata included."""
     if db.execute("SELECT 1 FROM run_info WHERE id = ?", (number,)).fetchone() is not None:
-        _write_index(db, number, (), None)
+        _write_index(db, number, "", (), None)
         db.execute("DELETE FROM run_info WHERE id = ?", (number,))
 
 
 def update_texts(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
     """Replace the prompt, the actor, the session, the tags and the metadata by which a run is listed."""
-    texts = (info.prompt, info.actor, info.session_id, *_write_index(db, number, info.tags, info.metadata))
+    texts = (info.prompt, info.actor, info.session_id, *_write_index(db, number, info.prompt, info.tags, info.metadata))
     db.execute(
         "UPDATE run_info SET prompt = ?, actor = ?, session = ?, tags = ?, metadata = ? WHERE id = ?", (*texts, number)
     )
@@ -150,6 +161,124 @@ def _loaded(text: Any) -> dict[str, str]:
             return {}
 
 
+_ANY_NUMBER = 2**63 - 1
+_BLOCK = 128
+"""How many runs, by their numbers, share a Bloom filter of their prompts: 64 bytes of it for each."""
+
+_FILTER_BITS = 65_521
+"""A prime, so that the remainder of a number is as good as a hash."""
+
+_FILTER_BYTES = _FILTER_BITS // 8 + 1
+_LONGEST_PART = 5
+
+
+def _filter_prompt(db: sqlite3.Connection, number: int, old: str, prompt: str) -> None:
+    """Have the filter of a run's block say that the prompt is there.
+
+    A filter cannot forget, so that of a block in which a prompt was redacted or purged is deleted. A search reads the
+    prompts of a block without a filter, until the file is compacted.
+    """
+    block = number // _BLOCK
+    if old:
+        db.execute("DELETE FROM prompt_filter WHERE block = ?", (block,))
+        return
+    row = db.execute("SELECT bits FROM prompt_filter WHERE block = ?", (block,)).fetchone()
+    if row is not None or _prompts(db, block).fetchone() is None:
+        _write_filter(db, block, bytes(_FILTER_BYTES) if row is None else row[0], [prompt])
+
+
+def _write_filter(db: sqlite3.Connection, block: int, bits: bytes, prompts: Iterable[str]) -> None:
+    """Write the filter of a block, with prompts added to those that it has."""
+    changed = bytearray(bits)
+    for bit in {bit for prompt in prompts for part in _hashed_parts(prompt) for bit in part}:
+        changed[bit >> 3] |= 1 << (bit & 7)
+    db.execute(
+        "INSERT INTO prompt_filter (block, bits) VALUES (?, ?) ON CONFLICT (block) DO UPDATE SET bits = excluded.bits",
+        (block, bytes(changed)),
+    )
+
+
+def _hashed_parts(text: str) -> list[list[int]]:
+    """The bits in a filter of each letter of a text, of each two letters in a row, and so on; in any ASCII case."""
+    letters = [ord(letter) % _FILTER_BITS for letter in fold_case(text)]
+    parts = [letters]
+    while len(parts) < _LONGEST_PART:
+        longer = zip(parts[-1], letters[len(parts) :], strict=False)
+        parts.append([(bit * 40_503 + letter) % _FILTER_BITS for bit, letter in longer])
+    return parts
+
+
+def _has_all(bits: bytes, wanted: Iterable[int]) -> bool:
+    return all(bits[bit >> 3] >> (bit & 7) & 1 for bit in wanted)
+
+
+def _prompts(db: sqlite3.Connection, block: int) -> sqlite3.Cursor:
+    """The numbers and the prompts of the runs of a block that have one."""
+    bounds = (block * _BLOCK, (block + 1) * _BLOCK - 1)
+    listed = "SELECT id, prompt FROM run_info WHERE id BETWEEN ? AND ? AND prompt <> '' AND typeof(prompt) = 'text'"
+    return db.execute(listed, bounds)
+
+
+_SELECT_FILTERS = (
+    f"SELECT block, bits FROM prompt_filter WHERE block <= ? AND length(bits) = {_FILTER_BYTES} ORDER BY block DESC"  # noqa: S608
+)
+
+
+def find_filter_damage(db: sqlite3.Connection) -> list[int]:
+    """The numbers of the runs that are not found by the prompt that they are listed by, in order."""
+    filters = db.execute(_SELECT_FILTERS, (_ANY_NUMBER,))
+    return sorted(number for block, bits in filters for number in _missed(db, block, bits))
+
+
+def _missed(db: sqlite3.Connection, block: int, bits: bytes) -> list[int]:
+    """The runs of a block whose prompts its filter excludes."""
+    prompts = _prompts(db, block)
+    return [number for number, prompt in prompts if not all(_has_all(bits, part) for part in _hashed_parts(prompt))]
+
+
+def rebuild_prompt_filter(db: sqlite3.Connection, block: int) -> list[str]:
+    """Write the filter of a block anew from its prompts, which takes some ten milliseconds.
+
+    Returns:
+        The ids of the runs that were not found by their prompts.
+    """
+    filters = db.execute(f"{_SELECT_FILTERS} LIMIT 1", (block,)).fetchall()
+    missed = [number for each, bits in filters if each == block for number in _missed(db, block, bits)]
+    _write_filter(db, block, bytes(_FILTER_BYTES), (prompt for _, prompt in _prompts(db, block)))
+    return [run_id for number in missed for (run_id,) in db.execute("SELECT run_id FROM run WHERE id = ?", (number,))]
+
+
+def unfiltered_blocks(db: sqlite3.Connection, *, every: bool = False) -> list[int]:
+    """The blocks of runs without a filter of their prompts.
+
+    Args:
+        db: The file.
+        every: Whether those with one are wanted, too.
+    """
+    blocks = {number // _BLOCK for (number,) in db.execute("SELECT id FROM run_info")}
+    filtered = () if every else db.execute("SELECT block FROM prompt_filter")
+    return sorted(blocks.difference(block for (block,) in filtered))
+
+
+def _ranges(db: sqlite3.Connection, query: RunQuery, version: int) -> Iterator[tuple[int, int]]:
+    """The first and the last number of runs that a query may find, from the newest on, without what filters exclude."""
+    last = int(query.after) - 1 if query.after else _ANY_NUMBER
+    size = _BLOCK
+    if query.text is not None and version >= _WITH_FILTERS:
+        pattern = query.text.partition("\0")[0]  # where LIKE ends it
+        wanted = [bit for part in reversed(_hashed_parts(pattern)) for bit in part]  # the longest exclude most
+        for block, bits in db.execute(_SELECT_FILTERS, (last // _BLOCK,)):
+            first = block * _BLOCK
+            if not _has_all(bits, wanted):
+                if first + _BLOCK <= last:
+                    yield first + _BLOCK, last
+                last = first - 1
+            elif last - first >= size:  # what is found there may be enough
+                yield first, last
+                last, size = first - 1, 2 * size
+    yield 0, last
+
+
 def select_run_infos(db: sqlite3.Connection, query: RunQuery, version: int) -> list[tuple[int, RunInfo]]:
     """The runs that a query finds, with their numbers: one more than its page has, if there are as many.
 
@@ -162,11 +291,16 @@ def select_run_infos(db: sqlite3.Connection, query: RunQuery, version: int) -> l
         return []
     where, values = _conditions(query)
     source, number = _source(query, version)
-    if query.after:
-        where, values = [*where, f"{number} < ?"], [*values, int(query.after)]
+    where.append(f"{number} BETWEEN ? AND ?")
     sql = f"SELECT run.id, run.run_id, run.owner, {_COLUMNS} FROM {source}{_AND_RUN}{_where(where)}"  # noqa: S608
     newest = f"{sql} ORDER BY {number} DESC LIMIT ?"
-    return [(row[0], _info(row[1:])) for row in db.execute(newest, (*values, query.limit + 1))]
+    found: list[tuple[int, RunInfo]] = []
+    for bounds in _ranges(db, query, version):
+        rows = db.execute(newest, (*values, *bounds, query.limit + 1 - len(found)))
+        found += [(row[0], _info(row[1:])) for row in rows]
+        if len(found) > query.limit:
+            break
+    return found
 
 
 def count_run_infos(db: sqlite3.Connection, query: RunQuery, version: int) -> int:
@@ -174,10 +308,14 @@ def count_run_infos(db: sqlite3.Connection, query: RunQuery, version: int) -> in
     if version < _oldest_version(query):
         return 0
     where, values = _conditions(query)
-    source, _ = _source(query, version)
+    source, number = _source(query, version)
     if query.run_id is not None or query.exact_id is not None:
         source += _AND_RUN
-    return int(db.execute(f"SELECT count(*) FROM {source}{_where(where)}", values).fetchone()[0])  # noqa: S608
+    if query.text is None:
+        return int(db.execute(f"SELECT count(*) FROM {source}{_where(where)}", values).fetchone()[0])  # noqa: S608
+    sql = f"SELECT count(*) FROM {source}{_where([*where, f'{number} BETWEEN ? AND ?'])}"  # noqa: S608
+    ranges = _ranges(db, replace(query, after=""), version)
+    return sum(int(db.execute(sql, (*values, *bounds)).fetchone()[0]) for bounds in ranges)
 
 
 _AND_RUN = " JOIN run ON run.id = info.id"

@@ -22,6 +22,7 @@ __all__ = [
     "changed_schema",
     "connect",
     "has_macs",
+    "has_prompt_filters",
     "has_run_info",
     "has_sealed_holds",
     "has_signals",
@@ -39,11 +40,11 @@ __all__ = [
 APPLICATION_ID = 0x6166736D
 """``afsm`` in ASCII: tells an agentfsm store from any other SQLite file."""
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """1: without MACs, as 0.1.0 wrote it; 2: with them; 3: with columns that list runs; 4: with signals; 5: with holds and
 tombstones; 6: with the records of a commit in one row, and with runs found by their metadata; 7: with sealed holds; 8:
-with an index of runs that have not finished; 9: with snapshots. The first write migrates a file; the rows that it has
-stay as they are."""
+with an index of runs that have not finished; 9: with snapshots; 10: with filters of the prompts. The first write
+migrates a file; the rows that it has stay as they are."""
 
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait for a lock on the file that another program holds."""
@@ -175,6 +176,14 @@ CREATE TABLE snapshot (
 PRAGMA user_version = 9;
 """
 
+_MIGRATION_FROM_9 = """
+CREATE TABLE prompt_filter (
+    block INTEGER PRIMARY KEY,  -- of runs, by their numbers
+    bits BLOB NOT NULL
+);
+PRAGMA user_version = 10;
+"""
+
 _MIGRATIONS = {
     1: _MIGRATION_FROM_1,
     2: _MIGRATION_FROM_2,
@@ -184,6 +193,7 @@ _MIGRATIONS = {
     6: _MIGRATION_FROM_6,
     7: _MIGRATION_FROM_7,
     8: _MIGRATION_FROM_8,
+    9: _MIGRATION_FROM_9,
 }
 """What leads from each version to the next."""
 
@@ -273,6 +283,8 @@ def wrong_types(db: sqlite3.Connection) -> list[tuple[int, int | None]]:
         found += [(0, None) for _ in _rows_with_wrong_types(db, "signal")]
     if has_snapshots(db):
         found += [(number, None) for number in _rows_with_wrong_types(db, "snapshot")]
+    if has_prompt_filters(db):
+        found += [(0, None) for _ in _rows_with_wrong_types(db, "prompt_filter")]
     return found
 
 
@@ -453,6 +465,11 @@ def has_sealed_holds(db: sqlite3.Connection) -> bool:
 def has_snapshots(db: sqlite3.Connection) -> bool:
     """Whether the file has the table of snapshots; a file of an earlier version has none until it is written."""
     return schema_version(db) > 8
+
+
+def has_prompt_filters(db: sqlite3.Connection) -> bool:
+    """Whether the file has filters of the prompts; a file of an earlier version has none until it is written."""
+    return schema_version(db) > 9
 
 
 def schema_version(db: sqlite3.Connection) -> int:
