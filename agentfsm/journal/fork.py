@@ -79,13 +79,11 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
     bodies = [("run.forked", first, commitments.dump())]
     if parent.suspension is not None:
         bodies.append(_suspended_body(parent.suspension))
-    new_records: list[SealedRecord] = []
-    last_hash, sealer = lease.hash, RecordSealer(keyring.current)
-    for kind, fields, hidden in bodies:
-        seq = len(new_records) + 1
-        body = encode({**fields, "kind": kind, "seq": seq, "epoch": lease.epoch, "ts": int(time.time() * 1000)})
-        new_records.append(sealer.seal(seq, body, last_hash, hidden, is_last=seq == len(bodies)))
-        last_hash = new_records[-1].hash
+    texts: list[tuple[str, str]] = []
+    for seq, (kind, fields, hidden) in enumerate(bodies, 1):
+        body = {**fields, "kind": kind, "seq": seq, "epoch": lease.epoch, "ts": int(time.time() * 1000)}
+        texts.append((encode(body), hidden))
+    new_records = RecordSealer(keyring.current).seal_commit(1, texts, lease.hash)
     status: Status = "running" if parent.suspension is None else "suspended"
     info = _listed(new_id, run, status, new_records, parent.suspension)
     try:

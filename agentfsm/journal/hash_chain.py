@@ -50,7 +50,11 @@ def record_hash(previous: str, body: str) -> str:
         previous: The hash of the record before it; ``GENESIS_HASH`` for the first.
         body: The record's canonical JSON.
     """
-    return hashlib.sha256(b"\0" + bytes.fromhex(previous) + body.encode()).hexdigest()
+    return _digest(bytes.fromhex(previous), body).hex()
+
+
+def _digest(previous: bytes, body: str) -> bytes:
+    return hashlib.sha256(b"\0" + previous + body.encode()).digest()
 
 
 def commitment(salt: bytes, text: str) -> str:
@@ -70,24 +74,36 @@ class RecordSealer:
     def __init__(self, keys: SecretKeys | None) -> None:
         self._keys = keys
 
-    def seal(self, seq: int, body: str, previous: str, hidden: str = "", *, is_last: bool = True) -> SealedRecord:
-        """The sealed record.
+    def seal(self, seq: int, body: str, previous: str, hidden: str = "") -> SealedRecord:
+        """The sealed record of a commit that has no other.
 
         Args:
             seq: Its sequence number.
             body: Its canonical JSON.
             previous: The hash of the record before it; ``GENESIS_HASH`` for the first.
             hidden: Its hidden values.
-            is_last: Whether it is the last one of those that are written together, which vouches for all of them.
         """
-        digest = record_hash(previous, body)
-        if self._keys is None:
-            mac = ""
-        elif is_last:
-            mac = self._keys.seal(KeyPurpose.record, bytes.fromhex(digest))
-        else:
-            mac = VOUCHED_BY_NEXT
-        return SealedRecord(seq, body, digest, hidden, mac)
+        return self.seal_commit(seq, [(body, hidden)], previous)[0]
+
+    def seal_commit(self, first: int, bodies: Iterable[tuple[str, str]], previous: str) -> list[SealedRecord]:
+        """The sealed records of one commit; the last one vouches for all of them.
+
+        Args:
+            first: The sequence number of the first one.
+            bodies: The canonical JSON and the hidden values of each.
+            previous: The hash of the record before them; ``GENESIS_HASH`` for the first.
+        """
+        keys, digest = self._keys, bytes.fromhex(previous)
+        vouched = "" if keys is None else VOUCHED_BY_NEXT
+        records: list[SealedRecord] = []
+        for seq, (body, hidden) in enumerate(bodies, first):
+            digest = _digest(digest, body)
+            records.append(SealedRecord(seq, body, digest.hex(), hidden, vouched))
+        if keys is not None and records:
+            last = records[-1]
+            mac = keys.seal(KeyPurpose.record, digest)
+            records[-1] = SealedRecord(last.seq, last.body, last.hash, last.hidden, mac)
+        return records
 
 
 class InvalidRecordError(Exception):

@@ -11,7 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ from agentfsm.loop.outcomes import Outcome
 from agentfsm.loop.state import RunDetails, RunState
 from agentfsm.loop.withholding import Withholder
 from agentfsm.machine.engine import Decision
+from agentfsm.machine.graph import Graph
 from agentfsm.runtime.recorder import JournalBase, JournalEntry, Recorder, ResumePoint, RunHeader
 
 __all__ = ["RecordWriter", "StoreJournal", "describe_policy", "open_journal", "owner_name", "read_journal"]
@@ -97,17 +98,17 @@ class RecordWriter:
             TypeError: A value cannot be represented as JSON.
             ValueError: A value contains itself or is nested too deeply.
         """
-        given = list(entries)
-        return [self._seal(entry, is_last=number == len(given)) for number, entry in enumerate(given, 1)]
-
-    def _seal(self, entry: JournalEntry, *, is_last: bool) -> SealedRecord:
-        write_fast = self._fast_writers.get(entry[0])
-        text = write_fast(entry) if write_fast is not None else None
-        if text is None:
-            text = self._write_generic(entry)
-        record = self._sealer.seal(self.seq, text, self.head, self._commitments.drain(), is_last=is_last)
-        self.head = record.hash
-        return record
+        first, bodies = self.seq + 1, list[tuple[str, str]]()
+        for entry in entries:
+            write_fast = self._fast_writers.get(entry[0])
+            text = write_fast(entry) if write_fast is not None else None
+            if text is None:
+                text = self._write_generic(entry)
+            bodies.append((text, self._commitments.drain()))
+        records = self._sealer.seal_commit(first, bodies, self.head)
+        if records:
+            self.head = records[-1].hash
+        return records
 
     # The most frequent records are formatted by hand, for speed: their fields are known, and in sorted order.
 
@@ -215,7 +216,6 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
     body: Data = {
         "form": FORMAT_VERSION,
         "run": header.run_id,
-        "graph": {"name": header.graph.name, "fingerprint": header.graph.fingerprint, **header.graph.table},
         "guardrails": header.guardrails.model_dump(mode="json"),
         "rules": header.behavior.model_dump(mode="json"),
         "versions": _versions(),
@@ -226,7 +226,8 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
         body["parent"] = dict(header.parent)
     if header.tools:
         body["tools"] = {t.name: t.digest for t in header.tools}
-    fields = {**_json_fields(body), "policy": commitments.commitment_json(describe_policy(header.policy))}
+    fields = {**_json_fields(body), "graph": _graph_json(header.graph)}
+    fields["policy"] = commitments.commitment_json(describe_policy(header.policy))
     fields |= _details_fields(header.details, commitments)
     if header.session_id:
         fields["session"] = commitments.name_json(header.session_id)
@@ -239,6 +240,11 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
         "at": encode(header.state["state"]),
         "state": commitments.own_json(header.state),
     }
+
+
+@lru_cache(maxsize=32)  # the runs of an agent have the same
+def _graph_json(graph: Graph) -> str:
+    return encode({"name": graph.name, "fingerprint": graph.fingerprint, **graph.table})
 
 
 def _details_fields(details: RunDetails, commitments: CommitmentWriter) -> JsonFields:

@@ -103,10 +103,8 @@ async def _delete(
     try:
         if lease.seq != len(records):
             raise JournalError(f"run {run_id!r} cannot be redacted: it has new records")
-        written: list[SealedRecord] = []
-        previous, sealer = lease.hash, RecordSealer(keyring.current)
-        for of, (field, places) in targets.items():
-            seq = lease.seq + len(written) + 1
+        texts: list[tuple[str, str]] = []
+        for seq, (of, (field, places)) in enumerate(targets.items(), lease.seq + 1):
             body = {
                 "kind": "redaction",
                 "of": of,
@@ -116,9 +114,8 @@ async def _delete(
                 "epoch": lease.epoch,
                 "ts": int(time.time() * 1000),
             }
-            text, is_last = encode({**body, "by": by} if by else body), len(written) + 1 == len(targets)
-            written.append(sealer.seal(seq, text, previous, is_last=is_last))
-            previous = written[-1].hash
+            texts.append((encode({**body, "by": by} if by else body), ""))
+        written = RecordSealer(keyring.current).seal_commit(lease.seq + 1, texts, lease.hash)
         status = "running" if head is None else head.status
         await store.append(lease, written, status)
         if status != "running":  # the append ended the lease

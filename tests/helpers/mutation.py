@@ -275,7 +275,7 @@ MUTANTS = (
     Mutant(
         "hash without prev",
         "agentfsm/journal/hash_chain.py",
-        'b"\\0" + bytes.fromhex(previous) + body',
+        'b"\\0" + previous + body',
         'b"\\0" + body',
         VERIFICATION,
     ),

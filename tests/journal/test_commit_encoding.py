@@ -51,13 +51,8 @@ KEYRING = Keyring(b"of the tests")
 
 def written(bodies: Sequence[tuple[str, str]], keyring: Keyring | None = KEYRING, after: int = 0) -> list[SealedRecord]:
     """The records of one commit, from bodies with hidden values."""
-    sealer, records, previous = RecordSealer(None if keyring is None else keyring.current), list[SealedRecord](), ""
-    for number, (body, hidden) in enumerate(bodies, 1):
-        text = body.replace("SEQ", str(after + number))
-        previous = previous or GENESIS_HASH
-        records.append(sealer.seal(after + number, text, previous, hidden, is_last=number == len(bodies)))
-        previous = records[-1].hash
-    return records
+    texts = [(body.replace("SEQ", str(seq)), hidden) for seq, (body, hidden) in enumerate(bodies, after + 1)]
+    return RecordSealer(None if keyring is None else keyring.current).seal_commit(after + 1, texts, GENESIS_HASH)
 
 
 def hiding(*values: Any, kind: str = "note", salts: int = 16) -> tuple[str, str]:
