@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from time import perf_counter
@@ -75,6 +75,7 @@ from agentfsm.runtime.watchdog import WATCHDOG
 __all__ = [
     "Driver",
     "RunRequest",
+    "after_one",
     "current_task",
     "escalation_is_due",
     "identify_actor",
@@ -368,11 +369,12 @@ class Driver:
         now, charged_at = self._now(), self.context.charged_at
         self.context.charged_at += max(0.0, now - max(since, charged_at))
 
-    async def advance(self, *, to_end: bool = False) -> None:
-        """Await one effect, apply its outcome and take one transition, in a task that does nothing else.
+    async def advance(self, until: Callable[[], bool] | None = None) -> None:
+        """Await effects, apply their outcomes and take transitions, in a task that does nothing else.
 
         Args:
-            to_end: Whether to go on until the run has ended or is suspended.
+            until: Asked after each transition whether it was the last one for now; None to go on until the run has
+                ended or is suspended.
 
         Raises:
             agentfsm.errors.StoreError: The journal cannot be written; the run must not continue.
@@ -383,13 +385,13 @@ class Driver:
         end_watch = WATCHDOG.watch(self.context, self._config.host.watchdog_s)
         requests.apply_to(task)
         try:
-            await self._advance(to_end)
+            await self._advance(until)
         finally:
             requests.forget(task)
             end_watch()
 
-    async def _advance(self, to_end: bool) -> None:
-        """Take one transition, or go on until the run has ended or is suspended."""
+    async def _advance(self, until: Callable[[], bool] | None) -> None:
+        """Take at least one transition; see ``advance``."""
         run, context, states, stop_states = self._run, self.context, self._states, self._config.stop_states
         if self.outcome is None and not self._started:
             await self._open_run()
@@ -443,8 +445,8 @@ class Driver:
                 type(outcome) is Escalated and self._request.reply is not None  # which is applied next
             ):
                 await self._finish()
-            elif not (to_end or self._interruption or requests.from_outside):  # a cancelled task's run comes to its end
-                return
+            elif until is not None and not (self._interruption or requests.from_outside) and until():
+                return  # a cancelled task's run comes to its end first
         if self._interruption is not None:
             try:
                 raise self._interruption
@@ -762,6 +764,11 @@ def _report(context: Context, mismatch: object | None) -> None:
     if context.config.host.monitor == "raise":
         raise ModelMismatchError(str(mismatch))
     context.warn(str(mismatch))
+
+
+def after_one() -> bool:
+    """For ``Driver.advance``: return after one transition."""
+    return True
 
 
 def current_task() -> asyncio.Task[Any]:

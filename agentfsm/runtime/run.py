@@ -18,7 +18,7 @@ from agentfsm.loop.prompts import prompt_message, prompt_text, without_memory
 from agentfsm.loop.state import NO_DETAILS, RunDetails, RunState
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.context import AgentConfig
-from agentfsm.runtime.driver import Driver, RunRequest, current_task
+from agentfsm.runtime.driver import Driver, RunRequest, after_one, current_task
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run_context import Deps, Output, check_deps
 from agentfsm.runtime.timeout import CancelRequests, being_cancelled
@@ -275,7 +275,7 @@ class Run(Generic[Deps, Output]):
             with self._exclusive:  # a step runs as a task, so that its events arrive while it still awaits
                 if self._step is None:
                     self._driver.cancel_requests = CancelRequests(current_task())
-                    self._step = asyncio.create_task(self._driver.advance())
+                    self._step = asyncio.create_task(self._driver.advance(until=after_one))
                 else:
                     self._driver.cancel_requests.come_from(current_task())
                 try:
@@ -333,11 +333,14 @@ def send_events(run: Run[Any, Any], listener: Callable[[Event], None]) -> None:
     run._driver.context.set_listener(listener)  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
 
 
-async def advance(run: Run[Any, Any], *, longest_wait_s: float | None = None) -> None:
-    """Start a run if it has not started, await one effect and take one transition.
+async def advance(
+    run: Run[Any, Any], *, until: Callable[[], bool] = after_one, longest_wait_s: float | None = None
+) -> None:
+    """Start a run if it has not started, and advance it until it has ended or is suspended, or is to pause.
 
     Args:
         run: The run.
+        until: Asked after each transition whether it is to pause; by default, it does after one.
         longest_wait_s: How long it is held while it waits before a retry; None for any time.
 
     Raises:
@@ -347,11 +350,11 @@ async def advance(run: Run[Any, Any], *, longest_wait_s: float | None = None) ->
         agentfsm.errors.JournalError: The stored run cannot be resumed.
     """
 
-    async def step(driver: Driver) -> None:
+    async def move(driver: Driver) -> None:
         driver.context.longest_wait_s = longest_wait_s
-        await driver.advance()
+        await driver.advance(until)
 
-    await _advance(run, step)
+    await _advance(run, move)
 
 
 async def hand_over(run: Run[Any, Any]) -> None:
@@ -462,7 +465,7 @@ async def _load_and_advance(
 
 
 def _run_to_end(driver: Driver) -> Coroutine[Any, Any, None]:
-    return driver.advance(to_end=True)
+    return driver.advance()
 
 
 async def _run_step(driver: Driver) -> tuple[Decision, ...]:
@@ -470,7 +473,7 @@ async def _run_step(driver: Driver) -> tuple[Decision, ...]:
     run, states = driver.context.run, driver.context.config.machine.graph.specs
     before, turns = len(driver.decisions), run.turns
     while driver.outcome is None and (run.turns == turns or states[run.state].effect is not CALL_MODEL):
-        await driver.advance()
+        await driver.advance(until=after_one)
     return tuple(driver.decisions[before:])
 
 

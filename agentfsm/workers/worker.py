@@ -281,14 +281,14 @@ class Worker:
         """Advance a run until it has ended, waits for somebody, or the worker is to stop."""
         word = "nothing to do"
         while run is not None:
-            while not run.finished:
-                if self._stopping.is_set():
-                    await hand_over(run)
-                    return "handed over"
+            if not self._stopping.is_set():
                 try:
-                    await advance(run, longest_wait_s=LONGEST_WAIT_S)
+                    await advance(run, until=self._stopping.is_set, longest_wait_s=LONGEST_WAIT_S)
                 except LongWait as wait:
                     return await self._go_on_later(served, run, wait.until)
+            if not run.finished:
+                await hand_over(run)
+                return "handed over"
             head = await self._store.head(run_id)
             if head is None or head.status != "suspended":
                 return "finished"
