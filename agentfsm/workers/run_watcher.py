@@ -309,11 +309,8 @@ class RunWatcher:
         now = asyncio.get_running_loop().time()
         running = await self._store.heads("running")
         left = [head for head in running if is_cut_off(head) and head.run_id not in self._counts.runs]
-        known, self._seen = self._seen, {key: self._seen.get(key, now) for key in map(_place, left)}
+        self._seen = known = {key: self._seen[key] for key in map(_place, left) if key in self._seen}
         new = [head for head in left if now - known.get(_place(head), float("-inf")) >= WAKE_AGAIN_S]
-        if not new:
-            return
-        self._seen |= dict.fromkeys(map(_place, new), now)
         random.shuffle(new)  # so that each of the workers that find them begins with another one
         for first in range(0, len(new), WAKEN_AT_ONCE):
             some = {Activation(*_place(head), "").key: head for head in new[first : first + WAKEN_AT_ONCE]}
@@ -322,6 +319,7 @@ class RunWatcher:
             waits = {key for key, timer in timers.items() if due.get(timer, 0.0) > time.time()}  # nobody holds it then
             woken = {key for key, head in some.items() if key in due and _place(head) not in known}
             await asyncio.gather(*(self._take_over(some[key]) for key in some if key not in waits | woken))
+            self._seen = self._seen | dict.fromkeys(map(_place, some.values()), now)  # not if that failed
 
     async def _take_over(self, head: Head) -> None:
         """Wake a run that was cut off, if this worker can go on with it."""

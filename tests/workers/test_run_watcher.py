@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agentfsm.errors import StoreError
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head
 from agentfsm.workers import run_watcher
@@ -90,7 +91,8 @@ def test_attempts_are_counted_since_the_journal_last_said_anything_new(
 class LeftRuns:
     """A store with the runs of a dead worker, and an engine that notes in which order a watcher wakes them."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, away: Collection[str] = ()) -> None:
+        self.away = set(away)
         self.left = [replace(HEAD, run_id=f"r{number}") for number in range(count)]
         self.woken: list[str] = []
         self.queued: dict[str, float] = {}
@@ -103,10 +105,18 @@ class LeftRuns:
         self.read.append(run_id)
         return []
 
+    def _reach(self, what: str) -> None:
+        """Fail once if that is away."""
+        if what in self.away:
+            self.away.remove(what)
+            raise StoreError(f"{what} is away")
+
     async def due(self, keys: Collection[str]) -> dict[str, float]:
+        self._reach("the queue")
         return {key: due for key, due in self.queued.items() if key in keys}
 
     async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
+        self._reach(activation.run_id)
         self.woken.append(activation.run_id)
         return True
 
@@ -141,5 +151,19 @@ def test_a_run_that_another_worker_has_woken_is_left_alone_unless_it_is_still_cu
         monkeypatch.setattr(run_watcher, "WAKE_AGAIN_S", 0.0)
         await watcher._wake_cut_off_runs()  # nobody serves the queue that it is in: it is moved
         assert sorted(found.woken) == ["r0", "r0", "r1", "r2", "r2"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("away", ["the queue", "r1"])
+def test_a_run_that_could_not_be_woken_is_woken_by_the_next_sweep(away: str) -> None:
+    async def scenario() -> None:
+        found: Any = LeftRuns(3, away=[away])
+        agents: Any = SimpleNamespace(for_run=lambda run_id, kept: SimpleNamespace(queue="support@1"))
+        watcher = RunWatcher(found, found, agents, WorkerSettings(), WorkerCounts())
+        with pytest.raises(StoreError, match=away):
+            await watcher._wake_cut_off_runs()
+        await watcher._wake_cut_off_runs()
+        assert set(found.woken) == {"r0", "r1", "r2"}
 
     asyncio.run(scenario())
