@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -282,29 +283,44 @@ ONE = AgentGuardrails(max_iterations=1, max_steps=2, max_continues=1, max_calls_
 
 # In batch 2 a variable matters only by ruling out the one row that reads it.
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", [2, *(pytest.param(n, marks=pytest.mark.soak) for n in range(60) if n != 2)])
-def test_random_graphs_of_users(batch: int, tmp_path: Path) -> None:
-    """That they end, the rows that are ever taken, and the properties that do not hold, as SPIN has them."""
-    cases = users_cases(range(5 * batch, 5 * batch + 5))
-    found = run_spin(cases, tmp_path)
-    compared = 0
-    for case, each in zip(cases, found, strict=True):
-        checker = ModelChecker(case.graph, case.assumptions)
-        properties = [must_pass(a, through=b, when=c) for a, b, c in case.passes]
-        properties += [never_after(a, b, until=c) for a, b, c in case.nevers]
-        assert {i for i, p in enumerate(properties) if checker.find_violation(p) is not None} == each.broken
-        taken = {
-            i
-            for i, t in enumerate(case.graph.transitions)
-            if checker.find_violation(Property("never taken", forbidden=t.id)) is not None
-        }
-        assert taken == each.rows
-        assert not each.endless
-        most = compute_bounds(case.graph, case.assumptions).moves
-        assert most is not None
-        assert most >= each.longest
-        compared += 2 + len(case.graph.transitions) + len(properties)
-    print(f"spin agrees on {len(cases)} graphs of users: {compared} verdicts")
+@pytest.mark.parametrize(
+    ("batches", "least"), [([2], 3), *(pytest.param(range(n, 60, 4), 50, marks=pytest.mark.soak) for n in range(4))]
+)
+@pytest.mark.timeout(3600)
+def test_random_graphs_of_users(
+    batches: Sequence[int], least: int, tmp_path: Path, counted: Callable[[str], None]
+) -> None:
+    """That they end, the rows that are ever taken, and the properties that do not hold, as SPIN has them.
+
+    The four soak tests compare at least 200 graphs between them.
+    """
+    graphs = compared = 0
+    for batch in batches:
+        cases = users_cases(range(5 * batch, 5 * batch + 5))
+        found = run_spin(cases, tmp_path)
+        compared += sum(compare_user_graph(case, each) for case, each in zip(cases, found, strict=True))
+        graphs += len(cases)
+    assert graphs >= least
+    counted(f"SPIN agrees on {graphs} random graphs of users (batches {batches}): {compared} verdicts")
+
+
+def compare_user_graph(case: SpinCase, found: SpinResult) -> int:
+    """Compare the verdicts on a graph of a user's with SPIN's; returns how many were compared."""
+    checker, name = ModelChecker(case.graph, case.assumptions), case.graph.name
+    properties = [must_pass(a, through=b, when=c) for a, b, c in case.passes]
+    properties += [never_after(a, b, until=c) for a, b, c in case.nevers]
+    assert {i for i, p in enumerate(properties) if checker.find_violation(p) is not None} == found.broken, name
+    taken = {
+        i
+        for i, t in enumerate(case.graph.transitions)
+        if checker.find_violation(Property("never taken", forbidden=t.id)) is not None
+    }
+    assert taken == found.rows, name
+    assert not found.endless, name
+    most = compute_bounds(case.graph, case.assumptions).moves
+    assert most is not None, name
+    assert most >= found.longest, name
+    return 2 + len(case.graph.transitions) + len(properties)
 
 
 def errors_by_spin(model: str, folder: Path, formula: str = "ends_or_waits") -> int:

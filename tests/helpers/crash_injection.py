@@ -35,7 +35,10 @@ from typing import Any
 from unittest import mock
 
 from agentfsm import SqliteStore, UserInputRequested, open_store
+from agentfsm.agent import resume
+from agentfsm.journal import snapshot
 from agentfsm.journal.fork import fork
+from agentfsm.journal.load import LoadedRun
 from agentfsm.journal.records import Record, SealedRecord, read_records
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
@@ -84,6 +87,24 @@ def announce_appends(store: Any, world: CrashWorld) -> None:
         return done
 
     store.append = announced
+
+
+def use_snapshots(world: CrashWorld) -> None:
+    """Have runs get a snapshot wherever they may, begin at it when they are loaded, and log that they did.
+
+    The hook, the effect and the tools here read no messages, so their runs need not be loaded whole.
+    """
+    mock.patch.multiple(snapshot, EVERY_RECORDS=1, WAITING_RECORDS=1).start()
+    mock.patch.object(resume, "may_read_messages", return_value=False).start()
+    load = resume.load_run
+
+    async def logged(config: Any, run_id: str, *, lazily: bool = False) -> LoadedRun:
+        loaded = await load(config, run_id, lazily=lazily)
+        if loaded.resume_point.base is not None and loaded.resume_point.base.unread:
+            world.write("from snapshots", run_id)
+        return loaded
+
+    mock.patch.object(resume, "load_run", logged).start()
 
 
 class AnnouncingConnection(sqlite3.Connection):
@@ -220,6 +241,7 @@ def recorded_changes(kept: Iterable[Record]) -> list[Record]:
 def run_in_process(folder: Path, scenario: str, kill_at: int | str, outside: int | None = None) -> None:
     """One process's share of a run, in this process, which cannot be used for anything else afterwards."""
     world = CrashWorld(folder, kill_at, outside)
+    use_snapshots(world)
     if (folder / "url").exists():
         announce_commits(world)
     else:
@@ -412,9 +434,16 @@ def run_all_lives(
         got = check_against_uninterrupted(folder, killed, whole, scenario) if whole else outcome(folder, scenario)
     except AssertionError as error:
         raise AssertionError(f"{scenario} killed at {kills}, in {folder}: {error}") from error
-    points, where = CrashWorld(folder).lines("points"), CrashWorld(folder).lines("killed")
+    lines = CrashWorld(folder).lines
+    points, where, from_snapshots = lines("points"), lines("killed"), len(lines("from snapshots"))
     remove_folder(folder)
-    return {**got, "killed": killed, "points": json.loads(points[-1]), "where": where}
+    return {
+        **got,
+        "killed": killed,
+        "points": json.loads(points[-1]),
+        "where": where,
+        "from snapshots": from_snapshots,
+    }
 
 
 def uninterrupted_runs(server: str = "") -> dict[str, dict[str, Any]]:
@@ -444,7 +473,7 @@ def check_uninterrupted(scenario: str, one: dict[str, Any]) -> None:
 def crash_matrix(step: int = 1, scenarios: tuple[str, ...] = tuple(SCENARIOS), server: str = "") -> dict[str, Any]:
     """Kill at every point of these scenarios; or at the first of each kind, and every ``step``-th behind it."""
     kills: dict[str, int] = {}
-    where, doubted, changed = Counter[str](), Counter[str](), Counter[str]()
+    where, doubted, changed, from_snapshots = Counter[str](), Counter[str](), Counter[str](), 0
     for scenario in scenarios:
         whole = run_all_lives(scenario, [], None, server=server)
         check_uninterrupted(scenario, whole)
@@ -454,7 +483,15 @@ def crash_matrix(step: int = 1, scenarios: tuple[str, ...] = tuple(SCENARIOS), s
         where.update(w for d in done for w in d["where"])
         doubted.update(w for d in done for w in d["where"] if d["doubts"])
         changed.update(kind for d in done for kind in d["changed behind"])
-    return {"kills": kills, "points": sum(kills.values()), "where": where, "doubts": doubted, "changed": changed}
+        from_snapshots += sum(d["from snapshots"] for d in done)
+    return {
+        "kills": kills,
+        "points": sum(kills.values()),
+        "where": where,
+        "doubts": doubted,
+        "changed": changed,
+        "from snapshots": from_snapshots,
+    }
 
 
 def random_histories(seed: int, count: int, server: str = "") -> dict[str, Any]:
@@ -469,6 +506,7 @@ def random_histories(seed: int, count: int, server: str = "") -> dict[str, Any]:
         done = run_all_lives(scenario, points, whole[scenario], outside=outside, server=server)
         told.update({"kills": done["killed"], "doubts": done["doubts"], "backwards": done["backwards"]})
         told["outside"] += done["killed"] if outside else 0
+        told["from snapshots"] += done["from snapshots"]
         told["most"] = max(told["most"], done["killed"])
     return {"seed": seed, "histories": count, **told}
 

@@ -29,6 +29,7 @@ def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end(step, counted):
     moved = sum(told["kills"][scenario] for scenario in CHANGES)
     assert min(told["kills"][scenario] for scenario in CHANGES) >= 50 // step
     assert moved == sum(told["changed"].values())  # each of these runs tells of its new graph once
+    assert told["from snapshots"] >= told["points"] / 2
     cut_off = told["changed"]["effect.intent"] + told["changed"].get("transition", 0)  # in an effect, or before one
     assert told["changed"].keys() <= {"run.suspended", "effect.intent", "transition"}
     assert min(told["changed"]["run.suspended"], cut_off) >= 40 // step
@@ -39,7 +40,8 @@ def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end(step, counted):
     counted(
         f"killed with SIGKILL at {told['points']} points of {len(where)} kinds in {len(told['kills'])} scenarios; "
         f"{sum(doubts.values())} calls in doubt; {moved} of them in runs that go on under another graph, "
-        f"{told['changed']['effect.intent']} of which were cut off in front of that"
+        f"{told['changed']['effect.intent']} of which were cut off in front of that; loaded from a snapshot "
+        f"{told['from snapshots']} times"
     )
 
 
@@ -52,12 +54,14 @@ def test_a_run_on_a_server_that_is_killed_at_any_point_comes_to_the_same_end(cou
     where, doubts = told["where"], told["doubts"]
     assert told["points"] == sum(where.values()) >= 400
     assert {"before a commit", "after a commit", "in a transaction", "acknowledged"} < where.keys()
+    assert told["from snapshots"] >= told["points"] / 2
     assert doubts["after beside_once"] == where["after beside_once"] >= 1  # what cannot be known is asked about
     assert doubts["after careful"] == where["after careful"] >= 1
     assert not {"before again", "after again", "before the model", "after the model"} & doubts.keys()
     counted(
         f"on PostgreSQL: killed with SIGKILL at {told['points']} points of {len(where)} kinds in "
-        f"{len(told['kills'])} scenarios; {sum(doubts.values())} calls in doubt"
+        f"{len(told['kills'])} scenarios; {sum(doubts.values())} calls in doubt; loaded from a snapshot "
+        f"{told['from snapshots']} times"
     )
 
 
@@ -70,9 +74,11 @@ def test_a_run_on_a_server_that_is_killed_again_and_again_comes_to_the_same_end(
         told = run_helper("crash_injection", "histories", str(seed), str(count), url)
     assert told["kills"] >= count
     assert told["most"] == 5 or count < 100
+    assert told["from snapshots"] >= count / 2
     counted(
         f"on PostgreSQL: {count} random histories, seed {seed}: {told['kills']} kills ({told['outside']} from "
-        f"outside), up to {told['most']} in one, {told['doubts']} calls in doubt"
+        f"outside), up to {told['most']} in one, {told['doubts']} calls in doubt; loaded from a snapshot "
+        f"{told['from snapshots']} times"
     )
 
 
@@ -94,11 +100,13 @@ def test_a_run_that_is_killed_again_and_again_comes_to_the_same_end(seed, count,
     told = run_helper("crash_injection", "histories", str(seed), str(count))
     assert told["kills"] >= count
     assert told["most"] == 5
+    assert told["from snapshots"] >= count / 2
     assert told["outside"] >= count / 2
     assert told["backwards"] > 0  # the clock was set back, and order stayed
     counted(
         f"{count} random histories, seed {seed}: {told['kills']} kills ({told['outside']} from outside), up to "
-        f"{told['most']} in one, {told['doubts']} calls in doubt, the clock set back {told['backwards']} times"
+        f"{told['most']} in one, {told['doubts']} calls in doubt, the clock set back {told['backwards']} times; "
+        f"loaded from a snapshot {told['from snapshots']} times"
     )
 
 
