@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,13 @@ def announce_appends(store: Any, world: CrashWorld) -> None:
     store.append = announced
 
 
-def use_snapshots(world: CrashWorld) -> None:
-    """Have runs get a snapshot wherever they may, begin at it when they are loaded, and log that they did.
+def use_snapshots(note: Callable[[str], object]) -> None:
+    """Have runs get a snapshot wherever they may, and begin at it when they are loaded, in the rest of this process.
 
     The hook, the effect and the tools here read no messages, so their runs need not be loaded whole.
+
+    Args:
+        note: Called with the id of each run that is loaded from a snapshot.
     """
     mock.patch.multiple(snapshot, EVERY_RECORDS=1, WAITING_RECORDS=1).start()
     mock.patch.object(resume, "may_read_messages", return_value=False).start()
@@ -101,7 +104,7 @@ def use_snapshots(world: CrashWorld) -> None:
     async def logged(config: Any, run_id: str, *, lazily: bool = False) -> LoadedRun:
         loaded = await load(config, run_id, lazily=lazily)
         if loaded.resume_point.base is not None and loaded.resume_point.base.unread:
-            world.write("from snapshots", run_id)
+            note(run_id)
         return loaded
 
     mock.patch.object(resume, "load_run", logged).start()
@@ -241,7 +244,7 @@ def recorded_changes(kept: Iterable[Record]) -> list[Record]:
 def run_in_process(folder: Path, scenario: str, kill_at: int | str, outside: int | None = None) -> None:
     """One process's share of a run, in this process, which cannot be used for anything else afterwards."""
     world = CrashWorld(folder, kill_at, outside)
-    use_snapshots(world)
+    use_snapshots(partial(world.write, "from snapshots"))
     if (folder / "url").exists():
         announce_commits(world)
     else:

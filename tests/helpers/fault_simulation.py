@@ -1,5 +1,7 @@
 """Deterministic fault simulation by seed: runs, forks, a slow store, crashes, a full disk, clock jumps, graph changes.
 
+Runs get a snapshot wherever they may, and those whose graph stays the same are loaded from it.
+
 There is no thread and no real time: the same seed gives the same history. A simulated process is an event loop that is
 abandoned at an arbitrary point, like a killed process; what its store had not made durable by then is lost or, like a
 commit whose acknowledgement was lost, is not. The expected result of each run is that of the uninterrupted run, whose
@@ -53,7 +55,7 @@ from agentfsm.loop.withholding import SecretOpener
 from agentfsm.runtime import context
 from agentfsm.testing import FakeClock
 from tests.helpers import journal_scenarios
-from tests.helpers.crash_injection import migration_point
+from tests.helpers.crash_injection import migration_point, use_snapshots
 from tests.helpers.read_now import read_at_once
 
 SECRET = b"of the tests"
@@ -167,6 +169,7 @@ class SimulatedWorld(journal_scenarios.CrashWorld):
         self.begun: Counter[str] = Counter()
         self.broken: list[str] = []
         self.chatter = SETTING.chatter
+        self.graphs = self.draw.choice((1, 3, 3, 3, 3))  # how many its agents have
 
     def passing(self, where: str) -> None:
         if self.draw.random() < self.deadly:
@@ -230,7 +233,7 @@ def simulated_agent(world: SimulatedWorld, scenario: str, store: Any, clock: Fak
         CrashingTransport(world, script),
         tools=tools,
         preset=preset,
-        graph=world.draw.choice(GRAPHS[preset]),
+        graph=world.draw.choice(GRAPHS[preset][: world.graphs]),
         guardrails=limits,
         host=host,
         hooks=[journal_scenarios.note_failures],
@@ -400,6 +403,7 @@ def main(first: int, count: int) -> None:
     context.YIELD_AFTER_S = float("inf")  # else it would depend on the machine where a run lets the others go on
     gc.disable()  # each collection would traverse all abandoned tasks
     try:
+        use_snapshots(lambda _: told.update(["from snapshots"]))
         for seed in range(first, first + count):
             more, history = simulate(seed)
             told += more

@@ -20,10 +20,11 @@ def test_every_simulated_run_ends_like_an_uninterrupted_one(first, counted):
     assert told["forks"] > PART / 10
     assert told["doubts"] > PART / 10
     assert told["changes"] > PART
+    assert told["from snapshots"] > PART
     counted(
         f"simulated worlds, seeds {first} to {first + PART - 1}: {told['runs']} runs, {told['forks']} forks, "
         f"{told['crashes']} crashes, {told['doubts']} calls in doubt, "
-        f"{told['changes']} changes of graph"
+        f"{told['changes']} changes of graph, loaded from a snapshot {told['from snapshots']} times"
     )
 
 
