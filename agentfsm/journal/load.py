@@ -295,8 +295,10 @@ def _loaded(
 async def _load_from_snapshot(store: Store, run_id: str, graph: Graph, keyring: Keyring) -> LoadedRun | None:
     """A stored run, from its newest snapshot; None if it has none that can be used, or if anything is wrong with it."""
     sealed = await store.snapshot(run_id)
-    snapshot = None if sealed is None else open_snapshot(sealed, run_id, keyring)
-    if sealed is None or snapshot is None:
+    if sealed is None:
+        return None
+    snapshot = await off_loop(lambda _: open_snapshot(sealed, run_id, keyring), (), sealed)
+    if snapshot is None:
         return None
     first = await store.records(run_id, limit=1)
     records, head = await consistent_read(store, run_id, snapshot.seq)
@@ -310,7 +312,7 @@ async def _load_from_snapshot(store: Store, run_id: str, graph: Graph, keyring: 
         except JournalError:
             return None
 
-    return await off_loop(load, records)
+    return await off_loop(load, records, sealed)
 
 
 def _load_after(

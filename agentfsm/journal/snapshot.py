@@ -20,6 +20,7 @@ from agentfsm.journal.records import SealedRecord, is_kind, open_record, was_red
 from agentfsm.journal.rehydrate import RehydratedRun, rehydrate
 from agentfsm.journal.store import SealedSnapshot
 from agentfsm.loop.canonical_json import canonical_json
+from agentfsm.loop.history import LETTERS_PER_TOKEN, estimate_tokens
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 from agentfsm.loop.messages import UNREAD, Message, Role
 from agentfsm.loop.state import RunState
@@ -54,6 +55,9 @@ KEPT_MESSAGES = 4
 
 MAX_MESSAGES = 400
 """A run whose next request needs more messages than that gets no snapshot: it would be as long as its journal."""
+
+MAX_LETTERS = 1_000_000
+"""A run whose next request has about so many letters, or more, gets no snapshot: nothing else could go on meanwhile."""
 
 MAX_CALLS = 100
 """A run whose last reply has more tool calls than that gets no snapshot: each would hold all of them."""
@@ -170,7 +174,7 @@ class SnapshotMaker:
             return None
         places = self._kept_places()
         kept = [run.messages[place] for place in places]
-        if len(kept) > MAX_MESSAGES or any(message is UNREAD for message in kept):
+        if len(kept) > MAX_MESSAGES or any(message is UNREAD for message in kept) or _letters(kept) > MAX_LETTERS:
             return None
         shown = copy.copy(run)
         shown.set_messages(kept)
@@ -227,6 +231,12 @@ class SnapshotMaker:
         start = min(start, compaction.start)
         older = {place for place in (*self._system, *compaction.kept) if place < start}
         return [*sorted(older), *range(start, len(messages))]
+
+
+def _letters(messages: Sequence[Message]) -> int:
+    """About how long some messages are, with their images and files."""
+    attached = sum(len(each.data) for message in messages for each in message.attachments)
+    return estimate_tokens(messages) * LETTERS_PER_TOKEN + attached
 
 
 # -- reading ------------------------------------------------------------------------------------------------
@@ -291,6 +301,11 @@ def _in_places(kept: Sequence[Message], places: Sequence[int], count: int) -> tu
     return messages, unread
 
 
+def _content_bytes(sealed: SealedSnapshot) -> bytes:
+    """What the seal of a snapshot is of; no two contents have the same."""
+    return sealed.content.encode("utf-8", "surrogatepass")
+
+
 def open_snapshot(sealed: SealedSnapshot, run_id: str, keyring: Keyring) -> Snapshot | None:
     """A snapshot of a run, if a host with one of the secrets wrote it for that run, and in this format; else None.
 
@@ -299,7 +314,7 @@ def open_snapshot(sealed: SealedSnapshot, run_id: str, keyring: Keyring) -> Snap
         run_id: The run.
         keyring: The keys of the host.
     """
-    if not keyring.check_seal(KeyPurpose.snapshot, sealed.content.encode("utf-8", "replace"), sealed.mac):
+    if not keyring.check_seal(KeyPurpose.snapshot, _content_bytes(sealed), sealed.mac):
         return None
     data: Data = json.loads(sealed.content)
     return Snapshot(data) if (data.get("form"), data.get("run")) == (FORMAT, run_id) else None
@@ -317,7 +332,7 @@ def snapshot_damage(sealed: SealedSnapshot, run_id: str, records: Sequence[Seale
         records: Its records, which are good.
         keyring: The keys of the host.
     """
-    is_ours = keyring.check_seal(KeyPurpose.snapshot, sealed.content.encode("utf-8", "replace"), sealed.mac)
+    is_ours = keyring.check_seal(KeyPurpose.snapshot, _content_bytes(sealed), sealed.mac)
     if is_ours is None and any(is_kind(record, "run.adopted") for record in records):
         return ""  # it was made under the secret of before
     if not is_ours:

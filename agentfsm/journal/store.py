@@ -255,14 +255,19 @@ class Store(Protocol):
 READ_ATTEMPTS = 3
 
 SHORT_JOURNAL_CHARS = 50_000
-"""A journal of up to so many characters is verified and rehydrated in a few milliseconds."""
+"""So many characters of a journal are verified and rehydrated in a few milliseconds."""
 
 Computed = TypeVar("Computed")
 
 
-async def off_loop(compute: Callable[[Sequence[SealedRecord]], Computed], records: Sequence[SealedRecord]) -> Computed:
-    """What a function computes from records, in a thread unless the records are so few that it takes no time."""
-    if sum(len(record.body) + len(record.hidden) for record in records) <= SHORT_JOURNAL_CHARS:
+async def off_loop(
+    compute: Callable[[Sequence[SealedRecord]], Computed],
+    records: Sequence[SealedRecord],
+    snapshot: SealedSnapshot | None = None,
+) -> Computed:
+    """What a function computes from records, and perhaps a snapshot, in a thread unless both are short."""
+    chars = sum(len(record.body) + len(record.hidden) for record in records)
+    if chars + (0 if snapshot is None else len(snapshot.content)) <= SHORT_JOURNAL_CHARS:
         return compute(records)
     return await asyncio.to_thread(compute, records)
 

@@ -519,7 +519,9 @@ class Driver:
         if self._started:
             await read_earlier_messages(self.context)
         elif (point := self._request.resume_point) is not None and point.base is not None and point.base.read:
-            fill_in(self.context, (await point.base.read()).messages)
+            earlier = await point.base.read()
+            fill_in(self.context, earlier.messages)
+            self._request = replace(self._request, resume_point=point.with_earlier(earlier))
 
     # -- the effect -----------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ Without a store nothing here awaits, encodes or hashes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agentfsm.loop.failures import Failure
@@ -143,6 +143,19 @@ class ResumePoint:
     records: Sequence[SealedRecord] = field(default=(), repr=False)
     base: JournalBase | None = field(default=None, repr=False)
     stepped_at: float | None = None
+
+    def with_earlier(self, earlier: EarlierPart) -> ResumePoint:
+        """The same for a run of which nothing is unread.
+
+        Args:
+            earlier: What was not read of it.
+        """
+        return replace(
+            self,
+            records=(*earlier.records, *self.records),
+            secrets=(*earlier.secrets, *self.secrets),
+            base=None if self.base is None else replace(self.base, unread=0, read=None),
+        )
 
 
 class JournalSink(Protocol):

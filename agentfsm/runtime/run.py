@@ -156,7 +156,9 @@ class Run(Generic[Deps, Output]):
         """What has happened so far, as sealed records, up to the last that is durable; see ``RunResult.journal``.
 
         Raises:
-            agentfsm.errors.JournalError: A record cannot be read.
+            agentfsm.errors.JournalError: A record cannot be read; or the run is resumed and being awaited, and earlier
+                records are read when it ends or waits. After ``await run.load()``, and for whoever iterates it, they
+                are there.
         """
         context = self._driver.context
         return context.config.read_journal(context.recorder, context.run)

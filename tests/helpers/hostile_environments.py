@@ -19,6 +19,7 @@ from agentfsm.journal import store as journal_store
 from agentfsm.loop.withholding import environment_secrets
 from agentfsm.runtime import context
 from tests.helpers import fault_simulation
+from tests.helpers.crash_injection import use_snapshots
 
 LINES = "pre_step.otherwise\ndispatch_tool.otherwise\nrun.suspended, done"
 PEM = f"-----BEGIN PRIVATE KEY-----\n{LINES}\n-----END PRIVATE KEY-----"
@@ -122,6 +123,7 @@ def main(first: int, count: int, *numbers: int) -> None:
     gc.disable()  # each collection would traverse all abandoned tasks
     told, code = Counter[str](), 1
     try:
+        use_snapshots(lambda _: told.update(["from snapshots"]))
         fault_simulation.SETTING.chatter = CHATTER
         seeds = range(first, first + count)
         honest = {seed: fault_simulation.simulate(seed)[1] for seed in seeds}

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import sqlite3
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from agentfsm import (
     Counter,
     Deny,
     Host,
+    Image,
     ItDidNotRun,
     JournalError,
     JournalGraphError,
@@ -47,7 +49,7 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.redact import redact_text
 from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.snapshot import snapshot_damage
-from agentfsm.journal.store import Lease, SealedSnapshot, Status
+from agentfsm.journal.store import SHORT_JOURNAL_CHARS, Lease, SealedSnapshot, Status
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.messages import UNREAD
@@ -319,6 +321,43 @@ def test_a_snapshot_does_not_grow_with_the_run_and_a_short_run_has_none() -> Non
 
 
 @pytest.mark.usefixtures("often")
+def test_a_long_snapshot_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[int]()
+    restore = snapshots.Snapshot.restore
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return restore(*arguments)
+
+    monkeypatch.setattr(snapshots.Snapshot, "restore", noted)
+
+    async def scene() -> None:
+        for run_id, letters in (("short", 10), ("long", SHORT_JOURNAL_CHARS)):
+            store = MemoryStore()
+            script = [call("look", at="x" * letters), call("pay", amount=1)]
+            await agent_on(store, script, history=None).run("Go.", run_id=run_id)
+            await load_run(config_of(agent_on(store, (), history=None)), run_id, lazily=True)
+        short, long = threads
+        assert short == threading.get_ident() != long
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("prompt", ["text", "image"])
+@pytest.mark.usefixtures("often")
+def test_a_run_whose_next_request_is_very_long_has_no_snapshot(prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "MAX_LETTERS", 20_000)
+
+    async def has_snapshot(letters: int) -> bool:
+        store = MemoryStore()
+        long = "x" * letters if prompt == "text" else [Image("image/png", "AAAA" * (letters // 4))]
+        await agent_on(store, [call("pay", amount=1)], history=None).run(long, run_id="r")
+        return await store.snapshot("r") is not None
+
+    assert [asyncio.run(has_snapshot(letters)) for letters in (15_000, 21_000)] == [True, False]
+
+
+@pytest.mark.usefixtures("often")
 def test_a_finished_run_has_no_snapshot() -> None:
     async def scene() -> None:
         store = Recording()
@@ -363,6 +402,22 @@ def test_a_run_that_is_handed_out_has_its_whole_transcript() -> None:
         for run in (await agent.next_run("r"), *await agent.unfinished_runs()):
             assert run is not None
             assert [message.content for message in run.run_state.messages][:1] == ["Go."]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_who_iterates_a_run_that_goes_on_sees_its_whole_transcript_and_journal_at_each_event() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        await interrupted(store, 12)
+        head = await store.head("r")
+        assert head is not None
+        run = agent_on(store, [call("look", at="home"), "Done."]).resume("r", Allow())
+        seen = [(next(m.content for m in run.run_state.messages), len(run.journal)) async for _ in run]
+        assert len(seen) > 15
+        assert {first for first, _ in seen} == {"Go."}
+        assert min(records for _, records in seen) >= head.seq
 
     asyncio.run(scene())
 
