@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -25,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from agentfsm import Actor, Agent, Allow, Approval, Host, SqliteStore, tool
 from agentfsm.cli.app import app
 from agentfsm.errors import AgentfsmError
+from agentfsm.journal import snapshot
 from agentfsm.journal.fork import fork
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.journal.listing import compute_run_info
@@ -210,12 +212,17 @@ def rename(insider: Insider) -> None:
     insider.sql(row("last", "run_id = 'next'"))
 
 
-def restore_run(insider: Insider) -> None:
-    """One run as it was before its last vote, with the MACs of that time."""
-    insider.sql("DELETE FROM journal WHERE key >> 32 = 3", "DELETE FROM run WHERE id = 3")
-    insider.db.execute("ATTACH ? AS before", (str(insider.before),))
-    for table, which in (("journal", "key >> 32 = 3"), ("run", "id = 3")):
-        insider.db.execute(f"INSERT INTO main.{table} SELECT * FROM before.{table} WHERE {which}")
+def restore(*tables: str) -> Callable[[Insider], None]:
+    """In these tables, the run "votes" as it was before its last vote, with the MACs of that time."""
+
+    def edit(insider: Insider) -> None:
+        places = {table: "key >> 32 = 3" if table == "journal" else "id = 3" for table in tables}
+        insider.sql(*(f"DELETE FROM {table} WHERE {place}" for table, place in places.items()))
+        insider.db.execute("ATTACH ? AS before", (str(insider.before),))
+        for table, place in places.items():
+            insider.db.execute(f"INSERT INTO main.{table} SELECT * FROM before.{table} WHERE {place}")
+
+    return edit
 
 
 def restore_hold(insider: Insider) -> None:
@@ -393,6 +400,23 @@ EDITS: list[tuple[str, Needs, Callable[[Insider], None]]] = [
     ("the type of a hold's reason", "nothing", sql("UPDATE hold SET reason = CAST(reason AS BLOB) WHERE id = 2")),
     ("the type of a hold's time", "nothing", sql("UPDATE hold SET since = 'never' WHERE id = 2")),
     ("the type of a hold's MAC", "nothing", sql("UPDATE hold SET mac = hex(mac) WHERE id = 2")),
+    # -- snapshots
+    ("what a snapshot says", "secret", sql(
+        "UPDATE snapshot SET content = replace(content, '\"approved\":false', '\"approved\":true') WHERE id = 1")),
+    ("a snapshot emptied", "secret", sql("UPDATE snapshot SET content = '' WHERE id = 1")),
+    ("the MAC of a snapshot", "secret", sql("UPDATE snapshot SET mac = zeroblob(20) WHERE id = 1")),
+    ("the MAC of a snapshot removed", "secret", sql("UPDATE snapshot SET mac = x'' WHERE id = 1")),
+    ("the MAC of another snapshot", "secret", sql(
+        "UPDATE snapshot SET mac = (SELECT mac FROM snapshot WHERE id = 4) WHERE id = 1")),
+    ("the snapshots of two runs exchanged, MACs and all", "secret", sql(
+        "UPDATE snapshot SET id = 9 WHERE id = 1", "UPDATE snapshot SET id = 1 WHERE id = 4",
+        "UPDATE snapshot SET id = 4 WHERE id = 9")),
+    ("a snapshot copied to another run, MAC and all", "secret", sql(
+        "INSERT INTO snapshot SELECT 2, content, mac FROM snapshot WHERE id = 1")),
+    ("a run put back to an older state, MACs and all, without its snapshot", "either", restore("journal", "run")),
+    ("the type of what a snapshot says", "nothing", sql(
+        "UPDATE snapshot SET content = CAST(content AS BLOB) WHERE id = 1")),
+    ("the type of a snapshot's MAC", "nothing", sql("UPDATE snapshot SET mac = hex(mac) WHERE id = 1")),
     # -- whole runs
     ("a run deleted", "nothing", sql("DELETE FROM run WHERE run_id = 'whole'")),
     ("a run deleted with its records", "nothing", sql(
@@ -402,7 +426,7 @@ EDITS: list[tuple[str, Needs, Callable[[Insider], None]]] = [
     ("a run copied under another id", "secret", copy_run),
     ("a run forged under another secret", "secret", forge_run(b"of a forger")),
     ("a run forged without MACs", "secret", forge_run(None)),
-    ("a run put back to an older state, MACs and all", "checkpoint", restore_run),
+    ("a run put back to an older state, MACs and all", "checkpoint", restore("journal", "run", "snapshot")),
     # -- the file
     ("a trigger dropped", "nothing", with_schema("DROP TRIGGER journal_loses_nothing")),
     ("a trigger added", "nothing", with_schema("CREATE TRIGGER more AFTER INSERT ON run BEGIN SELECT 1; END")),
@@ -420,8 +444,23 @@ EDITS: list[tuple[str, Needs, Callable[[Insider], None]]] = [
 ]  # fmt: skip
 
 
+HARMLESS: dict[str, Callable[[Insider], None]] = {
+    "all snapshots deleted": sql("DELETE FROM snapshot"),
+    "a snapshot put back to an older one of the run, MAC and all": restore("snapshot"),
+}
+"""What nobody finds, because it makes no difference."""
+
+
 def make_runs(path: Path, before: Path, secret: bytes) -> None:
-    """The runs of ``RUNS``, and a copy of the file from before the vote, which is the last thing that happens."""
+    """The runs of ``RUNS``, and a copy of the file from before the vote, which is the last thing that happens.
+
+    Those that wait have a snapshot, also the one of the vote, before and after it.
+    """
+    with mock.patch.multiple(snapshot, EVERY_RECORDS=1, WAITING_RECORDS=1):
+        _make_runs(path, before, secret)
+
+
+def _make_runs(path: Path, before: Path, secret: bytes) -> None:
     keyring = Keyring(secret)
 
     async def scene(store: SqliteStore) -> None:
@@ -534,6 +573,34 @@ def test_with_the_secret_and_a_checkpoint_every_edit_is_found(
         f"{found[False, False]} with neither"
     )
     assert found[True, True] == len(EDITS)
+
+
+def test_what_is_done_to_snapshots_without_being_found_makes_no_difference(made: Path, tmp_path: Path) -> None:
+    def after(edit: Callable[[Insider], None] | None) -> tuple[Any, ...]:
+        folder = Path(shutil.copytree(made, tmp_path / "edited"))
+        if edit is not None:
+            change_snapshots(folder, edit)
+        for secret, checkpoint in WAYS:
+            assert verified(folder, secret=secret, checkpoint=checkpoint).exit_code == 4
+        with SqliteStore(folder / "runs.db") as store:
+            host = Host(clock=FakeClock(), store=store, secret=SECRET)
+            agent = Agent(ScriptedModel(["done"]), tools=[transfer], host=host)
+            result = agent.resume_sync("votes", Allow(), by=Actor("cy", ("manager",)))
+        shutil.rmtree(folder)
+        return result.output, result.messages, [(each.kind, each.data.get("transition")) for each in result.journal]
+
+    untouched = after(None)
+    assert untouched[0] == "done"
+    assert [after(edit) == untouched for edit in HARMLESS.values()] == [True, True]
+
+
+def change_snapshots(folder: Path, edit: Callable[[Insider], None]) -> None:
+    """Change a file with an edit that changes its snapshots."""
+    insider = Insider(folder)
+    before = insider.db.execute("SELECT * FROM snapshot").fetchall()
+    edit(insider)
+    assert insider.db.execute("SELECT * FROM snapshot").fetchall() != before
+    insider.db.close()
 
 
 def paid_after(folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sqlite3
@@ -13,11 +14,30 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from agentfsm import Actor, Agent, Allow, Host
+from agentfsm.agent.resume import load_run
+from agentfsm.journal.load import LoadedRun
+from agentfsm.testing import FakeClock, ScriptedModel
+from tests.helpers.journal_scenarios import sample_agent
 from tests.helpers.postgres import empty_database
-from tests.journal.test_insider_edits import EDITS, LISTINGS, SECRET, WAYS, Insider, Needs, command, made
+from tests.journal.test_insider_edits import (
+    EDITS,
+    HARMLESS,
+    LISTINGS,
+    SECRET,
+    WAYS,
+    Insider,
+    Needs,
+    change_snapshots,
+    command,
+    made,
+    transfer,
+)
+from tests.journal.test_snapshots import comparable, config_of
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
+from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
 from agentfsm.journal.postgres.postgres_schema import MIGRATIONS, SCHEMA_VERSION  # noqa: E402  # needs psycopg
 
 __all__ = ["made"]
@@ -37,10 +57,12 @@ OTHERWISE: dict[str, Needs] = {
     "a run deleted with its records": "checkpoint",
     "the type of a hold's reason": "either",  # a column has one type: it is another text, and another MAC
     "the type of a hold's MAC": "secret",
+    "the type of what a snapshot says": "secret",
+    "the type of a snapshot's MAC": "secret",
 }
 """What it takes on a server where that differs."""
 
-TABLES = ("run", "journal", "run_info", "hold", "tombstone", "signal")
+TABLES = ("run", "journal", "run_info", "hold", "tombstone", "signal", "snapshot")
 ARRAYS = ("tags", "waiting_roles")
 
 
@@ -143,3 +165,46 @@ def test_on_a_server_with_the_secret_and_a_checkpoint_every_edit_is_found(
         f"checkpoint, {found[True, False]} with the secret, {found[False, True]} with a checkpoint, "
         f"{found[False, False]} with neither; {len(refused)} more are refused by the types of the columns"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("edit", HARMLESS)
+def test_on_a_server_what_is_done_to_snapshots_without_being_found_makes_no_difference(
+    edit: str, made: Path, tmp_path: Path, url: str
+) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "edited"))
+    change_snapshots(folder, HARMLESS[edit])
+    copy_rows(folder / "runs.db", url)
+    for secret, checkpoint in WAYS:
+        assert verified(folder, url, secret=secret, checkpoint=checkpoint).exit_code == 4
+
+    async def vote() -> str:
+        async with PostgresStore(url) as store:
+            host = Host(clock=FakeClock(), store=store, secret=SECRET)
+            agent = Agent(ScriptedModel(["done"]), tools=[transfer], host=host)
+            return (await agent.resume("votes", Allow(), by=Actor("cy", ("manager",)))).output
+
+    assert asyncio.run(vote()) == "done"
+    assert verified(folder, url, secret=True, checkpoint=False).exit_code == 4
+
+
+@pytest.mark.slow
+def test_on_a_server_no_edit_of_a_snapshot_changes_the_run_that_goes_on(made: Path, tmp_path: Path, url: str) -> None:
+    edits = [(name, edit) for name, _, edit in EDITS if "snapshot" in name]
+    assert len(edits) == 10
+
+    async def loaded() -> LoadedRun:
+        async with PostgresStore(url) as store:
+            return await load_run(config_of(sample_agent(store)), "first", lazily=True)
+
+    copy_rows(made / "runs.db", url)
+    untouched = asyncio.run(loaded())
+    assert untouched.resume_point.base is not None
+    assert untouched.resume_point.base.unread
+    for number, (name, edit) in enumerate(edits):
+        folder = Path(shutil.copytree(made, tmp_path / str(number)))
+        insider = Insider(folder)
+        edit(insider)
+        insider.db.close()
+        copy_rows(folder / "runs.db", url)
+        assert comparable(asyncio.run(loaded())) == comparable(untouched), name
