@@ -18,7 +18,7 @@ import inspect
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -41,6 +41,13 @@ _MAX_DEPTH = 12
 
 _LOCAL_NAMES = frozenset(dis.haslocal)
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_OPPOSITES = {
+    "POP_JUMP_IF_TRUE": "POP_JUMP_IF_FALSE",
+    "POP_JUMP_IF_FALSE": "POP_JUMP_IF_TRUE",
+    "POP_JUMP_IF_NONE": "POP_JUMP_IF_NOT_NONE",
+    "POP_JUMP_IF_NOT_NONE": "POP_JUMP_IF_NONE",
+}
+_PLAIN_JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...))
 _VALUES: tuple[type, ...] = (Decimal, Fraction, date, time, timedelta, UUID, PurePath, re.Pattern, range)
 """Their text says all that they are."""
@@ -285,7 +292,7 @@ def _instructions(function: FunctionType) -> object:
 @lru_cache(maxsize=4096)
 def _code_object(code: CodeType) -> object:
     bytecode = dis.Bytecode(code)
-    steps = [s for s in bytecode if s.opname not in ("NOP", "EXTENDED_ARG", "CACHE", "RESUME")]
+    steps = _direct_jumps([s for s in bytecode if s.opname not in ("NOP", "EXTENDED_ARG", "CACHE", "RESUME")])
     offsets = [step.offset for step in steps]
     local_names: dict[object, int] = {}
     described: list[object] = []
@@ -298,12 +305,51 @@ def _code_object(code: CodeType) -> object:
         elif step.opcode in _LOCAL_NAMES:
             argument = local_names.setdefault(argument, len(local_names))
         described.append((step.opname, _constant(argument)))
-    handlers = tuple(
-        (bisect_left(offsets, h.start), bisect_left(offsets, h.end), bisect_left(offsets, h.target), h.depth)
-        for h in cast("list[Any]", getattr(bytecode, "exception_entries", ()))
-    )
+    handlers = _handlers(getattr(bytecode, "exception_entries", ()), offsets)
     flags = code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     return (code.co_argcount, code.co_kwonlyargcount, flags, tuple(described), handlers)
+
+
+def _direct_jumps(steps: list[dis.Instruction]) -> list[dis.Instruction]:
+    """The steps, with each conditional jump going where it ends: Python 3.12 lets some take detours, by their lines."""
+    offsets, targets = [step.offset for step in steps], {step.argval for step in steps if step.opcode in _JUMPS}
+    direct: list[dis.Instruction] = []
+    for index, step in enumerate(steps):
+        before = direct[-1] if direct else step
+        if step.opname in _OPPOSITES:
+            direct.append(step._replace(argval=_end_of_jump(step, steps, offsets)))
+        elif (
+            step.opname in _PLAIN_JUMPS
+            and step.offset not in targets
+            and before.opname in _OPPOSITES
+            and bisect_left(offsets, before.argval) == index + 1
+        ):
+            direct[-1] = before._replace(opname=_OPPOSITES[before.opname], argval=step.argval)
+        else:
+            direct.append(step)
+    return direct
+
+
+def _end_of_jump(jump: dis.Instruction, steps: list[dis.Instruction], offsets: list[int]) -> int:
+    """The offset where a jump ends that may lead to other jumps."""
+    for _ in steps:  # a loop that does nothing is a jump to itself
+        after = bisect_left(offsets, jump.argval)
+        if after == len(steps) or steps[after].opname not in _PLAIN_JUMPS:
+            break
+        jump = steps[after]
+    return cast("int", jump.argval)
+
+
+def _handlers(entries: Iterable[Any], offsets: list[int]) -> tuple[tuple[int, ...], ...]:
+    """The ranges of steps with an exception handler, and its place; one range for two without a step between them."""
+    found: list[tuple[int, ...]] = []
+    for entry in entries:
+        start, end = bisect_left(offsets, entry.start), bisect_left(offsets, entry.end)
+        handler = (bisect_left(offsets, entry.target), entry.depth)
+        if found and found[-1][1:] == (start, *handler):
+            start = found.pop()[0]
+        found.append((start, end, *handler))
+    return tuple(found)
 
 
 def _constant(value: object) -> object:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
+import sys
 from pathlib import Path
 
+from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store_url import locate_store, server_database
 from agentfsm.workers.notices import Notice, NoticeError, Notify
 from agentfsm.workers.spend_limits import SpendLimit
@@ -45,7 +48,8 @@ def open_waker(
         rate: How many new runs of an agent are started in how many seconds, by all processes together.
 
     Raises:
-        ConfigurationError: It is no URL of a store that other processes can reach.
+        ConfigurationError: It is no URL of a store that other processes can reach; or it is a SQLite file, and the
+            SQLite of this Python is too old for DBOS.
         agentfsm.errors.MissingExtraError: The package is not installed.
     """
     from agentfsm.workers.dbos_waker import DbosWaker  # an extra
@@ -54,7 +58,17 @@ def open_waker(
     if file is None:
         database = server_database(url)
     else:
+        _require_subseconds()
         queue = file.absolute().with_name(f"{file.name}.queue")
         queue.touch(mode=0o600)  # it says who runs what
         database = f"sqlite:///{queue}"
     return DbosWaker(database, concurrency=concurrency, tenant_concurrency=tenant_concurrency, rate=rate)
+
+
+def _require_subseconds() -> None:
+    """Refuse a SQLite that DBOS cannot use: from Python 3.12 on, it takes for granted what came with SQLite 3.42."""
+    if sys.version_info >= (3, 12) and sqlite3.sqlite_version_info < (3, 42):
+        raise ConfigurationError(
+            f"DBOS needs SQLite 3.42 or newer, and this Python has {sqlite3.sqlite_version}: use a Python with a newer "
+            "SQLite (that of python.org or uv has one), or a store on PostgreSQL"
+        )

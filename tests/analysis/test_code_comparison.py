@@ -135,6 +135,12 @@ def test_what_a_closure_or_an_object_holds_counts(load: Load, old: str, new: str
     assert compared(load(GUARD, old), load(GUARD, new)) == (False, False)
 
 
+def test_a_loop_that_does_nothing_can_be_compared(load: Load) -> None:
+    source = "def guard(run):\n    if run:\n        while True:\n            pass\n    return {}\n"
+    assert same_code(load(source.format(1)), load(source.format(1))) is True
+    assert same_code(load(source.format(1)), load(source.format(2))) is False
+
+
 def test_a_module_of_your_own_is_followed(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     source = "import {} as helpers\ndef guard(run):\n    return helpers.limit(run) and run\n"

@@ -7,6 +7,8 @@ import base64
 import hashlib
 import hmac
 import json
+import sqlite3
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -289,6 +291,9 @@ def test_a_webhook_is_at_a_url_of_http_and_has_a_secret_worth_the_name() -> None
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12) and sqlite3.sqlite_version_info < (3, 42), reason="DBOS needs SQLite 3.42 or newer"
+)
 def test_a_worker_tells_of_what_its_runs_ask_and_of_what_other_programs_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from agentfsm import Actor, ConfigurationError, JournalError, MemoryStore, RunEr
 from agentfsm.cli.app import app
 from agentfsm.journal.run_info import WaitingFor
 from agentfsm.loop.keys import Keyring
+from agentfsm.workers import open_waker
 from agentfsm.workers.submission import Submission, open_submission, seal_submission, submit
 from agentfsm.workers.waker import Activation
 
@@ -153,3 +156,26 @@ def test_a_run_that_waits_for_a_worker_is_listed_without_the_secrets_of_the_host
             assert info.metadata == {"note": "**********", "n": "7"}
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("python", "sqlite", "refused"),
+    [((3, 12), (3, 41, 9), True), ((3, 12), (3, 42, 0), False), ((3, 11), (3, 40, 1), False)],
+)
+def test_a_sqlite_that_the_queue_cannot_use_is_refused_before_a_file_is_made(
+    python: tuple[int, ...],
+    sqlite: tuple[int, ...],
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("dbos", reason="dbos is not installed")
+    monkeypatch.setattr(sys, "version_info", python)
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", sqlite)
+    monkeypatch.setattr(sqlite3, "sqlite_version", ".".join(map(str, sqlite)))
+    if refused:
+        with pytest.raises(ConfigurationError, match=r"SQLite 3\.42 or newer, and this Python has 3\.41\.9"):
+            open_waker(tmp_path / "runs.db")
+    else:
+        asyncio.run(open_waker(tmp_path / "runs.db").aclose())
+    assert list(tmp_path.iterdir()) == ([] if refused else [tmp_path / "runs.db.queue"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -37,6 +38,9 @@ from agentfsm.workers.waker import Activation, Waker
 from tests.helpers.child_process import child_environment
 
 pytest.importorskip("dbos", reason="dbos is not installed")
+pytestmark = pytest.mark.skipif(
+    sys.version_info >= (3, 12) and sqlite3.sqlite_version_info < (3, 42), reason="DBOS needs SQLite 3.42 or newer"
+)
 
 SECRET = b"the secret of this process, long enough"
 OTHER_SECRET = b"the secret of another process, long enough"

@@ -74,6 +74,11 @@ class SqliteReader:
             self._db.close()
             self._db = None
 
+    def __del__(self) -> None:
+        """Close the connection of a store that nobody has closed, about which Python 3.13 warns."""
+        if self._db is not None:
+            self._db.close()
+
     def inherited(self) -> None:
         """In a forked child: never close the connection, which belongs to the parent."""
         leak(self._db)

@@ -359,13 +359,15 @@ def open_reader(path: Path, *, empty: bool = False) -> sqlite3.Connection | None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        db = _read_only(path)
-        if _has_journals(db) or (empty and _application_id(db) == APPLICATION_ID):
-            return db
-        db.close()
+        db, has_any = _read_only(path), False
+        try:
+            has_any = _has_journals(db) or (empty and _application_id(db) == APPLICATION_ID)
+        finally:
+            if not has_any:
+                db.close()
     except READ_ERRORS as error:
         raise as_store_error(error, path) from error
-    return None
+    return db if has_any else None
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
