@@ -14,8 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache
-from itertools import compress
-from operator import attrgetter, is_not
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -166,7 +165,6 @@ _SCALARS = frozenset({type(None), bool, int, float, str})
 class _Field(NamedTuple):
     name: str
     key: str  # its name as the key of a JSON object, with the colon
-    default: Any
     write: Callable[[Any, CommitmentWriter], str] | None  # None: the arguments of a call, which depend on its tool
 
 
@@ -199,7 +197,7 @@ def _class_shape(kind: type[object]) -> _ClassShape | None:
         return None
     names = sorted(defaults)
     get = attrgetter(*names) if names else _no_values
-    fields = tuple(_Field(name, f'"{name}":', defaults[name], _writer_of_field(name)) for name in names)
+    fields = tuple(_Field(name, f'"{name}":', _writer_of_field(name)) for name in names)
     return _ClassShape(fields, tuple(map(defaults.get, names)), get, len(fields) == 1, issubclass(kind, Failure))
 
 
@@ -273,8 +271,10 @@ def fields_to_json(
     fields, defaults, get_values, single, is_failure = shape
     values = (get_values(value),) if single else get_values(value)
     entries: list[str] = []
-    given = compress(zip(fields, values, strict=True), map(is_not, values, defaults))
-    for (name, key, default, write), field_value in given:
+    for field, field_value, default in zip(fields, values, defaults, strict=True):
+        if field_value is default:
+            continue
+        name, key, write = field
         if name in overrides:
             text = overrides[name]
         elif field_value.__class__ in _SCALARS and field_value == default:
