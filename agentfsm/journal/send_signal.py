@@ -106,7 +106,7 @@ async def send_answer(
         actor,
         reply,
     )
-    await store.signals.remove(signal_id(run_id, "refusal", request.digest))  # of an earlier answer
+    await store.signals.remove(signal_id(run_id, "refusal", signal.id))  # of an earlier answer of the same voter
     if not await store.signals.send(seal_signal(signal, keyring)):
         raise _answered(run_id, await read_signals(store.signals, keyring, run_id))
     return SentSignal(run_id, "answer", None)
@@ -152,7 +152,7 @@ async def send_cancel(
 
 
 async def find_refusal(signals: SignalQueue, keyring: Keyring, request: StoredRequest) -> Signal | None:
-    """Why the last answer to a request was refused by a process that has the agent; None if none was.
+    """Why an answer to a request was refused by a process that has the agent, the last one; None if none was.
 
     Args:
         signals: The signals of the store.
@@ -164,7 +164,7 @@ async def find_refusal(signals: SignalQueue, keyring: Keyring, request: StoredRe
         StoreError: The store cannot be read.
     """
     found = await read_signals(signals, keyring, request.run_id)
-    return next((each for each in found if each.kind == "refusal" and each.to[1] == request.digest), None)
+    return next((each for each in reversed(found) if each.kind == "refusal" and each.to[1] == request.digest), None)
 
 
 async def _head(store: Store, run_id: str, keyring: Keyring, *, submitted: bool = False) -> Head:

@@ -147,7 +147,7 @@ def signal_id(run_id: str, kind: SignalKind, digest: str = "", voter: str = "") 
     Args:
         run_id: The run.
         kind: What it is.
-        digest: For an answer and its refusal, the hash of the record with the request.
+        digest: For an answer, the hash of the record with the request; for a refusal, the id of the answer.
         voter: For one of several votes, who votes.
     """
     return hashlib.sha256(encode([run_id, kind, digest, voter]).encode()).hexdigest()[:32]
@@ -163,7 +163,7 @@ def refusal_of(answer: Signal, reason: str, now: float) -> Signal:
     """
     kind: SignalKind = "refusal"
     refused = None if answer.reply is None else HumanReply(answer.reply.kind)
-    own_id = signal_id(answer.run_id, kind, answer.to[1])
+    own_id = signal_id(answer.run_id, kind, answer.id)
     return Signal(own_id, answer.run_id, kind, answer.to, now, answer.actor, refused, reason)
 
 

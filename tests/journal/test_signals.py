@@ -339,6 +339,26 @@ def test_the_refusal_of_an_answer_does_not_outlast_its_request(with_shop: Any) -
     with_shop(scenario)
 
 
+def test_each_of_several_refused_votes_has_its_refusal_until_the_same_voter_votes_again(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks(rule=RULE)
+        for voter in (ANN, BOB):  # nobody vouches for them
+            await shop.runs.answer("one", Allow(), by=voter)
+        assert await shop.outcomes(rule=RULE) == []
+        refusals = await read_signals(shop.store.signals, Keyring(SECRET))
+        assert [(each.kind, each.actor) for each in refusals] == [("refusal", ANN), ("refusal", BOB)]
+        assert "by bob" in (await shop.runs.get("one")).refused  # the last one
+        desk = Runs(shop.store, secret=SECRET, authenticate={"token of bob": BOB}.get)
+        await desk.answer("one", Allow(), by="token of bob")
+        assert "by ann" in (await shop.runs.get("one")).refused
+        (waiting,) = await shop.outcomes(rule=RULE)
+        assert [vote.id for vote in waiting.quorum.votes] == ["bob"]
+        assert (await shop.runs.get("one")).refused == ""
+        assert (await shop.outcomes(rule=RULE), await shop.pending()) == ([], 0)
+
+    with_shop(scenario, authenticate={"eve": Actor("eve")}.get)
+
+
 def test_what_nobody_with_the_secret_sent_is_not_acted_on(with_shop: Any) -> None:
     async def scenario(shop: Shop) -> None:
         request = await shop.asks()
