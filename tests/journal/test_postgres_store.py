@@ -51,6 +51,7 @@ from tests.journal.test_snapshots import KEYS, agent_on, comparable, config_of, 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from agentfsm.journal.postgres import PostgresStore, postgres_run_info  # noqa: E402  # needs psycopg
+from agentfsm.journal.postgres.postgres_rows import bytes_column, number_column, text_column  # noqa: E402
 from agentfsm.journal.postgres.postgres_schema import MIGRATIONS, SCHEMA_VERSION  # noqa: E402
 from agentfsm.journal.run_info import RunQuery  # noqa: E402
 
@@ -101,6 +102,22 @@ def test_runs_are_found_by_tags_metadata_and_texts_among_the_newest_and_then_by_
     ):
         empty_database(url)
         asyncio.run(check(lambda: PostgresStore(url)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "values"),
+    [
+        ("bigint", number_column, [0, 1, -1, 2**63 - 1, -(2**63)]),
+        ("bytea", bytes_column, [b"", b"\0\xff", None, b"x" * 100_000]),
+        ("text", text_column, ["", "NULL", None, '{"a", \\ä😀}', "x" * 100_000]),
+        ("text", text_column, []),
+        ("bytea", bytes_column, [None]),
+    ],
+)
+def test_a_column_of_values_arrives_as_it_was_given(kind: str, column: Any, values: list[Any], url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as db:
+        found = db.execute(f"SELECT value FROM unnest(%s::{kind}[]) AS given (value)", (column(values),), binary=True)
+        assert [row[0] for row in found] == values
 
 
 def test_a_run_is_loaded_from_its_snapshot_and_a_redaction_deletes_that(url: str) -> None:

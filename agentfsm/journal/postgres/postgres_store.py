@@ -24,7 +24,15 @@ from agentfsm.errors import ConfigurationError, RunExistsError, RunHeldError, St
 from agentfsm.journal.commit_encoding import decode_rows, encode_commit, replace_hidden
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.postgres.postgres_maintenance import PostgresMaintenance
-from agentfsm.journal.postgres.postgres_rows import INSERT_ROWS, SELECT_ROWS, row_columns, rows_of
+from agentfsm.journal.postgres.postgres_rows import (
+    INSERT_ROWS,
+    SELECT_ROWS,
+    bytes_column,
+    number_column,
+    row_columns,
+    rows_of,
+    text_column,
+)
 from agentfsm.journal.postgres.postgres_run_info import (
     ListedRun,
     count_run_infos,
@@ -619,14 +627,14 @@ async def _append(db: Connection, heads: list[_NewHead]) -> set[int]:
     done = await db.execute(
         _APPEND,
         {
-            "number": [head.job.key.number for head in heads],
-            "epoch": [head.job.key.epoch for head in heads],
-            "before": [head.before for head in heads],
-            "seq": [head.seq for head in heads],
-            "hash": [bytes.fromhex(head.digest) for head in heads],
-            "status": [head.status for head in heads],
-            "owner": [head.owner() for head in heads],
-            "mac": [head.mac() for head in heads],
+            "number": number_column([head.job.key.number for head in heads]),
+            "epoch": number_column([head.job.key.epoch for head in heads]),
+            "before": number_column([head.before for head in heads]),
+            "seq": number_column([head.seq for head in heads]),
+            "hash": bytes_column([bytes.fromhex(head.digest) for head in heads]),
+            "status": text_column([head.status for head in heads]),
+            "owner": text_column([head.owner() for head in heads]),
+            "mac": bytes_column([head.mac() for head in heads]),
             **row_columns(rows),
         },
     )
