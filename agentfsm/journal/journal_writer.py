@@ -11,14 +11,13 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from functools import lru_cache
 from typing import Any, cast
 
 from agentfsm.errors import JournalError, StaleLease, StoreError
 from agentfsm.journal.hash_chain import GENESIS_HASH, RecordSealer
 from agentfsm.journal.outcome_codec import CommitmentWriter, OutcomeWriter, to_json
-from agentfsm.journal.records import FORMAT_VERSION, Record, SealedRecord, read_records
+from agentfsm.journal.records import FORMAT_VERSION, Record, SealedRecord, installed_release, read_records
 from agentfsm.journal.run_info import RunInfo, called_model, first_info, info_of
 from agentfsm.journal.signal_inbox import SignalInbox
 from agentfsm.journal.snapshot import SnapshotMaker
@@ -218,7 +217,7 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
         "run": header.run_id,
         "guardrails": header.guardrails.model_dump(mode="json"),
         "rules": header.behavior.model_dump(mode="json"),
-        "versions": _versions(),
+        "versions": {"agentfsm": installed_release(), "python": platform.python_version()},
     }
     if header.seed is not None:
         body["seed"] = header.seed
@@ -291,15 +290,6 @@ def describe_policy(policy: Any) -> Data:
     except (TypeError, ValueError):
         return {"type": data["type"], "repr": repr(policy)[:500]}
     return data
-
-
-@cache
-def _versions() -> Data:
-    try:
-        installed = version("agentfsm")
-    except PackageNotFoundError:
-        installed = "0"
-    return {"agentfsm": installed, "python": platform.python_version()}
 
 
 LISTED_EVERY_S = 1.0

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from agentfsm.errors import JournalError
@@ -29,6 +30,7 @@ __all__ = [
     "SealedRecord",
     "export_lines",
     "hidden_restorer",
+    "installed_release",
     "is_kind",
     "open_record",
     "read_line",
@@ -48,6 +50,17 @@ records that are written together, only the last one has a MAC of its own."""
 
 MIGRATION_BASES = frozenset({"replayed", "vouched"})
 """What admitted a run to a new graph: a replay of its path on that graph, or the word of the developer."""
+
+
+@cache
+def installed_release() -> str:
+    """The version of this package; ``0`` if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # only needed where runs are written or loaded
+
+    try:
+        return version("agentfsm")
+    except PackageNotFoundError:
+        return "0"
 
 
 class SealedRecord(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentfsm.errors import JournalError, MissingExtraError
 from agentfsm.journal.hash_chain import HashChainVerifier, InvalidRecordError
-from agentfsm.journal.records import SealedRecord, is_kind, open_record, was_redacted
+from agentfsm.journal.records import SealedRecord, installed_release, is_kind, open_record, was_redacted
 from agentfsm.journal.rehydrate import RehydratedRun, rehydrate
 from agentfsm.journal.store import SealedSnapshot
 from agentfsm.loop.canonical_json import canonical_json
@@ -42,7 +42,8 @@ __all__ = [
 Data = dict[str, Any]
 
 FORMAT = 1
-"""The version of what a snapshot contains; one of another version is not used."""
+"""The version of what a snapshot contains. One of another version is not used, nor one of another release, which may
+make something else of the same records."""
 
 EVERY_RECORDS = 512
 """A run gets a snapshot once so many records were written since its last one: loading it then folds hardly more."""
@@ -200,6 +201,7 @@ class SnapshotMaker:
         about = canonical_json(
             {
                 "form": FORMAT,
+                "release": installed_release(),
                 "run": run.run_id,
                 "first": self._first,
                 "seq": record.seq,
@@ -307,7 +309,7 @@ def _content_bytes(sealed: SealedSnapshot) -> bytes:
 
 
 def open_snapshot(sealed: SealedSnapshot, run_id: str, keyring: Keyring) -> Snapshot | None:
-    """A snapshot of a run, if a host with one of the secrets wrote it for that run, and in this format; else None.
+    """A snapshot of a run, if a host with one of the secrets and this release wrote it for that run; else None.
 
     Args:
         sealed: The snapshot.
@@ -317,7 +319,8 @@ def open_snapshot(sealed: SealedSnapshot, run_id: str, keyring: Keyring) -> Snap
     if not keyring.check_seal(KeyPurpose.snapshot, _content_bytes(sealed), sealed.mac):
         return None
     data: Data = json.loads(sealed.content)
-    return Snapshot(data) if (data.get("form"), data.get("run")) == (FORMAT, run_id) else None
+    about = tuple(data.get(name) for name in ("form", "release", "run"))
+    return Snapshot(data) if about == (FORMAT, installed_release(), run_id) else None
 
 
 # -- verifying ----------------------------------------------------------------------------------------------
@@ -340,7 +343,7 @@ def snapshot_damage(sealed: SealedSnapshot, run_id: str, records: Sequence[Seale
     if json.loads(sealed.content).get("run") != run_id:
         return "its snapshot is another run's; the run does not use it"
     snapshot = open_snapshot(sealed, run_id, keyring)
-    if snapshot is None:  # of another format
+    if snapshot is None:  # of another release
         return ""
     if not 0 < snapshot.seq <= len(records) or records[snapshot.seq - 1].hash != snapshot.data["hash"]:
         return "its snapshot is that of other records; the run does not use it"

@@ -587,6 +587,41 @@ def test_a_snapshot_may_be_deleted_or_be_an_older_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("often")
+def test_a_snapshot_of_another_release_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        store = Recording()
+        await interrupted(store, 12)
+        monkeypatch.setattr(snapshots, "installed_release", lambda: "99.0")
+        loaded = await load_run(config_of(agent_on(store, ())), "r", lazily=True)
+        assert loaded.resume_point.base is not None
+        assert not loaded.resume_point.base.unread
+        assert (await verify_listed_run(store, "r", keyring=KEYS)).code == OPEN
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_run_whose_secret_was_replaced_goes_on_from_its_snapshot() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        await interrupted(store, 12)
+        host = Host(store=store, secret=b"the secret that came after it", old_secrets=(SECRET,), clock=FakeClock())
+        model = ScriptedModel([call("pay", amount=2)])
+        agent = Agent(model, tools=[look, pay, wire], history=NEWEST, host=host, guardrails=LIMITS)
+
+        async def is_loaded_from_snapshot() -> bool:
+            loaded = await load_run(config_of(agent), "r", lazily=True)
+            return loaded.resume_point.base is not None and bool(loaded.resume_point.base.unread)
+
+        assert await is_loaded_from_snapshot()  # it was sealed under the former secret
+        await agent.resume("r", Allow())
+        assert await is_loaded_from_snapshot()
+        assert (await verify_listed_run(store, "r", keyring=host.keyring)).code == OPEN
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
 def test_a_snapshot_of_a_history_that_was_cut_off_is_not_used() -> None:
     async def scene() -> None:
         store = Recording()
