@@ -15,7 +15,7 @@ from agentfsm.journal.history_verifier import KnownHistory
 from agentfsm.journal.migration import Migration, migrate
 from agentfsm.journal.records import Redacted, SealedRecord, is_kind, open_record, was_redacted
 from agentfsm.journal.rehydrate import RehydratedRun, rehydrate
-from agentfsm.journal.snapshot import Snapshot, open_snapshot, stop_states
+from agentfsm.journal.snapshot import Snapshot, open_snapshot
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify, verify_after
 from agentfsm.loop.canonical_json import decode
@@ -255,7 +255,6 @@ def _load(
     migration_details = migrate(records, rehydrated, graph, migrations)
     base = JournalBase(
         records[0],
-        stop_states(rehydrated.table),
         asked=tuple(rehydrated.asked),
         may_have_snapshots=not migration_details and rehydrated.graph is rehydrated.created["graph"],
     )
@@ -344,7 +343,7 @@ def _load_after(
     for record in records:
         rehydrated.add(record)
     model, asked = str(snapshot.data["model"]), tuple(rehydrated.asked)
-    base = JournalBase(first, stop_states(rehydrated.table), snapshot.seq, read, model, asked)
+    base = JournalBase(first, snapshot.seq, read, model, asked)
     stepped_at = _stepped_at(records) or snapshot.data["ts"] / 1000
     return _loaded(rehydrated, opener, records, base, stepped_at, {})
 

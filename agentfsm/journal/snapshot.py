@@ -25,9 +25,8 @@ from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 from agentfsm.loop.messages import UNREAD, Message, Role
 from agentfsm.loop.state import RunState
 from agentfsm.loop.state_json import KEPT_FIELDS, TEXT_FIELDS, dump_state, exact_state_json, load_state
-from agentfsm.loop.stored_table import StoredTable
 from agentfsm.loop.withholding import SecretOpener, Withholder
-from agentfsm.runtime.recorder import JournalBase, JournalEntry, ResumePoint
+from agentfsm.runtime.recorder import JournalEntry, ResumePoint
 
 __all__ = [
     "EVERY_RECORDS",
@@ -35,7 +34,6 @@ __all__ = [
     "SnapshotMaker",
     "open_snapshot",
     "snapshot_damage",
-    "stop_states",
 ]
 
 
@@ -67,11 +65,6 @@ MAX_SECRETS = 200
 """A run that has withheld more values than that gets no snapshot."""
 
 
-def stop_states(table: StoredTable) -> frozenset[str]:
-    """The states of a graph in which a run waits or ends."""
-    return frozenset(name for name, spec in table.states.items() if spec.waits or spec.final)
-
-
 # -- writing ------------------------------------------------------------------------------------------------
 
 
@@ -97,21 +90,21 @@ class SnapshotMaker:
         self._attempts: dict[str, int] = {}
         self._asked: list[tuple[int, str]] = []
         self._first = ""
-        self._stops: frozenset[str] = frozenset()
         self._seq = 0  # of the last snapshot
         self._may_make = run.parent is None
         self._system: list[int] = []  # the indexes of system messages among those that were looked at
         self._looked_at = 0
         if resume_point is not None:
-            self._go_on_from(resume_point, resume_point.base)
+            self._go_on_from(resume_point)
 
-    def _go_on_from(self, resume_point: ResumePoint, base: JournalBase | None) -> None:
+    def _go_on_from(self, resume_point: ResumePoint) -> None:
         self._secrets, self._visited = resume_point.secrets, set(resume_point.visited)
         self._attempts = dict(resume_point.attempts)
+        base = resume_point.base
         if base is None or not base.may_have_snapshots:
             self._may_make = False
             return
-        self._first, self._stops, self._asked, self._seq = base.first.hash, base.stops, list(base.asked), base.unread
+        self._first, self._asked, self._seq = base.first.hash, list(base.asked), base.unread
 
     def after(
         self, entries: Sequence[JournalEntry], records: Sequence[SealedRecord], model: str
@@ -147,14 +140,12 @@ class SnapshotMaker:
         )
 
     def _note(self, entry: JournalEntry, records: Sequence[SealedRecord]) -> None:
-        """Take note of an entry about the run as a whole: it is the first of its commit, or the last."""
+        """Take note of an entry about the whole run: the first of a commit creates it, the last suspends it."""
         kind = entry[0]
         if kind == "run.suspended":
             self._asked.append((records[-1].seq, records[-1].hash))
         elif kind == "run.created":
-            graph = entry[2].graph
             self._first = records[0].hash
-            self._stops = frozenset(str(spec.name) for spec in graph.states if spec.waits or spec.final)
         elif kind == "run.migrated":
             self._may_make = False
 
@@ -163,7 +154,7 @@ class SnapshotMaker:
         if kind == "effect.intent":
             if not str(last[2]).isdecimal():  # a call of a tool is in progress; a model call may be made again
                 return False
-        elif kind != "run.suspended" and (kind != "transition" or run.state in self._stops):
+        elif kind != "run.suspended" and (kind != "transition" or run.pending_request is not None):
             return False
         if run.state_calls or len(run.batch) > MAX_CALLS:
             return False

@@ -89,16 +89,14 @@ class JournalBase:
 
     Attributes:
         first: The first record.
-        stops: The states in which it waits or ends.
         unread: How many records, from the first, were not read.
         read: Reads and verifies them; None if none are missing.
         model: The name of the first model that it called, or an empty string if that is to be looked for.
         asked: Sequence number and hash of each record with the request that it waits for.
-        may_have_snapshots: Whether its pinned graph is that of its first record, and it is no sub-agent's run.
+        may_have_snapshots: Whether its pinned graph is that of its first record.
     """
 
     first: SealedRecord
-    stops: frozenset[str]
     unread: int = 0
     read: Callable[[], Awaitable[EarlierPart]] | None = None
     model: str = ""
