@@ -338,6 +338,8 @@ def snapshot_damage(sealed: SealedSnapshot, run_id: str, records: Sequence[Seale
         return ""
     if not 0 < snapshot.seq <= len(records) or records[snapshot.seq - 1].hash != snapshot.data["hash"]:
         return "its snapshot is that of other records; the run does not use it"
+    if any(map(was_redacted, records[: snapshot.seq])):
+        return "its snapshot is from before a redaction; the run does not use it"
     try:
         return _difference(snapshot, records, SecretOpener(keyring))
     except (JournalError, MissingExtraError):  # nobody can use it, or nobody here

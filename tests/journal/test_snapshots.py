@@ -718,6 +718,27 @@ def test_a_redacted_value_is_in_no_byte_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("often")
+def test_a_snapshot_from_before_a_redaction_that_somebody_puts_back_is_not_used_and_verify_reports_it() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        script = [*long_script(8)[:-1], call("pay", amount=1)]
+        await agent_on(store, script).run(f"I am {CANARY}.", run_id="r")
+        before = await store.snapshot("r")
+        await redact_text(store, CANARY, KEYS)
+        assert (await verify_listed_run(store, "r", keyring=KEYS)).code == OPEN
+        store._runs["r"].snapshot = before  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(JournalError, match="was redacted"):
+            await agent_on(store, ["Done."]).resume("r", Allow())
+        found = await verify_listed_run(store, "r", keyring=KEYS)
+        assert (found.code, found.reason) == (
+            TAMPERED,
+            "its snapshot is from before a redaction; the run does not use it",
+        )
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
 def test_a_purged_run_leaves_no_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
 
