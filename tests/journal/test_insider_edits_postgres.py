@@ -87,6 +87,8 @@ def copy_rows(path: Path, url: str) -> None:
         for table in TABLES:
             for row in file.execute(f"SELECT * FROM {table}").fetchall() if has(file, table) else ():
                 insert(db, table, dict(row))
+        db.execute("DELETE FROM agentfsm.run_prompt")  # which says again what run_info does
+        db.execute("INSERT INTO agentfsm.run_prompt SELECT id, prompt FROM agentfsm.run_info")
     file.close()
 
 
