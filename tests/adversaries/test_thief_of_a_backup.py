@@ -211,13 +211,13 @@ def lengths(loot: Loot) -> bytes:
 
 
 def freed_pages(loot: Loot) -> bytes:
-    with sqlite3.connect(loot.store) as db:
+    with contextlib.closing(sqlite3.connect(loot.store, isolation_level=None)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return b"" if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok" else loot.store.read_bytes()
 
 
 def dumped(loot: Loot) -> bytes:
-    with sqlite3.connect(loot.store) as db:
+    with contextlib.closing(sqlite3.connect(loot.store, isolation_level=None)) as db:
         return "\n".join(db.iterdump()).encode()
 
 
@@ -328,7 +328,7 @@ def with_records(change: Callable[[str], str]) -> Callable[[Loot], Any]:
 
     async def use(loot: Loot) -> None:
         unpack_rows(loot.store)
-        with sqlite3.connect(loot.store) as db:
+        with contextlib.closing(sqlite3.connect(loot.store, isolation_level=None)) as db:
             for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
                 db.execute(f"DROP TRIGGER {name}")
             head, last = GENESIS_HASH, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from pathlib import Path
@@ -141,7 +142,7 @@ def test_verify_finds_a_signal_that_nobody_with_the_secret_sent(cli: Cli, folder
     run_id = start_run(cli, folder)
     cli("answer", run_id, "allow", *STORE)
     assert cli("verify", *STORE).exit_code == 4  # good, open
-    with sqlite3.connect(folder / "runs.db") as db:
+    with contextlib.closing(sqlite3.connect(folder / "runs.db", isolation_level=None)) as db:
         db.execute(change)
     db.close()
     result = cli("verify", *STORE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -511,6 +512,11 @@ def change(path: Path, statement: str, *values: Any) -> None:
     db.close()
 
 
+def rows_of(path: Path, statement: str) -> list[Any]:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return db.execute(statement).fetchall()
+
+
 async def loads_as_without(path: Path) -> bool:
     """Whether a run is loaded from its snapshot; it is the same run either way."""
     async with SqliteStore(path) as store:
@@ -555,9 +561,9 @@ def test_an_edited_snapshot_is_not_used_and_verify_reports_it(edit: str, tmp_pat
         await suspended_in(path, "other")
         assert await loads_as_without(path)
         assert (await report(path))[0] == OPEN
-        before = sqlite3.connect(path).execute("SELECT * FROM snapshot WHERE id = 1").fetchall()
+        before = rows_of(path, "SELECT * FROM snapshot WHERE id = 1")
         change(path, EDITS[edit][0])
-        assert sqlite3.connect(path).execute("SELECT * FROM snapshot WHERE id = 1").fetchall() != before
+        assert rows_of(path, "SELECT * FROM snapshot WHERE id = 1") != before
         assert not await loads_as_without(path)
         code, reason = await report(path)
         assert code == TAMPERED
@@ -749,7 +755,7 @@ def test_a_purged_run_leaves_no_snapshot(tmp_path: Path) -> None:
             await agent_on(store, ()).dismiss("r", "not needed")
             assert await store.snapshot("r") is None
             await runs.purge("r")
-        assert sqlite3.connect(path).execute("SELECT count(*) FROM snapshot").fetchone() == (0,)
+        assert rows_of(path, "SELECT count(*) FROM snapshot") == [(0,)]
 
     asyncio.run(scene())
 

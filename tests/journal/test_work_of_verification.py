@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections import Counter
 from dataclasses import replace
@@ -131,7 +132,7 @@ def test_a_terminal_shows_how_far_a_checkpoint_is_and_a_file_gets_the_note_alone
 
 def test_a_run_that_does_not_verify_is_found_among_many(tmp_path: Path) -> None:
     fill(tmp_path / "runs.db")
-    with sqlite3.connect(tmp_path / "runs.db") as db:
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as db:
         for (trigger,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
             db.execute(f"DROP TRIGGER {trigger}")
         db.execute("UPDATE run_info SET prompt = 'Pay.' WHERE id = (SELECT id FROM run WHERE run_id = 'r1')")

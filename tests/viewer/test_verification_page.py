@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -39,7 +40,7 @@ def three_runs(file: Path) -> dict[str, dict[int, str]]:
 
     asyncio.run(write())
     unpack_rows(file)
-    with sqlite3.connect(file) as database:
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as database:
         triggers = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
         for name, _ in triggers:
             database.execute(f'DROP TRIGGER "{name}"')
@@ -101,7 +102,7 @@ def test_the_badge_of_a_run_that_is_listed_by_what_its_records_do_not_say_is_tha
             await Agent(ScriptedModel(["fine"]), host=Host(store=store, secret=SECRET)).run("How?", run_id="mine")
 
     elsewhere(lambda: asyncio.run(write()))
-    with sqlite3.connect(tmp_path / "runs.db") as database:
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as database:
         database.execute("UPDATE run_info SET prompt = 'Why?'")
     database.close()
     store = SqliteStore(tmp_path / "runs.db")
@@ -161,7 +162,7 @@ def test_the_store_names_holds_signals_and_purges_that_somebody_else_wrote(brows
         return {each["where"]: each["reason"] for each in found}
 
     assert list(problems()) == ["held"]  # the purge is no theft
-    with sqlite3.connect(file) as database:
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as database:
         database.execute("UPDATE hold SET reason = 'none' WHERE id = (SELECT id FROM run WHERE run_id = 'held')")
         database.execute("DELETE FROM hold WHERE id = (SELECT id FROM run WHERE run_id = 'freed')")
         database.execute("DELETE FROM signal")
