@@ -111,23 +111,18 @@ class DbosWaker:
 
     async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
         """What was delivered and is not finished; see ``Waker.unfinished``."""
-
-        def select() -> list[DeliveredActivation]:
-            found = self._client.list_workflows(status=DELIVERED, name=WORKFLOW, load_output=False)
-            return [
-                DeliveredActivation(_activation(each), 1 + int(_attributes(each).get("redelivered", 0)))
-                for each in found
-                if _is_stale(each, older_than_s) and _attributes(each).get("state") != SET_ASIDE
-            ]
-
-        return await self._call(select)
+        found = await self._call(lambda: _delivered(self._client, older_than_s))
+        return [
+            DeliveredActivation(_activation(each), 1 + int(_attributes(each).get("redelivered", 0)))
+            for each in found
+            if _attributes(each).get("state") != SET_ASIDE
+        ]
 
     async def redeliver(self, activation: Activation, older_than_s: float) -> None:
         """Deliver an unfinished activation again; see ``Waker.redeliver``."""
 
         def resume() -> None:
-            known = _status(self._client, activation.key)
-            if known is not None and _is_stale(known, older_than_s):
+            for known in _delivered(self._client, older_than_s, [activation.key]):
                 times = int(_attributes(known).get("redelivered", 0)) + 1
                 self._client.update_workflow_attributes(activation.key, {"redelivered": times})
                 self._client.resume_workflow(activation.key, queue_name=activation.queue)
@@ -277,13 +272,16 @@ def _status(client: DBOSClient, key: str) -> WorkflowStatus | None:
     return next(iter(client.list_workflows(workflow_ids=[key], load_input=False, load_output=False)), None)
 
 
+def _delivered(client: DBOSClient, older_than_s: float, keys: list[str] | None = None) -> list[WorkflowStatus]:
+    before = datetime.fromtimestamp(time.time() - older_than_s, UTC).isoformat()
+    return client.list_workflows(
+        workflow_ids=keys, status=DELIVERED, name=WORKFLOW, dequeued_before=before, load_output=False
+    )
+
+
 def _bring_forward(client: DBOSClient, known: WorkflowStatus | None, due: float) -> None:
     if known is not None and due < _due_at(known):
         client.set_workflow_delay(known.workflow_id, delay_until_epoch_ms=int(due * 1000))
-
-
-def _is_stale(workflow: WorkflowStatus, older_than_s: float) -> bool:
-    return workflow.status == DELIVERED and (workflow.dequeued_at or 0) <= (time.time() - older_than_s) * 1000
 
 
 def _due_at(workflow: WorkflowStatus) -> float:
