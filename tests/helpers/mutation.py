@@ -182,6 +182,20 @@ MUTANTS = (
         "tests/journal/test_tampered_store.py",
     ),
     Mutant(
+        "the seal of a snapshot is not checked",
+        "agentfsm/journal/snapshot.py",
+        "    if not keyring.check_seal(KeyPurpose.snapshot, _content_bytes(sealed), sealed.mac):\n",
+        "    if False:\n",
+        "tests/journal/test_snapshots.py",
+    ),
+    Mutant(
+        "the records after a snapshot are not verified",
+        "agentfsm/journal/load.py",
+        "    if not fits or not verify_after(",
+        "    if not fits or None is verify_after(",
+        "tests/journal/test_snapshots.py",
+    ),
+    Mutant(
         "no head check",
         "agentfsm/journal/sqlite/sqlite_store.py",
         "epoch = ? AND seq = ? AND owner",
