@@ -115,8 +115,9 @@ def test_a_checkpoint_of_a_server_finds_a_run_that_was_deleted(cli: Cli, url: st
     assert cli(*checked).exit_code == 4  # good; one run waits
     execute(
         url,
-        "ALTER TABLE agentfsm.journal DISABLE TRIGGER USER; DELETE FROM agentfsm.run_info; DELETE FROM agentfsm.journal"
-        " WHERE run = 1; DELETE FROM agentfsm.run WHERE id = 1; ALTER TABLE agentfsm.journal ENABLE TRIGGER USER",
+        "ALTER TABLE agentfsm.journal DISABLE TRIGGER USER; DELETE FROM agentfsm.run_info;"
+        " DELETE FROM agentfsm.run_prompt; DELETE FROM agentfsm.journal WHERE run = 1;"
+        " DELETE FROM agentfsm.run WHERE id = 1; ALTER TABLE agentfsm.journal ENABLE TRIGGER USER",
     )
     assert cli("verify").exit_code == 4  # nothing else shows it
     result = cli(*checked)
@@ -143,6 +144,7 @@ def test_a_checkpoint_of_a_server_finds_a_run_that_was_deleted(cli: Cli, url: st
         ),
         (
             "ALTER TABLE agentfsm.journal DROP CONSTRAINT journal_run_fkey; DELETE FROM agentfsm.run_info;"
+            " DELETE FROM agentfsm.run_prompt;"
             " DELETE FROM agentfsm.run WHERE run_id = 'whole'",
             "the store has its records, and the run is missing",
         ),

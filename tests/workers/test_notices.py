@@ -35,6 +35,10 @@ from agentfsm.workers.notices import LOOK_AGAIN_S, NOTICES, Notices
 from agentfsm.workers.waker import Activation
 from tests.helpers.webhook_receiver import Receiver, receiving
 
+sqlite_queue = pytest.mark.skipif(
+    sys.version_info >= (3, 12) and sqlite3.sqlite_version_info < (3, 42), reason="DBOS needs SQLite 3.42 or newer"
+)
+
 SECRET = b"the secret of this process, long enough"
 KEY = b"the key of the webhook, long enough"
 PASSWORD = "hunter2-in-the-arguments"  # it is what must not be sent
@@ -291,9 +295,7 @@ def test_a_webhook_is_at_a_url_of_http_and_has_a_secret_worth_the_name() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    sys.version_info >= (3, 12) and sqlite3.sqlite_version_info < (3, 42), reason="DBOS needs SQLite 3.42 or newer"
-)
+@sqlite_queue
 def test_a_worker_tells_of_what_its_runs_ask_and_of_what_other_programs_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +354,7 @@ def test_options_about_notices_need_a_place_for_them() -> None:
         WorkerSettings(viewer_url="https://agents.example.org/")
 
 
+@sqlite_queue
 def test_the_command_line_refuses_a_webhook_that_is_none(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
