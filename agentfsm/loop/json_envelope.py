@@ -19,6 +19,7 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.messages import ToolCall, new_tool_call
 from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.outcomes import ReplyParsed, new_reply_parsed
+from agentfsm.loop.read_only import MAX_NESTING, freeze_if_shallow
 
 __all__ = ["envelope_instructions", "parse_envelope", "parse_json"]
 
@@ -120,7 +121,7 @@ def _parse_envelope_object(envelope: Any, call_id: str) -> ReplyParsed:
         return ReplyParsed(malformed="an envelope of kind 'tool_call' needs a 'tool_name'")
     if arguments.__class__ is not dict:
         return ReplyParsed(calls=(ToolCall(call_id, name, malformed="'arguments' must be an object"),))
-    call = new_tool_call(call_id, name, arguments)
+    call = new_tool_call(call_id, name, freeze_if_shallow(arguments, MAX_NESTING))
     try:
         _ = call.signature  # which is needed anyway, and which infinities do not have
     except ValueError:

@@ -612,5 +612,5 @@ class ToolResult:
 
 
 new_message = quick_constructor(Message, checks=False)
-new_tool_call = quick_constructor(ToolCall)
+new_tool_call = quick_constructor(ToolCall, checks=False)
 new_tool_result = quick_constructor(ToolResult, checks=False)

@@ -24,6 +24,7 @@ __all__ = [
     "code_name",
     "contains_objects",
     "freeze",
+    "freeze_if_shallow",
     "plain_value",
     "quick_constructor",
     "read_only",
@@ -229,10 +230,15 @@ def freeze_field(self: object, name: str, levels: int = _ANY_NESTING) -> None:
     """Freeze a field of a frozen dataclass, in its ``__post_init__``. One nested too deeply stays as it is."""
     value = getattr(self, name)
     if value.__class__ not in _ATOMS:
-        try:  # noqa: SIM105  # ``suppress`` takes longer than freezing
-            object.__setattr__(self, name, freeze(value, levels))
-        except RecursionError:
-            pass
+        object.__setattr__(self, name, freeze_if_shallow(value, levels))
+
+
+def freeze_if_shallow(value: Any, levels: int = _ANY_NESTING) -> Any:
+    """As ``freeze``, but a value that is nested too deeply is returned as it is."""
+    try:
+        return freeze(value, levels)
+    except RecursionError:
+        return value
 
 
 def thaw(value: Any) -> Any:

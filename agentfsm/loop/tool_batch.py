@@ -47,12 +47,13 @@ def open_batch(run: RunState, calls: Collection[ToolCall]) -> None:
 def record_results(run: RunState, results: Sequence[ToolResult]) -> None:
     """Store results of calls of the batch, and update the counts of denials and repeated errors."""
     batch = run.batch
-    by_id: dict[str, CallState] = {}
+    by_id: dict[str, CallState] | None = None
     for result in results:
         index = run.first_pending
         call = batch[index] if index < len(batch) else None
         if call is None or call.call.id != result.call_id:  # not the next one, as it is in nearly every case
-            by_id = by_id or {each.call.id: each for each in batch}
+            if by_id is None:
+                by_id = {each.call.id: each for each in batch}
             call = by_id.get(result.call_id)
         if call is not None:
             _record_result(run, call, result)

@@ -35,7 +35,6 @@ from agentfsm.loop.failures import Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.outcomes import (
-    CHECK_BUDGETS,
     CHOOSE_RECOVERY,
     RUN_CALLS,
     Aborted,
@@ -46,6 +45,7 @@ from agentfsm.loop.outcomes import (
     HumanAnswered,
     ModelCallSucceeded,
     Outcome,
+    PreStepDone,
     count_tool_calls,
 )
 from agentfsm.loop.quorum import Actor
@@ -437,7 +437,7 @@ class Driver:
                         task.uncancel()
                     context.charged_at = now()
                 elapsed_us = int((context.charged_at - started) * 1e6 + 0.5)
-            elif states[state].effect is CHECK_BUDGETS:  # its guards read the clock, so its time must be counted
+            elif outcome.__class__ is PreStepDone:  # the guards read the clock, so its time must be counted
                 idle_since, context.charged_at = context.charged_at, now()
                 idle_us = int((context.charged_at - idle_since) * 1e6 + 0.5)
             self._apply_outcome(outcome, elapsed_us, idle_us)

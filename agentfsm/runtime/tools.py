@@ -240,7 +240,7 @@ class Tool(_HasDict):
         try:
             # Arguments are JSON, so validate them as JSON: strict types accept it, and a tool that modifies its
             # arguments does not modify the transcript.
-            validated: object = self.adapter.validator.validate_json(to_json(dict(given)))
+            validated: object = self.adapter.validator.validate_json(to_json({**given}))
         except PydanticSerializationError:
             validated = self.adapter.validator.validate_python(dict(given))
         return vars(validated)

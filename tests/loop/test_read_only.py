@@ -313,7 +313,7 @@ QUICK: list[tuple[Any, Any, tuple[Any, ...]]] = [
     (new_model_call_succeeded, ModelCallSucceeded, (Reply(Message.assistant("Hi.")), 2)),
     (new_model_request, ModelRequest, ([Message.user("go")], (), 5)),
     (new_reply_parsed, ReplyParsed, ((USUAL,), freeze({"an": ["answer"]}))),
-    (new_tool_call, ToolCall, ("c1", "add", NESTED)),
+    (new_tool_call, ToolCall, ("c1", "add", freeze(NESTED))),
     (new_tool_result, ToolResult, ("c1", "add", "3", "done", None, "", "done", freeze(NESTED))),
 ]
 each_quick_one = pytest.mark.parametrize(("make", "cls", "arguments"), QUICK, ids=[cls.__name__ for _, cls, _ in QUICK])
