@@ -2,13 +2,14 @@
 
 Runs get a snapshot wherever they may, and those whose graph stays the same are loaded from it.
 
-There is no thread and no real time: the same seed gives the same history. A simulated process is an event loop that is
+Runs are in memory, or in a real SQLite file. There is no real time, and no thread that a run waits for: the same seed
+gives the same history. A simulated process is an event loop that is
 abandoned at an arbitrary point, like a killed process; what its store had not made durable by then is lost or, like a
 commit whose acknowledgement was lost, is not. The expected result of each run is that of the uninterrupted run, whose
 side effects are written down by hand in ``SIDE_EFFECTS``.
 
-Run as ``python -m tests.helpers.fault_simulation FIRST COUNT``; prints counts as JSON. A violated
-invariant ends it, with the seed.
+Run as ``python -m tests.helpers.fault_simulation STORE FIRST COUNT``, where STORE is ``memory`` or ``sqlite``; prints
+counts as JSON. A violated invariant ends it, with the seed.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ import json
 import os
 import random
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+from unittest import mock
 
 from pydantic import SecretStr
 
@@ -37,6 +40,7 @@ from agentfsm import (
     MemoryStore,
     Migration,
     RunError,
+    SqliteStore,
     StaleLease,
     StoreFullError,
     Transition,
@@ -47,6 +51,8 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.run_info import RunInfo
+from agentfsm.journal.sqlite import sqlite_writer
+from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
 from agentfsm.journal.store import Lease, SealedSnapshot, Status
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.keys import Keyring
@@ -108,13 +114,22 @@ async def run_until_crash(work: Any) -> Any:
         await loop.create_future()
 
 
-class SlowStore(MemoryStore):
-    """A store whose appends are slow, may find no space, and are lost or kept when the process crashes."""
+class SlowAppends:
+    """Appends that are slow, may find no space, and are lost or kept when the process crashes."""
 
-    def __init__(self, draw: random.Random, no_room: float, deadly: float) -> None:
-        super().__init__()
+    def set_up(self, draw: random.Random, no_room: float, deadly: float) -> Self:
+        """The same store, with what may happen to it."""
         self.draw, self.no_room, self.deadly = draw, no_room, deadly
         self.queue: list[tuple[Any, ...]] = []
+        return self
+
+    def append_now(self, *arguments: Any) -> None:
+        """Append what ``append`` was given."""
+        raise NotImplementedError
+
+    def forget_leases(self) -> None:
+        """Be the store of another process."""
+        raise NotImplementedError
 
     def append(
         self,
@@ -141,7 +156,7 @@ class SlowStore(MemoryStore):
         try:
             if self.draw.random() < self.no_room:
                 raise StoreFullError("there is no room")
-            self._append(lease, rows, status, info, snapshot)
+            self.append_now(lease, rows, status, info, snapshot)
         except Exception as error:
             if not done.done():
                 done.set_exception(error)
@@ -153,10 +168,57 @@ class SlowStore(MemoryStore):
         """Crash: a prefix of the pending appends becomes durable all the same."""
         for lease, rows, status, info, snapshot, _ in self.queue[: self.draw.randrange(len(self.queue) + 1)]:
             with contextlib.suppress(StaleLease):  # an append before it had found no space
-                self._append(lease, rows, status, info, snapshot)
+                self.append_now(lease, rows, status, info, snapshot)
         self.queue = []
+        self.forget_leases()
+
+
+class SlowMemoryStore(SlowAppends, MemoryStore):
+    """In memory."""
+
+    def append_now(self, *arguments: Any) -> None:
+        self._append(*arguments)
+
+    def forget_leases(self) -> None:
         for kept in self._runs.values():
             kept.lease = None
+
+
+class SlowSqliteStore(SlowAppends, SqliteStore):
+    """In a real file, which is written and read in the thread that runs."""
+
+    def append_now(self, *arguments: Any) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # between two processes
+            asyncio.run(self._commit(*arguments))
+        else:
+            read_at_once(self._commit(*arguments))
+
+    async def _commit(self, *arguments: Any) -> None:
+        done = SqliteStore.append(self, *arguments)
+        self._writer._on_flush()  # pyright: ignore[reportPrivateUsage]  # at once
+        assert done.done()  # type: ignore[attr-defined]  # it is a future
+        await done
+
+    def forget_leases(self) -> None:
+        self._leases.clear()
+
+
+SlowStore = SlowMemoryStore | SlowSqliteStore
+
+
+async def _read_in_this_thread(self: SqliteReader, query: Any, default: Any) -> Any:
+    return self.read_now(query, default)
+
+
+def open_slow_store(kind: str, folder: str) -> SlowStore:
+    """An empty store, in memory or in a file of the folder."""
+    if kind == "memory":
+        return SlowMemoryStore()
+    store = SlowSqliteStore(Path(folder, "runs.db"), synchronous="normal")
+    store.claim()
+    return store
 
 
 class SimulatedWorld(journal_scenarios.CrashWorld):
@@ -293,7 +355,7 @@ async def _run_once(agent: Agent, world: SimulatedWorld, store: SlowStore, run_i
             return
 
 
-def final_state(rows: Sequence[Any], scenario: str, run_id: str, store: MemoryStore) -> tuple[Any, ...]:
+def final_state(rows: Sequence[Any], scenario: str, run_id: str, store: SlowStore) -> tuple[Any, ...]:
     """The final messages and result of a run, whose journal must verify and replay."""
     past = rehydrate(rows, SecretOpener(KEYRING))
     told = verify(run_id, rows, read_at_once(store.head(run_id)))
@@ -306,7 +368,7 @@ def final_state(rows: Sequence[Any], scenario: str, run_id: str, store: MemorySt
 def expected_final_state(scenario: str) -> tuple[Any, ...]:
     """The final state of the uninterrupted run."""
     if scenario not in _EXPECTED:
-        store = SlowStore(random.Random(0), 0.0, 0.0)
+        store = SlowMemoryStore().set_up(random.Random(0), 0.0, 0.0)
         asyncio.run(continue_run(SimulatedWorld(store, 0.0), scenario, store, FakeClock(), "r"))
         _EXPECTED[scenario] = final_state(read_at_once(store.records("r")), scenario, "r", store)
     return _EXPECTED[scenario]
@@ -315,15 +377,29 @@ def expected_final_state(scenario: str) -> tuple[Any, ...]:
 _EXPECTED: dict[str, tuple[Any, ...]] = {}
 
 
-def simulate(seed: int) -> tuple[Counter[str], str]:
+def simulate(seed: int, kind: str = "memory") -> tuple[Counter[str], str]:
     """Simulate one seed; returns counts of what happened, and a digest of the history.
+
+    Args:
+        seed: The seed.
+        kind: Where the runs are: ``memory`` or ``sqlite``.
 
     Raises:
         AssertionError: An invariant is violated; the message begins with the seed.
     """
     draw = random.Random(seed)
     no_room, deadly = draw.choice((0.0, 0.0, 0.05)), draw.choice((0.0, 0.02, 0.1))
-    store, told = SlowStore(draw, no_room, deadly / 5), Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_slow_store(kind, folder)
+        try:
+            return _simulate(seed, draw, store.set_up(draw, no_room, deadly / 5), deadly)
+        finally:
+            if isinstance(store, SlowSqliteStore):
+                store.close()
+
+
+def _simulate(seed: int, draw: random.Random, store: SlowStore, deadly: float) -> tuple[Counter[str], str]:
+    told = Counter[str]()
     runs = {
         f"run{n}": (draw.choice(list(SIDE_EFFECTS)), SimulatedWorld(store, deadly)) for n in range(draw.randint(1, 3))
     }
@@ -397,15 +473,17 @@ def _run_life(runs: dict[str, tuple[str, SimulatedWorld]], store: SlowStore, clo
         loop.close()
 
 
-def main(first: int, count: int) -> None:
+def main(kind: str, first: int, count: int) -> None:
     """Simulate these seeds, and exit without cleaning up the abandoned tasks."""
     told, digest, code = Counter[str](), hashlib.sha256(), 1
     context.YIELD_AFTER_S = float("inf")  # else it would depend on the machine where a run lets the others go on
+    sqlite_writer.CHECKPOINT_INTERVAL = 10**9  # a thread would make the checkpoints
+    mock.patch.object(SqliteReader, "read", _read_in_this_thread).start()
     gc.disable()  # each collection would traverse all abandoned tasks
     try:
         use_snapshots(lambda _: told.update(["from snapshots"]))
         for seed in range(first, first + count):
-            more, history = simulate(seed)
+            more, history = simulate(seed, kind)
             told += more
             digest.update(history.encode())
         sys.stdout.write(json.dumps({"histories": count, **told, "digest": digest.hexdigest()}))
@@ -418,4 +496,4 @@ def main(first: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))
