@@ -49,7 +49,7 @@ migrates a file; the rows that it has stay as they are."""
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait for a lock on the file that another program holds."""
 
-WAL_AUTOCHECKPOINT_PAGES = 8000
+WAL_AUTOCHECKPOINT_PAGES = 4000
 """Pages (of 4 KB) in the write-ahead log at which SQLite checkpoints it on its own."""
 
 READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
