@@ -197,13 +197,8 @@ def test_a_changed_index_of_prompts_tags_or_metadata_is_found_and_rebuilt(
         assert len(cli("runs", *search, "--json").stdout.splitlines()) == (search in finds_one), search
 
 
-@pytest.mark.parametrize(
-    "change",
-    ["DELETE FROM agentfsm.run_prompt", "UPDATE agentfsm.run_prompt SET prompt = 'Wrong.' WHERE prompt = 'Hello.'"],
-)
-def test_a_run_on_a_server_that_is_not_found_by_its_prompt_is_reported_and_found_again(
-    cli: Cli, database: str, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def fill_and_change(database: str, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """Make a server's database the store of the commands, with runs, and have its owner change something."""
     import psycopg
 
     empty_database(database)
@@ -212,6 +207,16 @@ def test_a_run_on_a_server_that_is_not_found_by_its_prompt_is_reported_and_found
     fill(database)
     with psycopg.connect(database, autocommit=True) as server:
         server.execute(change)  # type: ignore[arg-type]  # no user's text
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["DELETE FROM agentfsm.run_prompt", "UPDATE agentfsm.run_prompt SET prompt = 'Wrong.' WHERE prompt = 'Hello.'"],
+)
+def test_a_run_on_a_server_that_is_not_found_by_its_prompt_is_reported_and_found_again(
+    cli: Cli, database: str, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    fill_and_change(database, monkeypatch, change)
     assert "it is not found by the prompt that it is listed by" in cli("verify").stdout
     assert "old  found again by its prompt, tags and metadata\n" in cli("store", "rebuild").stdout
     assert cli("verify").exit_code == 4
@@ -222,14 +227,7 @@ def test_a_run_on_a_server_that_is_not_found_by_its_prompt_is_reported_and_found
 def test_changed_tags_or_metadata_on_a_server_are_found_and_rebuilt(
     cli: Cli, database: str, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    import psycopg
-
-    empty_database(database)
-    monkeypatch.setenv("AGENTFSM_STORE", database)
-    monkeypatch.setenv("AGENTFSM_SECRET", SECRET)
-    fill(database)
-    with psycopg.connect(database, autocommit=True) as server:
-        server.execute(f"UPDATE agentfsm.run_info SET {change} WHERE prompt = 'Hello.'")  # type: ignore[arg-type]
+    fill_and_change(database, monkeypatch, f"UPDATE agentfsm.run_info SET {change} WHERE prompt = 'Hello.'")
     assert cli("store", "rebuild").stdout == "old  listed again\n"
     assert cli("verify").exit_code == 4
     assert [len(cli("runs", "--tag", tag, "--json").stdout.splitlines()) for tag in ("demo", "wrong")] == [1, 0]
