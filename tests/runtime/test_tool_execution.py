@@ -350,8 +350,13 @@ def test_plain_tools_do_not_wait_for_each_other():
     assert sorted(run_async(scene)) == list(range(count))
 
 
-def test_a_thread_that_is_free_runs_the_next_function_and_one_that_hangs_runs_nothing_else():
-    free, threads = threading.Event(), list[int]()
+def test_a_thread_that_is_free_runs_the_next_function_and_one_that_hangs_runs_nothing_else(monkeypatch):
+    free, threads, started = threading.Event(), list[int](), list[threading.Thread]()
+
+    class Counted(threading.Thread):
+        def start(self) -> None:
+            started.append(self)
+            super().start()
 
     def note() -> None:
         threads.append(threading.get_ident())
@@ -375,9 +380,11 @@ def test_a_thread_that_is_free_runs_the_next_function_and_one_that_hangs_runs_no
         while not tool_execution._idle_threads:
             await asyncio.sleep(0.001)
 
-    tool_execution._idle_threads.clear()  # threads of other tests
+    tool_execution._idle_threads.clear()  # threads of other tests, which may become free meanwhile
+    monkeypatch.setattr(tool_execution.threading, "Thread", Counted)
     run_async(scene)
-    assert len(set(threads[:4])) < 4  # one of another test may have become free meanwhile
+    assert [each.name for each in started].count("agentfsm-tool") <= 2  # the first, and one beside it when it hangs
+    assert len(set(threads[:4])) < 4
     assert threads[4] != threads[3]
 
 
