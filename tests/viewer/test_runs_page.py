@@ -93,8 +93,7 @@ def test_a_new_run_and_its_ending_appear_by_themselves(browser: Any, site: str, 
         page.get_by_text("No run is like that.").wait_for()
         agent = Agent(ScriptedModel(["fine"]), host=Host(store=store))
         elsewhere(lambda: agent.run_sync("Any news?", run_id="news", tags=["live"]))
-        page.wait_for_selector("tr[data-run=news]")
-        assert "completed" in page.locator("tr[data-run=news]").inner_text()
+        has_text(page.locator("tr[data-run=news]"), "completed")
         assert events == []
 
 
