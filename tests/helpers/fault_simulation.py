@@ -2,20 +2,20 @@
 
 Runs get a snapshot wherever they may, and those whose graph stays the same are loaded from it.
 
-Runs are in memory, or in a real SQLite file. There is no real time, and no thread that a run waits for: the same seed
-gives the same history. A simulated process is an event loop that is
-abandoned at an arbitrary point, like a killed process; what its store had not made durable by then is lost or, like a
-commit whose acknowledgement was lost, is not. The expected result of each run is that of the uninterrupted run, whose
-side effects are written down by hand in ``SIDE_EFFECTS``.
+Runs are in memory, in a real SQLite file or on a real PostgreSQL server. There is no real time, and nothing that a run
+waits for but other runs (``simulated_stores``): the same seed gives the same history in each store. A simulated process
+is an event loop that is abandoned at an arbitrary point, like a killed process; what its store had not made durable by
+then is lost or, like a commit whose acknowledgement was lost, is not. The expected result of each run is that of the
+uninterrupted run, whose side effects are written down by hand in ``SIDE_EFFECTS``.
 
-Run as ``python -m tests.helpers.fault_simulation STORE FIRST COUNT``, where STORE is ``memory`` or ``sqlite``; prints
-counts as JSON. A violated invariant ends it, with the seed.
+Run as ``python -m tests.helpers.fault_simulation STORE FIRST COUNT``, where STORE is ``memory``, ``sqlite``, or the URL
+of a database on a PostgreSQL server, which loses what it has; prints counts as JSON. A violated invariant ends it, with
+the seed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import gc
 import hashlib
@@ -23,12 +23,10 @@ import json
 import os
 import random
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
-from unittest import mock
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -37,11 +35,8 @@ from agentfsm import (
     AgentGuardrails,
     Graph,
     Host,
-    MemoryStore,
     Migration,
     RunError,
-    SqliteStore,
-    StaleLease,
     StoreFullError,
     Transition,
     UserInputRequested,
@@ -50,19 +45,16 @@ from agentfsm.journal.fork import fork
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
-from agentfsm.journal.run_info import RunInfo
-from agentfsm.journal.sqlite import sqlite_writer
-from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
-from agentfsm.journal.store import Lease, SealedSnapshot, Status
+from agentfsm.journal.store import Head, consistent_read
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.withholding import SecretOpener
-from agentfsm.runtime import context
 from agentfsm.testing import FakeClock
 from tests.helpers import journal_scenarios
 from tests.helpers.crash_injection import migration_point, use_snapshots
 from tests.helpers.read_now import read_at_once
+from tests.helpers.simulated_stores import SlowMemoryStore, SlowStore, do_at_once, simulated_store
 
 SECRET = b"of the tests"
 KEYRING = Keyring(SECRET)
@@ -112,113 +104,6 @@ async def run_until_crash(work: Any) -> Any:
         loop = asyncio.get_running_loop()
         loop.stop()
         await loop.create_future()
-
-
-class SlowAppends:
-    """Appends that are slow, may find no space, and are lost or kept when the process crashes."""
-
-    def set_up(self, draw: random.Random, no_room: float, deadly: float) -> Self:
-        """The same store, with what may happen to it."""
-        self.draw, self.no_room, self.deadly = draw, no_room, deadly
-        self.queue: list[tuple[Any, ...]] = []
-        return self
-
-    def append_now(self, *arguments: Any) -> None:
-        """Append what ``append`` was given."""
-        raise NotImplementedError
-
-    def forget_leases(self) -> None:
-        """Be the store of another process."""
-        raise NotImplementedError
-
-    def append(
-        self,
-        lease: Lease,
-        records: Sequence[SealedRecord],
-        status: Status,
-        info: RunInfo | None = None,
-        snapshot: SealedSnapshot | None = None,
-    ) -> asyncio.Future[None]:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        self.queue.append((lease, tuple(records), status, info, snapshot, done))
-        self._later(loop, self.draw.randrange(3))
-        return done
-
-    def _later(self, loop: asyncio.AbstractEventLoop, ticks: int) -> None:
-        loop.call_soon(self._later, loop, ticks - 1) if ticks else loop.call_soon(self._first, loop)
-
-    def _first(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self.draw.random() < self.deadly:
-            loop.stop()
-            return
-        lease, rows, status, info, snapshot, done = self.queue.pop(0)
-        try:
-            if self.draw.random() < self.no_room:
-                raise StoreFullError("there is no room")
-            self.append_now(lease, rows, status, info, snapshot)
-        except Exception as error:
-            if not done.done():
-                done.set_exception(error)
-        else:
-            if not done.done():
-                done.set_result(None)
-
-    def die(self) -> None:
-        """Crash: a prefix of the pending appends becomes durable all the same."""
-        for lease, rows, status, info, snapshot, _ in self.queue[: self.draw.randrange(len(self.queue) + 1)]:
-            with contextlib.suppress(StaleLease):  # an append before it had found no space
-                self.append_now(lease, rows, status, info, snapshot)
-        self.queue = []
-        self.forget_leases()
-
-
-class SlowMemoryStore(SlowAppends, MemoryStore):
-    """In memory."""
-
-    def append_now(self, *arguments: Any) -> None:
-        self._append(*arguments)
-
-    def forget_leases(self) -> None:
-        for kept in self._runs.values():
-            kept.lease = None
-
-
-class SlowSqliteStore(SlowAppends, SqliteStore):
-    """In a real file, which is written and read in the thread that runs."""
-
-    def append_now(self, *arguments: Any) -> None:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:  # between two processes
-            asyncio.run(self._commit(*arguments))
-        else:
-            read_at_once(self._commit(*arguments))
-
-    async def _commit(self, *arguments: Any) -> None:
-        done = SqliteStore.append(self, *arguments)
-        self._writer._on_flush()  # pyright: ignore[reportPrivateUsage]  # at once
-        assert done.done()  # type: ignore[attr-defined]  # it is a future
-        await done
-
-    def forget_leases(self) -> None:
-        self._leases.clear()
-
-
-SlowStore = SlowMemoryStore | SlowSqliteStore
-
-
-async def _read_in_this_thread(self: SqliteReader, query: Any, default: Any) -> Any:
-    return self.read_now(query, default)
-
-
-def open_slow_store(kind: str, folder: str) -> SlowStore:
-    """An empty store, in memory or in a file of the folder."""
-    if kind == "memory":
-        return SlowMemoryStore()
-    store = SlowSqliteStore(Path(folder, "runs.db"), synchronous="normal")
-    store.claim()
-    return store
 
 
 class SimulatedWorld(journal_scenarios.CrashWorld):
@@ -355,10 +240,10 @@ async def _run_once(agent: Agent, world: SimulatedWorld, store: SlowStore, run_i
             return
 
 
-def final_state(rows: Sequence[Any], scenario: str, run_id: str, store: SlowStore) -> tuple[Any, ...]:
+def final_state(rows: Sequence[SealedRecord], head: Head | None, scenario: str, run_id: str) -> tuple[Any, ...]:
     """The final messages and result of a run, whose journal must verify and replay."""
     past = rehydrate(rows, SecretOpener(KEYRING))
-    told = verify(run_id, rows, read_at_once(store.head(run_id)))
+    told = verify(run_id, rows, head)
     assert told.code == GOOD, told
     graphs = {graph.fingerprint: graph for graph in GRAPHS[journal_scenarios.SCENARIOS[scenario][0]]}
     assert replay(rows, graphs[past.graph["fingerprint"]]).same
@@ -370,7 +255,7 @@ def expected_final_state(scenario: str) -> tuple[Any, ...]:
     if scenario not in _EXPECTED:
         store = SlowMemoryStore().set_up(random.Random(0), 0.0, 0.0)
         asyncio.run(continue_run(SimulatedWorld(store, 0.0), scenario, store, FakeClock(), "r"))
-        _EXPECTED[scenario] = final_state(read_at_once(store.records("r")), scenario, "r", store)
+        _EXPECTED[scenario] = final_state(*asyncio.run(consistent_read(store, "r")), scenario, "r")
     return _EXPECTED[scenario]
 
 
@@ -382,20 +267,15 @@ def simulate(seed: int, kind: str = "memory") -> tuple[Counter[str], str]:
 
     Args:
         seed: The seed.
-        kind: Where the runs are: ``memory`` or ``sqlite``.
+        kind: Where the runs are: ``memory``, ``sqlite``, or the URL of a database.
 
     Raises:
         AssertionError: An invariant is violated; the message begins with the seed.
     """
     draw = random.Random(seed)
     no_room, deadly = draw.choice((0.0, 0.0, 0.05)), draw.choice((0.0, 0.02, 0.1))
-    with tempfile.TemporaryDirectory() as folder:
-        store = open_slow_store(kind, folder)
-        try:
-            return _simulate(seed, draw, store.set_up(draw, no_room, deadly / 5), deadly)
-        finally:
-            if isinstance(store, SlowSqliteStore):
-                store.close()
+    with simulated_store(kind) as store:
+        return _simulate(seed, draw, store.set_up(draw, no_room, deadly / 5), deadly)
 
 
 def _simulate(seed: int, draw: random.Random, store: SlowStore, deadly: float) -> tuple[Counter[str], str]:
@@ -413,15 +293,17 @@ def _simulate(seed: int, draw: random.Random, store: SlowStore, deadly: float) -
         if _run_life(runs, store, clock):
             break
         told["crashes"] += 1
-        store.die()
+        asyncio.run(store.die())
     digest = hashlib.sha256()
     for run_id, (scenario, world) in runs.items():
+        rows, head = asyncio.run(consistent_read(store, run_id))
         try:
-            _check_run(run_id, scenario, world, store)
+            _check_effects(scenario, world)
+            assert final_state(rows, head, scenario, run_id) == expected_final_state(scenario)
         except (AssertionError, RunError) as error:
             raise AssertionError(f"seed {seed}: {run_id} ({scenario}): {error}") from error
         told.update({"runs": 1, "forks": scenario == "fork"})
-        for row in read_at_once(store.records(run_id)):
+        for row in rows:
             told["doubts"] += '"dispatch_tool.in_doubt"' in row.body
             told["withheld"] += row.hidden.count("[sealed ")
             told["changes"] += '"kind":"run.migrated"' in row.body
@@ -432,9 +314,8 @@ def _simulate(seed: int, draw: random.Random, store: SlowStore, deadly: float) -
     return told, digest.hexdigest()
 
 
-def _check_run(run_id: str, scenario: str, world: SimulatedWorld, store: SlowStore) -> None:
+def _check_effects(scenario: str, world: SimulatedWorld) -> None:
     assert not world.broken, world.broken[0]
-    assert final_state(read_at_once(store.records(run_id)), scenario, run_id, store) == expected_final_state(scenario)
     effects = world.effects()
     once_each = {key: result for _, key, result in effects}
     assert sorted(once_each.values()) == sorted(SIDE_EFFECTS[scenario])
@@ -476,9 +357,7 @@ def _run_life(runs: dict[str, tuple[str, SimulatedWorld]], store: SlowStore, clo
 def main(kind: str, first: int, count: int) -> None:
     """Simulate these seeds, and exit without cleaning up the abandoned tasks."""
     told, digest, code = Counter[str](), hashlib.sha256(), 1
-    context.YIELD_AFTER_S = float("inf")  # else it would depend on the machine where a run lets the others go on
-    sqlite_writer.CHECKPOINT_INTERVAL = 10**9  # a thread would make the checkpoints
-    mock.patch.object(SqliteReader, "read", _read_in_this_thread).start()
+    do_at_once()
     gc.disable()  # each collection would traverse all abandoned tasks
     try:
         use_snapshots(lambda _: told.update(["from snapshots"]))

@@ -15,11 +15,10 @@ import os
 import sys
 from collections import Counter
 
-from agentfsm.journal import store as journal_store
 from agentfsm.loop.withholding import environment_secrets
-from agentfsm.runtime import context
 from tests.helpers import fault_simulation
 from tests.helpers.crash_injection import use_snapshots
+from tests.helpers.simulated_stores import do_at_once
 
 LINES = "pre_step.otherwise\ndispatch_tool.otherwise\nrun.suspended, done"
 PEM = f"-----BEGIN PRIVATE KEY-----\n{LINES}\n-----END PRIVATE KEY-----"
@@ -118,8 +117,7 @@ CHATTER = " ".join(word for variables in ENVIRONMENTS for word in variables.valu
 
 def main(first: int, count: int, *numbers: int) -> None:
     """Simulate these seeds without secrets, and then in each of these environments."""
-    context.YIELD_AFTER_S = float("inf")  # else it would depend on the machine where a run lets the others go on
-    journal_store.SHORT_JOURNAL_CHARS = 1 << 60  # else longer values would let others go on where shorter ones do not
+    do_at_once()
     gc.disable()  # each collection would traverse all abandoned tasks
     told, code = Counter[str](), 1
     try:
