@@ -28,11 +28,11 @@ from agentfsm.loop.state import RunState
 from agentfsm.loop.suspension import IN_STORE, SuspensionRecord, check_human_reply, open_record
 from agentfsm.runtime.approval import HumanInput, to_human_reply
 from agentfsm.runtime.context import AgentConfig, Context
-from agentfsm.runtime.driver import RunRequest, escalation_is_due, identify_actor
 from agentfsm.runtime.host import Host, InMemoryReplayGuard
 from agentfsm.runtime.preparation import add_tools, make_deps
 from agentfsm.runtime.run import Run, stored_run
 from agentfsm.runtime.run_context import check_deps
+from agentfsm.runtime.run_request import RunRequest, escalation_is_due, identify_actor
 
 if TYPE_CHECKING:
     from agentfsm.journal.load import LoadedRun

@@ -43,11 +43,11 @@ from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import State
 from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.delegation import CallingRun, SampledReply, SampleRequest
-from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.result import ending_event
 from agentfsm.runtime.run import Run, count_model_requests, live_state, live_tools, send_events, start_run
 from agentfsm.runtime.run_context import check_deps
+from agentfsm.runtime.run_request import RunRequest
 from agentfsm.runtime.tools import Tool, as_tool, run_secrets
 from agentfsm.runtime.toolsets import Toolset, toolset_name
 

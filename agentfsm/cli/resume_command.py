@@ -52,8 +52,8 @@ from agentfsm.journal.store import Store
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.runs import Runs
 from agentfsm.runtime.approval import HumanInput
-from agentfsm.runtime.driver import escalation_is_due
 from agentfsm.runtime.run import Run
+from agentfsm.runtime.run_request import escalation_is_due
 
 __all__ = ["require_tools", "resume", "resume_all"]
 

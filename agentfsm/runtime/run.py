@@ -18,9 +18,10 @@ from agentfsm.loop.prompts import prompt_message, prompt_text, without_memory
 from agentfsm.loop.state import NO_DETAILS, RunDetails, RunState
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.context import AgentConfig
-from agentfsm.runtime.driver import Driver, RunRequest, after_one, current_task
+from agentfsm.runtime.driver import Driver, after_one, current_task
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run_context import Deps, Output, check_deps
+from agentfsm.runtime.run_request import RunRequest
 from agentfsm.runtime.timeout import CancelRequests, being_cancelled
 from agentfsm.runtime.tools import Tool
 

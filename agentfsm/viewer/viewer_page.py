@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agentfsm.report.visible_text import visible
 
-__all__ = ["Page", "PageError", "json_response", "markup_response", "read_body", "shown"]
+__all__ = ["LiveEvent", "Page", "PageError", "event_response", "json_response", "markup_response", "read_body", "shown"]
 
 MAX_BODY = 1_000_000
 """Bytes of what a page sends."""
+
+RETRY_MS = 500
+"""After so long a browser connects anew to the server-sent events of a page, as when the viewer was restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,18 @@ class PageError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class LiveEvent(NamedTuple):
+    """What a page is told while it is open, as a server-sent event.
+
+    Attributes:
+        data: What it says, as JSON data.
+        id: What the browser sends when it connects anew, to go on after this event.
+    """
+
+    data: Any
+    id: str = ""
 
 
 def shown(value: Any) -> Any:
@@ -95,3 +110,22 @@ async def read_body(request: Request) -> dict[str, Any]:
 def markup_response(markup: str, media_type: str = "text/html") -> Response:
     """An answer that is a fragment of HTML, or a picture, in which everything is escaped already."""
     return Response(markup.encode("utf-8", "replace"), media_type=media_type)
+
+
+def event_response(events: AsyncIterator[LiveEvent | None]) -> StreamingResponse:
+    """An answer that goes on for as long as the page is open.
+
+    Args:
+        events: The events; None for nothing new, which is sent as a comment so that a broken connection is noticed.
+    """
+
+    async def lines() -> AsyncIterator[str]:
+        yield f"retry: {RETRY_MS}\n\n"
+        async for event in events:
+            if event is None:
+                yield ":\n\n"
+                continue
+            text = json.dumps(event.data, default=str)  # has no line breaks
+            yield f"id: {event.id}\ndata: {text}\n\n" if event.id else f"data: {text}\n\n"
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})

@@ -422,7 +422,7 @@ MUTANTS = (
     ),
     Mutant(
         "a reply for which there is no transition is used",
-        "agentfsm/runtime/driver.py",
+        "agentfsm/runtime/run_request.py",
         "    if moved and raised is None:",
         "    if moved or raised is None:",
         REFUSALS,

@@ -48,9 +48,9 @@ from agentfsm.loop.events import Event, RecoveryStarted, RunResumed
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.state import RunState
 from agentfsm.loop.state_json import dump_state, load_state
-from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.permissions import PermissionRule
 from agentfsm.runtime.run import Run, live_state
+from agentfsm.runtime.run_request import RunRequest
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.scenarios import check_result, run_async, run_script, scripted_agent, transcript_of
 

@@ -19,11 +19,10 @@ from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head
 from agentfsm.loop.quorum import Actor
 from agentfsm.viewer.access import Visitor, visitor_of
-from agentfsm.viewer.live_events import LiveEvent, event_response
 from agentfsm.viewer.sent_answers import refusal, reply_from
 from agentfsm.viewer.step_reader import plain
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json, ticks
-from agentfsm.viewer.viewer_page import Page, PageError, json_response, read_body, shown
+from agentfsm.viewer.viewer_page import LiveEvent, Page, PageError, event_response, json_response, read_body, shown
 
 __all__ = ["PAGE"]
 

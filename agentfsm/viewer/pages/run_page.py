@@ -18,10 +18,17 @@ from agentfsm.report import fragments
 from agentfsm.report.ledger import RunLedger
 from agentfsm.viewer.access import visitor_of
 from agentfsm.viewer.followed_run import FollowedRun
-from agentfsm.viewer.live_events import LiveEvent, event_response
 from agentfsm.viewer.step_reader import move_json, prompt_json
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json, ticks
-from agentfsm.viewer.viewer_page import Page, PageError, json_response, markup_response, shown
+from agentfsm.viewer.viewer_page import (
+    LiveEvent,
+    Page,
+    PageError,
+    event_response,
+    json_response,
+    markup_response,
+    shown,
+)
 
 __all__ = ["PAGE", "followed_run"]
 

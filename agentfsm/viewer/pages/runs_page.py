@@ -14,9 +14,8 @@ from starlette.routing import Route
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.store import Status
-from agentfsm.viewer.live_events import LiveEvent, event_response
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json, ticks
-from agentfsm.viewer.viewer_page import Page, PageError, json_response
+from agentfsm.viewer.viewer_page import LiveEvent, Page, PageError, event_response, json_response
 
 __all__ = ["PAGE", "query_of"]
 
