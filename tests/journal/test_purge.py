@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,6 +201,43 @@ def test_a_persons_data_is_in_no_byte_of_the_store_afterwards(make: Any, tmp_pat
                 assert (Path(folder) / "base").is_dir()
                 assert bytes_with(Path(folder) / "base", CANARY) == []
         assert bytes_with(tmp_path, CANARY) == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_rows_that_a_transaction_may_still_read_are_waited_for_and_otherwise_reported(
+    ends: bool, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psycopg
+
+    from agentfsm import PostgresStore
+    from agentfsm.journal.postgres import postgres_maintenance
+
+    empty_database(database)
+
+    async def main() -> None:
+        async with PostgresStore(database) as store:
+            await agent(store, "ok").run("Go.", run_id="own", actor=CANARY)
+            folder = await store.maintenance._session().read(_data_folder, "")
+            runs, person = Runs(store, secret=SECRET), ErasureQuery(actor=CANARY)
+            with psycopg.connect(database) as reader:
+                reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                reader.execute("SELECT")
+
+                async def waited(seconds: float) -> None:
+                    if ends:
+                        reader.rollback()
+
+                monkeypatch.setattr(postgres_maintenance, "asyncio", SimpleNamespace(sleep=waited))
+                report = await runs.erase(person)
+                assert report.purged == ("own",)
+                assert ("a transaction that began before has not ended" in report.elsewhere) is not ends
+                if not ends:
+                    reader.rollback()
+                    assert "transaction" not in await store.maintenance.compact()
+            await store.maintenance._session().write(lambda db, _: db.execute("CHECKPOINT"))
+            assert bytes_with(Path(folder) / "base", CANARY) == []
 
     asyncio.run(main())
 

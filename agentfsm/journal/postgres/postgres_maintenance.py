@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -17,6 +18,9 @@ __all__ = ["PostgresMaintenance"]
 
 _BATCH = 500
 """How many runs are purged in one transaction."""
+
+_FIRST_LOOK_S, _LOOKS = 0.01, 13
+"""How soon to look first whether transactions have ended, each time twice as long after the last; a minute in all."""
 
 _HOLD = """
     INSERT INTO agentfsm.hold (id, reason, held_by, since, ended, mac) VALUES (%s, %s, %s, %s, %s, %s)
@@ -63,6 +67,13 @@ _OWNS_TABLES = """
     SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_class
     WHERE relnamespace = 'agentfsm'::regnamespace AND relkind = 'r'
 """
+
+_OPEN_TRANSACTIONS = """
+    SELECT virtualxid FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)
+    WHERE locktype = 'virtualxid' AND pid <> pg_backend_pid()
+        AND coalesce(datname, current_database()) = current_database()
+"""
+"""Those of this database, whoever runs them; of a connection that is being made the database is not known yet."""
 
 
 class PostgresMaintenance:
@@ -140,8 +151,29 @@ class PostgresMaintenance:
 
     async def compact(self) -> str:
         """Rewrite the tables without dead rows; see ``StoreMaintenance.compact``. Writers wait meanwhile."""
+        nobody_reads_it = await self._await_open_transactions()
         await self._session().write(lambda db, _: _compact(db))
-        return "the server's write-ahead log, standbys and backups have what was deleted for as long as they are kept"
+        return (
+            "the server's write-ahead log, standbys and backups have what was deleted for as long as they are kept"
+            if nobody_reads_it
+            else "what was deleted may still be in the tables, since a transaction that began before has not ended: "
+            "compact the store again when it has; the server's write-ahead log, standbys and backups have it, too"
+        )
+
+    async def _await_open_transactions(self) -> bool:
+        """Wait until those have ended that are open now: the server keeps deleted rows that they may still read.
+
+        Returns:
+            Whether they have ended.
+        """
+        session = self._session()
+        open_ones = await session.read(_open_transactions, set[str]())
+        for look in range(_LOOKS):
+            if not open_ones:
+                break
+            await asyncio.sleep(_FIRST_LOOK_S * 2**look)
+            open_ones &= await session.read(_open_transactions, set[str]())
+        return not open_ones
 
 
 async def _nothing(db: Connection, again: bool) -> None:
@@ -229,6 +261,10 @@ async def _select_tombstones(db: Connection) -> list[tuple[str, str]]:
         await db.execute("SELECT content, encode(mac, 'hex') FROM agentfsm.tombstone ORDER BY number")
     ).fetchall()
     return [(content, mac) for content, mac in rows]
+
+
+async def _open_transactions(db: Connection) -> set[str]:
+    return {number for (number,) in await (await db.execute(_OPEN_TRANSACTIONS)).fetchall()}
 
 
 async def _compact(db: Connection) -> None:
