@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import pytest
 
 from tests.helpers.browser import has_count, has_text, running_browser, site_page
 from tests.helpers.child_process import child_environment
+from tests.helpers.ports import own_port
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 pytest.importorskip("starlette", reason="starlette is not installed")
@@ -31,9 +31,7 @@ SECRET = "the secret of the desk"
 @contextmanager
 def server(folder: Path, *, kill: bool = False) -> Iterator[httpx.Client]:
     """The app of the example in a process of its own, which is ended, or killed, at the end of the block."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = own_port()
     command = [sys.executable, "-m", "uvicorn", "web_app:app", "--port", str(port), "--log-level", "info"]
     env = child_environment() | {
         "PYTHONPATH": os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent)]),

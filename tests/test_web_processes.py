@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import httpx
 import pytest
 
 from tests.helpers.child_process import child_environment
+from tests.helpers.ports import own_port
 from tests.helpers.postgres import new_database, shared_server
 
 for module in ("dbos", "psycopg", "starlette", "uvicorn"):
@@ -74,9 +74,7 @@ class Desk:
 
     def start_web(self) -> tuple[subprocess.Popen[Any], str]:
         """Start a web process; returns it with its address."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = own_port()
         command = [sys.executable, "-m", "uvicorn", "main:app", "--port", str(port), "--log-level", "warning"]
         return subprocess.Popen(command, cwd=self.folder, env=self.env), f"http://127.0.0.1:{port}"
 

@@ -21,8 +21,10 @@ from tests.helpers.graphs import renamed
 
 
 @tool(parallel=True)
-def add(a: int, b: int) -> int:
-    """Add."""
+async def add(a: int, b: int) -> int:
+    """Add; the later, the more the first number is."""
+    for _ in range(10 * a):
+        await asyncio.sleep(0)
     return a + b
 
 

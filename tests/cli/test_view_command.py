@@ -43,7 +43,7 @@ def test_a_store_is_served_while_it_is_written_and_ctrl_c_stops_it(tmp_path: Pat
         line = viewer.stderr.readline()
         address = re.search(r"http://127\.0\.0\.1:\d+/", line)
         assert address is not None, line
-        with httpx.Client(base_url=address[0], trust_env=False) as client:
+        with httpx.Client(base_url=address[0], trust_env=False, timeout=30) as client:
             assert [run["id"] for run in client.get("/api/runs").json()["runs"]] == ["sample"]
             finished_run(store, "second")
             assert [run["id"] for run in client.get("/api/runs").json()["runs"]] == ["second", "sample"]
@@ -83,7 +83,7 @@ def test_a_person_who_says_who_they_are_gets_a_link_and_can_answer_as_claimed(tm
     )  # fmt: skip
     assert viewer.stderr is not None
     address, _, token = viewer.stderr.readline().split()[4].partition("link#")
-    with httpx.Client(base_url=address, trust_env=False) as client:
+    with httpx.Client(base_url=address, trust_env=False, timeout=30) as client:
         assert client.get("/api/session").json()["actor"] is None
         assert client.post("/api/link", json={"token": token}).json() == {"next": ""}
         session = client.get("/api/session").json()
@@ -139,7 +139,7 @@ def test_a_checkpoint_and_a_graph_of_the_users_are_taken(tmp_path: Path) -> None
     line = viewer.stderr.readline()
     address = re.search(r"http://127\.0\.0\.1:\d+/", line)
     assert address is not None, line
-    with httpx.Client(base_url=address[0], trust_env=False) as client:
+    with httpx.Client(base_url=address[0], trust_env=False, timeout=30) as client:
         assert client.get("/api/what-if/choices").json()["graphs"] == ["mine"]
         said = client.get("/api/verification/store").json()
         assert said["problems"] == []

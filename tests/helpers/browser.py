@@ -17,6 +17,9 @@ __all__ = ["OpenedPage", "elsewhere", "has_count", "has_text", "open_page", "run
 
 Made = TypeVar("Made")
 
+PATIENCE_MS = 30_000
+"""How long a page may take until it shows what is expected: as long as it may take to answer a click."""
+
 
 def elsewhere(make: Callable[[], Made]) -> Made:
     """What a function makes in a thread of its own: Playwright has an event loop in the one of a test."""
@@ -48,6 +51,7 @@ def running_browser() -> Generator[Any]:
         playwright = importlib.import_module("playwright.sync_api")
     except ImportError:
         pytest.skip("playwright is not installed")
+    playwright.expect.set_options(timeout=PATIENCE_MS)
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
         yield opened

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import httpx
 import pytest
 
 from tests.helpers.npm_servers import AiMock, install_once, require_program
+from tests.helpers.ports import own_port
 from tests.helpers.tiny_model import write_gguf, write_transformers
 
 __all__ = [
@@ -81,12 +81,6 @@ def _running(command: list[str], port: int, health: str, log: Path, **env: str) 
             process.wait()
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def python_with(name: str, *requirements: str) -> str:
     """The Python of a virtual environment with these packages."""
     python = "venv/bin/python"
@@ -139,7 +133,7 @@ def run_llama_server(folder: Path, template: Path | None = None) -> Generator[Lo
         folder: For the model and the log.
         template: Another chat template than that of the model.
     """
-    program, port, model = llama_server_program(), _free_port(), folder / "tiny.gguf"
+    program, port, model = llama_server_program(), own_port(), folder / "tiny.gguf"
     if not model.exists():
         write_gguf(model)
     command = [str(program), "--model", str(model), "--port", str(port), "--ctx-size", "8192", "--parallel", "1"]
@@ -164,7 +158,7 @@ def transformers_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lo
     python = os.environ.get("AGENTFSM_TRANSFORMERS_PYTHON") or python_with(
         f"transformers-{TRANSFORMERS}", f"torch=={TORCH}", f"transformers[serving]=={TRANSFORMERS}"
     )
-    folder, port = tmp_path_factory.mktemp("transformers"), _free_port()
+    folder, port = tmp_path_factory.mktemp("transformers"), own_port()
     model = folder / "tiny"
     model.mkdir()
     write_transformers(model)
@@ -178,7 +172,7 @@ def transformers_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lo
 def litellm_server(tmp_path_factory: pytest.TempPathFactory, aimock: AiMock) -> Iterator[LocalServer]:
     """LiteLLM's proxy in front of aimock, whose model is called ``tiny``."""
     python = python_with(f"litellm-{LITELLM}", f"litellm[proxy]=={LITELLM}")
-    folder, port, key = tmp_path_factory.mktemp("litellm"), _free_port(), f"sk-{secrets.token_hex(8)}"
+    folder, port, key = tmp_path_factory.mktemp("litellm"), own_port(), f"sk-{secrets.token_hex(8)}"
     behind = {"model": "openai/gpt-4o", "api_base": aimock.openai_url, "api_key": aimock.key}
     config = {
         "model_list": [{"model_name": "tiny", "litellm_params": behind}],

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agentfsm.integrations.mcp.toolset import MCPTools
+from tests.helpers.ports import own_port
 
 __all__ = ["SdkServer", "sdk_http", "sdk_legacy_http", "sdk_stdio"]
 
@@ -31,9 +32,7 @@ class SdkServer:
     """The server over streamable HTTP; it can be stopped and restarted on the same port."""
 
     def __init__(self, folder: Path, *flags: str, script: Path = SCRIPT) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = own_port()
         self.folder, self.flags, self.script = folder, flags, script
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -20,6 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.helpers.ports import own_port
+
 __all__ = [
     "AiMock",
     "EverythingServer",
@@ -259,10 +261,7 @@ def everything_command() -> list[str]:
 @pytest.fixture(name="everything_http")
 def everything_http(everything: list[str], tmp_path: Path) -> Iterator[EverythingServer]:
     """The server, listening on the loopback interface."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = EverythingServer(everything, port, tmp_path / "everything.txt")
+    server = EverythingServer(everything, own_port(), tmp_path / "everything.txt")
     server.start()
     yield server
     server.kill()

@@ -15,6 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.helpers.ports import own_port
+
 SERVER_CONNECTIONS = 3
 
 
@@ -30,9 +32,7 @@ def transaction_pooler(url: str) -> Generator[str]:
         pytest.skip("pgbouncer is not installed")
     parts = urlsplit(url)
     (folder_of_socket,) = parse_qs(parts.query)["host"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = own_port()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         users, settings = Path(folder) / "users.txt", Path(folder) / "pgbouncer.ini"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import subprocess
 import time
 from collections.abc import Generator
@@ -15,8 +14,9 @@ from pathlib import Path
 import httpx
 
 from tests.helpers.npm_servers import install_package
+from tests.helpers.ports import own_port
 
-__all__ = ["RestateServer", "free_ports", "running_restate"]
+__all__ = ["RestateServer", "running_restate"]
 
 VERSION = "1.7.12"
 START_S = 60.0
@@ -30,24 +30,12 @@ class RestateServer:
     admin: str
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface at which nobody listens."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
 @contextmanager
 def running_restate(folder: Path) -> Generator[RestateServer]:
     """A server that keeps its data in a folder, until the block ends."""
     system = f"{platform.system().lower()}-{'arm64' if platform.machine() in ('arm64', 'aarch64') else 'x64'}"
     program = install_package(f"@restatedev/restate-server-{system}", VERSION, "bin/restate-server")
-    ingress, admin, node = free_ports(3)
+    ingress, admin, node = own_port(), own_port(), own_port()
     environment = os.environ | {
         "RESTATE_ADMIN__BIND_ADDRESS": f"127.0.0.1:{admin}",
         "RESTATE_BASE_DIR": str(folder),

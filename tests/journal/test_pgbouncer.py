@@ -153,7 +153,7 @@ def test_a_server_that_ends_the_connections_of_a_pooler_loses_nothing(url: str, 
 
 def test_a_store_that_counts_on_its_session_is_told_what_a_pooler_needs(url: str) -> None:
     async def write() -> None:
-        async with PostgresStore(url, wait_s=0.2) as store:
+        async with PostgresStore(url) as store:
             await store.acquire("one", "me", new=True)
 
     with pytest.raises(StoreError, match="liveness=lease"):

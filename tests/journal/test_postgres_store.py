@@ -438,7 +438,7 @@ def test_records_cannot_be_changed_or_deleted(url: str, statement: str) -> None:
 
 def read(url: str) -> Any:
     async def heads() -> Any:
-        async with opened(url, wait_s=0.2) as store:
+        async with opened(url) as store:
             return await store.heads()
 
     return asyncio.run(heads())
@@ -446,7 +446,7 @@ def read(url: str) -> Any:
 
 def write(url: str) -> None:
     async def acquire() -> None:
-        async with opened(url, wait_s=0.2) as store:
+        async with opened(url) as store:
             await store.acquire("a", "me", new=True)
 
     asyncio.run(acquire())

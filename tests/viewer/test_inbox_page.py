@@ -21,6 +21,7 @@ from agentfsm.testing import ScriptedModel, call
 from tests.helpers import company_runs
 from tests.helpers.browser import elsewhere, has_count, has_text, site_page
 from tests.helpers.mcp_servers import SdkServer
+from tests.helpers.ports import own_port
 from tests.helpers.viewer_server import served
 
 SECRET = b"of the tests"
@@ -219,11 +220,11 @@ def test_a_click_that_is_overtaken_is_refused_in_the_page(browser: Any, site: st
 
 
 def _once_only() -> Any:
-    """The first events of a page get through; its news does not, as on a slow network."""
+    """The first events of a page get through; its news does not, as on a slow network: it asks again in an hour."""
 
     def handle(route: Any) -> None:
         answer = route.fetch(url=route.request.url.replace("/inbox/events", "/inbox"))
-        route.fulfill(body=f"data: {answer.text()}\n\n", content_type="text/event-stream")
+        route.fulfill(body=f"retry: 3600000\ndata: {answer.text()}\n\n", content_type="text/event-stream")
 
     return handle
 
@@ -361,22 +362,32 @@ def test_a_choice_of_a_tool_that_asks_is_a_button(browser: Any, tmp_path: Path) 
     assert decisions(store, "choice") == [("mia", "text", True)]
 
 
+HOLD_ANSWERS = """
+const ask = window.fetch;
+window.fetch = async (...asked) => {
+  const answer = await ask(...asked);
+  if (String(asked[0]).includes('/inbox/answer')) await new Promise((done) => { window.letAnswerThrough = done; });
+  return answer;
+};
+"""
+"""A page with it does not see what the server says to an answer before the test lets it through."""
+
+
 def test_a_request_whose_run_goes_on_before_the_answer_is_confirmed_says_that_it_was_sent(browser: Any) -> None:
     store = MemoryStore()
     question = company_runs.says("", ("choose_account", {"customer": "Ray"}))
     asking = elsewhere(lambda: company_runs.accountant(store, question, company_runs.says("Closed.")))
     elsewhere(lambda: asking.run_sync("Close the account of Ray.", run_id="quick"))
     viewer = agentfsm.viewer.app(store, agents=[asking], authenticate=by_header)
-    held: list[tuple[Any, Any]] = []
     with served(viewer) as site, site_page(browser, site, headers={"who": "mia"}) as (page, events):
-        page.route("**/inbox/answer", lambda route: held.append((route, route.fetch())))
+        page.add_init_script(HOLD_ANSWERS)
         page.goto("/inbox")
         card = page.locator("article[data-run=quick]")
         card.get_by_role("button", name="USD", exact=True).click()
         has_text(page.locator("main > p[role=status]"), "0 waiting")
         has_count(card, 1)
-        ((route, response),) = held
-        route.fulfill(response=response)
+        page.wait_for_function("() => Boolean(window.letAnswerThrough)")
+        page.evaluate("() => window.letAnswerThrough()")
         has_text(card, "Sent; the run goes on.")
         assert events == []
 
@@ -531,14 +542,15 @@ def test_an_inbox_goes_on_after_the_viewer_was_restarted(browser: Any, store: An
     def viewer() -> Any:
         return agentfsm.viewer.app(store, agents=[answering(store)], authenticate=by_header)
 
+    port = own_port()
     with ExitStack() as stack:
-        with served(viewer()) as address:
+        with served(viewer(), port) as address:
             page = stack.enter_context(site_page(browser, address, headers={"who": "mia"})).page
             page.goto("/inbox")
             page.get_by_role("button", name="Deny…").click()
             page.get_by_label("Why, for the model").fill("not today")
         has_text(page.locator("main"), "the viewer cannot be reached")
-        stack.enter_context(served(viewer(), int(address.rpartition(":")[2])))
+        stack.enter_context(served(viewer(), port))
         has_text(page.locator("main"), "1 waiting")
         page.get_by_role("button", name="Deny", exact=True).click()
         has_text(page.locator("article"), "Sent; the run goes on.")

@@ -19,6 +19,7 @@ from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.viewer.passes import Pass, one_time_link, open_pass, seal_pass, viewer_at
 from tests.helpers.browser import elsewhere, has_count, has_text, site_page
 from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run
+from tests.helpers.ports import own_port
 from tests.helpers.viewer_server import served
 
 SECRET = b"of the tests"
@@ -140,6 +141,11 @@ def viewer(store: Any, folder: Path) -> Any:
     )
 
 
+def client_of(site: str) -> httpx.Client:
+    """A client without a browser."""
+    return httpx.Client(base_url=site, trust_env=False, timeout=30)
+
+
 @pytest.mark.slow
 def test_a_link_lets_one_person_answer_one_run_once(browser: Any, store: Any, tmp_path: Path) -> None:
     with served(viewer(store, tmp_path)) as site:
@@ -182,13 +188,13 @@ def test_a_link_lets_one_person_answer_one_run_once(browser: Any, store: Any, tm
 def test_a_link_stays_used_and_a_session_valid_when_the_viewer_is_restarted(
     browser: Any, store: Any, tmp_path: Path
 ) -> None:
-    with served(viewer(store, tmp_path)) as site:
+    port = own_port()
+    with served(viewer(store, tmp_path), port) as site:
         link = one_time_link(site, "waits", Actor("ann"), secret=SECRET)
-        with httpx.Client(base_url=site, trust_env=False) as client:
+        with client_of(site) as client:
             assert client.post("/api/link", json={"token": link.partition("#")[2]}).status_code == 200
             ((name, value),) = client.cookies.items()
-    port = int(site.rpartition(":")[2])
-    with served(viewer(store, tmp_path), port) as site, httpx.Client(base_url=site, trust_env=False) as client:
+    with served(viewer(store, tmp_path), port) as site, client_of(site) as client:
         refused = client.post("/api/link", json={"token": link.partition("#")[2]})
         assert refused.status_code == 403
         assert "opened already" in refused.json()["error"]
@@ -200,14 +206,14 @@ def test_a_link_stays_used_and_a_session_valid_when_the_viewer_is_restarted(
 
 @pytest.mark.parametrize("body", ["", "[]", "{}", '{"token": 1}', '{"token": "a.b"}', "x" * 2_000_000])
 def test_a_forged_link_opens_nothing(store: Any, tmp_path: Path, body: str) -> None:
-    with served(viewer(store, tmp_path)) as site, httpx.Client(base_url=site, trust_env=False) as client:
+    with served(viewer(store, tmp_path)) as site, client_of(site) as client:
         answer = client.post("/api/link", content=body)
         assert answer.status_code in (403, 413, 422)
         assert "set-cookie" not in answer.headers
 
 
 def test_another_site_cannot_open_a_link(store: Any, tmp_path: Path) -> None:
-    with served(viewer(store, tmp_path)) as site, httpx.Client(base_url=site, trust_env=False) as client:
+    with served(viewer(store, tmp_path)) as site, client_of(site) as client:
         token = one_time_link(site, "waits", Actor("ann"), secret=SECRET).partition("#")[2]
         refused = client.post("/api/link", json={"token": token}, headers={"origin": "https://evil.example"})
         assert refused.status_code == 403
@@ -217,7 +223,7 @@ def test_another_site_cannot_open_a_link(store: Any, tmp_path: Path) -> None:
 def test_links_are_refused_where_nothing_remembers_them(store: Any) -> None:
     with (
         served(agentfsm.viewer.app(store, secret=SECRET)) as site,
-        httpx.Client(base_url=site, trust_env=False) as client,
+        client_of(site) as client,
     ):
         token = one_time_link(site, "waits", Actor("ann"), secret=SECRET).partition("#")[2]
         assert client.post("/api/link", json={"token": token}).status_code == 503
@@ -227,7 +233,7 @@ def test_links_are_refused_where_nothing_remembers_them(store: Any) -> None:
 def test_a_link_for_a_run_that_was_deleted_is_not_for_one_whose_id_begins_like_it(
     store: Any, tmp_path: Path, path: str
 ) -> None:
-    with served(viewer(store, tmp_path)) as site, httpx.Client(base_url=site, trust_env=False) as client:
+    with served(viewer(store, tmp_path)) as site, client_of(site) as client:
         token = one_time_link(site, "wait", Actor("ann", ("manager",)), secret=SECRET).partition("#")[2]
         assert client.post("/api/link", json={"token": token}).status_code == 200
         header = {"x-agentfsm-token": client.get("/api/session").json()["token"]}

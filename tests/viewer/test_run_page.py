@@ -19,6 +19,7 @@ from tests.helpers.browser import elsewhere, has_count, has_text, site_page
 from tests.helpers.child_process import child_environment
 from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run
 from tests.helpers.long_runs import long_run
+from tests.helpers.ports import own_port
 from tests.helpers.viewer_server import served
 
 
@@ -157,6 +158,9 @@ def test_the_row_of_a_move_scrolls_into_sight_and_the_ledger_stays_beside_it(bro
     with site_page(browser, site) as (page, events):
         page.set_viewport_size({"width": 1400, "height": 700})
         opened(page, "/run?id=whole")
+        page.locator("[data-part=decisions] table").wait_for()  # and nothing above the picture changes its height
+        has_text(page.locator(".about"), "But under strict")
+        has_text(page.locator(".about"), "all done")
         page.locator(".picture .scroll").evaluate("(box) => scrollTo(0, box.getBoundingClientRect().top)")
         page.focus("[role=listbox]")
         page.keyboard.press("End")
@@ -267,13 +271,13 @@ def test_a_page_that_names_no_run_says_so(browser: Any, site: str) -> None:
 
 @pytest.mark.slow
 def test_a_page_goes_on_after_the_viewer_was_restarted(browser: Any) -> None:
-    store = elsewhere(lambda: waiting_run(MemoryStore(), "waits")[0])
+    store, port = elsewhere(lambda: waiting_run(MemoryStore(), "waits")[0]), own_port()
     with ExitStack() as stack:
-        with served(agentfsm.viewer.app(store)) as address:
+        with served(agentfsm.viewer.app(store), port) as address:
             page, _ = stack.enter_context(site_page(browser, address))
             opened(page, "/run?id=waits")
         page.get_by_text("the viewer cannot be reached").wait_for()
-        stack.enter_context(served(agentfsm.viewer.app(store), int(address.rpartition(":")[2])))
+        stack.enter_context(served(agentfsm.viewer.app(store), port))
         page.get_by_text("the viewer cannot be reached").wait_for(state="detached")
         elsewhere(lambda: sample_agent(store, ["then not"]).resume_sync("waits", Deny("no")))
         page.locator(".about").get_by_text("completed").wait_for()

@@ -17,8 +17,9 @@ from agentfsm import Allow, Runs, StoreError, open_store
 from agentfsm.journal.verification import GOOD
 from agentfsm.workers.waker import Activation
 from tests.helpers.child_process import child_environment
+from tests.helpers.ports import own_port
 from tests.helpers.postgres import new_database, shared_server
-from tests.helpers.restate_server import RestateServer, free_ports, running_restate
+from tests.helpers.restate_server import RestateServer, running_restate
 
 pytest.importorskip("restate", reason="restate-sdk is not installed")
 
@@ -76,7 +77,7 @@ class Handled:
 @asynccontextmanager
 async def serving(server: RestateServer, *queues: str, **options: Any) -> AsyncIterator[tuple[RestateWaker, Handled]]:
     """A waker that serves some queues."""
-    waker = RestateWaker(server.ingress, server.admin, endpoint=f"http://127.0.0.1:{free_ports(1)[0]}", **options)
+    waker = RestateWaker(server.ingress, server.admin, endpoint=f"http://127.0.0.1:{own_port()}", **options)
     handled = Handled(waker)
     try:
         await waker.serve(queues, handled.deliver)
@@ -231,7 +232,7 @@ class Workers:
         self.url, self.folder = url, folder
         self.calls, self.hold = folder / "calls", folder / "hold"
         self.calls.touch()
-        self._where = (url, server.ingress, server.admin, f"http://127.0.0.1:{free_ports(1)[0]}")
+        self._where = (url, server.ingress, server.admin, f"http://127.0.0.1:{own_port()}")
         self._children: list[subprocess.Popen[bytes]] = []
 
     def start(self, *names: str) -> subprocess.Popen[bytes]:

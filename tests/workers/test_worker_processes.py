@@ -118,8 +118,9 @@ def test_a_run_whose_worker_is_killed_is_finished_by_another_one(processes: Proc
             again = await runs.submit("support", "Ship three orders.", idempotency_key="three", tags=["tenant:acme"])
             assert again == run_id
             (first,) = await until(processes.inside)
-            processes.hold.unlink()
             children[first].kill()
+            children[first].wait()
+            processes.hold.unlink()
             await until_status(runs, run_id, "finished")
             assert (await runs.verify(run_id)).code == GOOD
             info = (await runs.get(run_id)).info
@@ -190,8 +191,9 @@ def test_a_run_of_a_newer_version_waits_for_a_worker_that_has_its_tools(processe
             run_id = await runs.submit("support", "Ship three orders.")
             await until(processes.inside)
             older = processes.start(f"{APP}:support")
-            processes.hold.unlink()
             newer.kill()
+            newer.wait()
+            processes.hold.unlink()
             other = await runs.submit("support", "Ship three more.")
             await until_status(runs, other, "finished")  # so the older one works, and has looked for cut-off runs
             assert (await runs.get(run_id)).info.status == "running"
