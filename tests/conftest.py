@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # Hundreds of tests start an interpreter or fork one. Bytecode is cached on disk even where the environment says
 # otherwise, or each of them would compile the package, and each pytest in them rewrite the test modules, again.
@@ -16,6 +17,10 @@ sys.dont_write_bytecode = False
 
 # Every run of every test is checked against the model of its graph's proofs, also in other processes.
 os.environ["AGENTFSM_MONITOR"] = "raise"
+
+# A machine that has other work may take any time for an example.
+settings.register_profile("patient", settings(), deadline=None)
+settings.load_profile("patient")
 
 COUNTED = "counted"
 

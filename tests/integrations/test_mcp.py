@@ -32,7 +32,6 @@ from agentfsm import (
     SqliteStore,
     SuspensionToolError,
     ToolDefinitionError,
-    ToolStarted,
     UserInputRequested,
     allow,
     deny,
@@ -43,6 +42,7 @@ from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
 from agentfsm.testing import RecordingModel, ScriptedModel, call
 from tests.helpers.mcp_stdio_server import ECHO, PIXEL
 from tests.helpers.provider_rules import check_transcript
+from tests.helpers.stepped_clock import SteppedClock
 
 SERVER = Path(__file__).parents[1] / "helpers" / "mcp_stdio_server.py"
 
@@ -71,6 +71,11 @@ class World:
     @property
     def called(self) -> list[str]:
         return [m["params"]["name"] for m in self.log("tools/call")]
+
+    async def until_called(self, name: str) -> None:
+        """Wait until the server has got a call."""
+        while name not in self.called:
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -371,8 +376,19 @@ def cancelled_calls(world: World) -> list[str]:
 
 
 def test_a_call_that_times_out_fails_and_is_cancelled_at_the_server(world: World) -> None:
-    result = run(world, [call("hang"), call("echo", text="still there"), "ok"], timeout=0.2)
-    assert results(result)[0] == "timed out after 0.2 s"
+    clock = SteppedClock()
+
+    async def main() -> RunResult:
+        async with world.tools(timeout=60) as tools:
+            model = ScriptedModel([call("hang"), call("echo", text="still there"), "ok"])
+            running = asyncio.ensure_future(Agent(model, tools=tools).run("go"))
+            await world.until_called("hang")
+            clock.advance(60)
+            return await running
+
+    result = clock.run(main())
+    check_transcript(result.messages, request=False)
+    assert results(result)[0] == "timed out after 60 s"
     assert results(result)[1].startswith("still there")
     assert cancelled_calls(world) == ["hang"]
     assert len(world.log("initialize")) == 1
@@ -382,9 +398,10 @@ def test_cancelling_the_run_cancels_the_call(world: World) -> None:
     async def main() -> None:
         async with world.tools() as tools:
             run = Agent(ScriptedModel([call("hang")]), tools=tools).run("go")
-            async for event in run:
-                if isinstance(event, ToolStarted):
-                    asyncio.get_running_loop().call_later(0.2, run.cancel)
+            running = asyncio.ensure_future(run)
+            await world.until_called("hang")
+            run.cancel()
+            await running
             assert isinstance(run.result.outcome, RunCancelled)
             check_transcript(run.result.messages, request=False)
 

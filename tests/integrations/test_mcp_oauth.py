@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -15,9 +14,10 @@ import pytest
 pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
 
 from agentfsm import Agent, ConfigurationError, Host, MemoryStore
-from agentfsm.integrations.mcp import MCPSettings, MCPTools, OAuth
+from agentfsm.integrations.mcp import MCPTools, OAuth
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.mcp_servers import SdkServer
+from tests.helpers.stepped_clock import SteppedClock
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "mcp_oauth_server.py"
 CALLBACK = "http://localhost:3000/callback"
@@ -56,16 +56,16 @@ def vault(running: SdkServer) -> SdkServer:
     return running
 
 
-def use(server: SdkServer, oauth: OAuth, host: Host | None = None, **settings: Any) -> str:
+def use(server: SdkServer, oauth: OAuth, clock: SteppedClock | None = None) -> str:
     """What is in the vault, for an app that is authorized."""
 
     async def main() -> str:
-        async with MCPTools.http(server.url, auth=oauth, settings=MCPSettings(**settings)) as tools:
-            agent = Agent(ScriptedModel([call("open_vault"), "ok"]), tools=tools, host=host)
+        async with MCPTools.http(server.url, auth=oauth) as tools:
+            agent = Agent(ScriptedModel([call("open_vault"), "ok"]), tools=tools)
             result = await agent.run("go", run_id="r")
             return next(m.content for m in result.messages if m.role == "tool")
 
-    return asyncio.run(main())
+    return clock.run(main()) if clock else asyncio.run(main())
 
 
 @pytest.mark.slow
@@ -90,14 +90,15 @@ def test_a_token_that_expired_is_refreshed_without_the_user(vault: SdkServer) ->
 
 
 def test_a_user_may_take_longer_than_the_start_timeout(vault: SdkServer) -> None:
+    clock = SteppedClock()
+
     async def slowly(url: str) -> str:
-        loop: Any = asyncio.get_running_loop()
-        now = loop.time
-        loop.time = lambda: now() + 3600  # an hour goes by, for all that waits in this event loop
-        await asyncio.sleep(0.01)
+        for _ in range(3):
+            clock.advance(60)
+            await asyncio.sleep(0.01)
         return await agree(url)
 
-    assert use(vault, OAuth(Keyring(), slowly, CALLBACK), start_timeout=60) == "gold"
+    assert use(vault, OAuth(Keyring(), slowly, CALLBACK), clock) == "gold"
 
 
 def test_a_user_who_refuses_is_named(vault: SdkServer) -> None:

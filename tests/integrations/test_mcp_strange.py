@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from agentfsm import Agent, ConfigurationError, RunResult
 from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.recording_server import Call, RecordingServer, Response, running
+from tests.helpers.stepped_clock import SteppedClock
 
 
 def open_and_close(tools: MCPTools) -> None:
@@ -52,6 +54,7 @@ results = {
 }
 if case == "greets":
     write("Server is listening\\n{\\n")
+    open(sys.argv[2], "w").close()
 if case == "byte-order mark":
     write("\\ufeff")
 for line in sys.stdin:
@@ -124,10 +127,23 @@ def test_the_error_for_a_server_that_cannot_be_used_says_why(case: str, said: st
         open_and_close(strange(case))
 
 
-def test_what_a_server_writes_to_stdout_in_place_of_messages_is_quoted() -> None:
+def test_what_a_server_writes_to_stdout_in_place_of_messages_is_quoted(tmp_path: Path) -> None:
+    clock, written = SteppedClock(), tmp_path / "written"
+    program = [sys.executable, "-c", STRANGE, "greets", str(written)]
+    tools = MCPTools.stdio(program[0], program[1:], settings=MCPSettings(start_timeout=60))
+
+    async def main() -> None:
+        opening = asyncio.ensure_future(tools.__aenter__())
+        while not written.exists():
+            await asyncio.sleep(0.01)
+        for _ in range(100):  # until it is read, too
+            await asyncio.sleep(0)
+        clock.advance(60)
+        await opening
+
     with pytest.raises(ConfigurationError) as caught:
-        open_and_close(strange("greets", start_timeout=1))
-    assert "does not respond within 1 s" in str(caught.value)
+        clock.run(main())
+    assert "does not respond within 60 s" in str(caught.value)
     assert "it wrote to stdout, where only messages may be:\n    Server is listening\n    {" in str(caught.value)
 
 
