@@ -153,14 +153,19 @@ def test_a_hook_at_the_end_that_raises_keeps_no_other_from_running_and_changes_n
 
 def test_a_task_cancelled_while_a_hook_at_the_end_runs_still_has_its_outcome() -> None:
     async def scene() -> RunResult:
+        at_the_end = asyncio.Event()
+
         @hook(State.TERMINAL)
         async def hang(context: HookContext) -> None:
+            at_the_end.set()
             await asyncio.Event().wait()
 
         run = Agent(scripted_model("x"), hooks=[hang]).run("go")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await run
+        task = asyncio.ensure_future(run)
+        await at_the_end.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
         return run.result
 
     result = asyncio.run(scene())

@@ -37,7 +37,7 @@ def worker(store: PostgresStore, file: Path, *script: Any, stays: bool = False) 
 
 
 async def main(url: str, liveness: str, run_id: str, file: str) -> None:
-    store = PostgresStore(url, liveness=liveness, lease_s=1.0)  # type: ignore[arg-type]
+    store = PostgresStore(url, liveness=liveness, lease_s=4.0)  # type: ignore[arg-type]
     await worker(store, Path(file), call("ship", order=7), stays=True).run("Ship order 7.", run_id=run_id)
 
 

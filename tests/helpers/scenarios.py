@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -143,8 +143,8 @@ def scripted_agent(*script: Any, clock: FakeClock | None = None, **config: Any) 
     return Agent(model, host=host, **config), model
 
 
-def run_async(work: Callable[[], Awaitable[T]]) -> T:
-    """The result of async work in an event loop of its own; no task may be left over."""
+def run_async(work: Callable[[], Awaitable[T]], run: Callable[[Coroutine[Any, Any, T]], T] = asyncio.run) -> T:
+    """The result of async work in an event loop of its own, made by ``run``; no task may be left over."""
 
     async def watched() -> T:
         result = await work()
@@ -152,7 +152,7 @@ def run_async(work: Callable[[], Awaitable[T]]) -> T:
         assert not leftover, leftover
         return result
 
-    return asyncio.run(watched())
+    return run(watched())
 
 
 def run_script(*script: Any, prompt: str = "go", **config: Any) -> RunResult:

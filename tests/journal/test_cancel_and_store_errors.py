@@ -102,16 +102,19 @@ def test_a_cancellation_at_any_point_is_in_the_journal(waits):
 def test_a_run_whose_task_is_cancelled_is_recorded_to_its_end():
     store = MemoryStore()
 
-    @tool
-    async def wait() -> str:
-        """Wait."""
-        await asyncio.sleep(5)
-        return ""
-
     async def live():
+        inside = asyncio.Event()
+
+        @tool
+        async def wait() -> str:
+            """Wait."""
+            inside.set()
+            await asyncio.Event().wait()
+            return ""
+
         agent = Agent(ScriptedModel([call("wait")]), tools=[wait], host=Host(store=store))
         task = asyncio.ensure_future(_awaited(agent.run("go", run_id="r")))
-        await asyncio.sleep(0.05)
+        await inside.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -51,6 +51,7 @@ from tests.helpers.scenarios import (
     run_script,
     scripted_agent,
 )
+from tests.helpers.stepped_clock import SteppedClock
 
 # -- time and silence ---------------------------------------------------------------------------------
 
@@ -431,19 +432,25 @@ def test_a_run_that_is_cancelled_ends_whatever_swallows_the_cancellation(how, wh
     if where == "model":
         agent = Agent(Deaf(), guardrails=AgentGuardrails(cancel_grace_s=0.01))
 
+    clock, calls = SteppedClock(), 2 if where == "parallel tools" else 1
+
+    async def until_started() -> None:
+        while len(started) < calls:
+            await asyncio.sleep(0)
+        clock.advance(60)
+
     async def scene() -> Run:
-        run = agent.run("go")
+        run, beginning = agent.run("go"), asyncio.ensure_future(until_started())
         if how == "wait_for":
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(run, 0.02)
+                await asyncio.wait_for(run, 60)
         elif how == "timeout":
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.02):
+                async with asyncio.timeout(60):
                     await run
         else:
             task = asyncio.ensure_future(run)
-            while not started:
-                await asyncio.sleep(0)
+            await beginning
             if how == "cancel":
                 run.cancel("enough")
                 await task
@@ -453,10 +460,10 @@ def test_a_run_that_is_cancelled_ends_whatever_swallows_the_cancellation(how, wh
                     await task
         return run
 
-    run = run_async(scene)
+    run = run_async(scene, clock.run)
     assert run.finished
     assert isinstance(check_result(run.result).outcome, RunCancelled)
-    assert started == ["started"] * (2 if where == "parallel tools" else 1)
+    assert started == ["started"] * calls
 
 
 def test_a_run_that_is_cancelled_as_its_parallel_calls_begin_ends_whatever_swallows_the_cancellation(monkeypatch):
