@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store import Store
@@ -102,7 +102,7 @@ def locate_store(url: str | Path) -> StoreLocation:
 
 def _server_name(parts: SplitResult) -> str:
     """Host, port and database of a PostgreSQL URL, each as libpq takes it: from the URL or from its parameters."""
-    query = dict(parse_qsl(parts.query))
+    query = dict(_parameters(parts))
     host = query.get("host") or unquote(parts.netloc.rpartition("@")[2]) or "localhost"
     port = f":{query['port']}" if "port" in query else ""
     database = query.get("dbname") or unquote(parts.path.removeprefix("/")) or query.get("user") or parts.username
@@ -122,7 +122,12 @@ def _split(url: str | Path) -> SplitResult:
         return SplitResult("", "", text, "", "")
     if scheme not in _SCHEMES:
         raise ConfigurationError(f"there is no store for {scheme}: URLs; there are: {_FORMS}, or the path of a file")
-    return urlsplit(text)
+    try:
+        return urlsplit(text)
+    except ValueError:  # its text may have the password
+        raise ConfigurationError(
+            "the URL of the store cannot be read: in a password, write %5B and %5D for square brackets"
+        ) from None
 
 
 def _sqlite_file(parts: SplitResult, url: str) -> tuple[Path, str]:
@@ -144,8 +149,7 @@ def _postgres_store(parts: SplitResult) -> Store:
     """The store that a PostgreSQL URL names; our options are taken out of its query."""
     from agentfsm.journal.postgres import PostgresStore
 
-    query = parse_qsl(parts.query, keep_blank_values=True)
-    ours = {name: value for name, value in query if name in _POSTGRES_OPTIONS}
+    ours = {name: value for name, value in _parameters(parts) if name in _POSTGRES_OPTIONS}
     try:
         seconds: dict[Any, float] = {name: float(ours[name]) for name in ("lease_s", "wait_s") if name in ours}
     except ValueError:
@@ -164,6 +168,14 @@ def server_database(url: str | Path) -> str:
     return _without_our_options(_split(url))
 
 
+def _parameters(parts: SplitResult) -> list[tuple[str, str]]:
+    """The parameters of a PostgreSQL URL, decoded as libpq decodes them: a plus sign is one."""
+    pairs = (each.partition("=") for each in parts.query.split("&"))
+    return [(unquote(name), unquote(value)) for name, _, value in pairs]
+
+
 def _without_our_options(parts: SplitResult) -> str:
-    query = parse_qsl(parts.query, keep_blank_values=True)
-    return parts._replace(query=urlencode([pair for pair in query if pair[0] not in _POSTGRES_OPTIONS])).geturl()
+    """The URL without our own options, else to the letter: ``geturl`` drops the slashes before an empty host."""
+    kept = [each for each in parts.query.split("&") if each.partition("=")[0] not in _POSTGRES_OPTIONS]
+    query = f"?{'&'.join(kept)}" if any(kept) else ""
+    return f"{parts.scheme}://{parts.netloc}{parts.path}{query}{'#' if parts.fragment else ''}{parts.fragment}"

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from agentfsm import Agent, ConfigurationError, Host, MemoryStore, SqliteStore, open_store
 from agentfsm.cli.app import app
-from agentfsm.journal.store_url import locate_store
+from agentfsm.journal.store_url import locate_store, server_database
 from agentfsm.testing import ScriptedModel
 
 
@@ -50,6 +50,7 @@ def test_a_url_or_a_path_names_a_file(url: str | Path, path: str) -> None:
         ("postgresql://localhost/runs?liveness=clock", "liveness is session or lease"),
         ("postgres://localhost/runs?lease_s=soon", "lease_s and wait_s are seconds"),
         ("postgres://a:pw@localhost/x?sslmod=require", '/database: neither libpq nor agentfsm has an option "sslmod"$'),
+        ("postgres://a:p[w@localhost/x", "^the URL of the store cannot be read: in a password, write %5B and %5D for "),
         ("postgres://a:p/w?rest=x@localhost/x", "host/database$"),  # the password would have to be quoted
     ],
 )
@@ -95,3 +96,25 @@ def test_a_postgresql_url_keeps_the_parameters_of_libpq_and_gives_the_store_its_
     settings = store._settings
     assert (settings.liveness, settings.lease_s) == ("lease", 3.0)
     assert settings.url == "postgresql://ann:secret@db.example.org/shop?sslmode=require"
+
+
+@pytest.mark.parametrize(
+    ("url", "passed_on"),
+    [
+        ("postgresql:///shop?host=/run/postgresql&wait_s=3", "postgresql:///shop?host=/run/postgresql"),
+        ("postgres:///shop", "postgres:///shop"),
+        ("postgresql://db/shop?options=-c%20x%3D1&lease_s=3", "postgresql://db/shop?options=-c%20x%3D1"),
+        ("postgresql://db/shop?wait_s=3&password=a+b%2Bc", "postgresql://db/shop?password=a+b%2Bc"),
+        ("postgresql://db/shop?listen_url=postgresql://db/x%3Fpassword=a+b", "postgresql://db/shop"),
+    ],
+)
+def test_libpq_gets_its_part_of_a_url_to_the_letter(url: str, passed_on: str) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    assert server_database(url) == passed_on
+    settings = open_store(url)._settings
+    assert settings.url == passed_on
+    assert settings.listen_url in ("", "postgresql://db/x?password=a+b")
+
+
+def test_a_server_is_called_by_its_host_and_database_however_they_are_given() -> None:
+    assert locate_store("postgresql:///?host=/run/a+b&dbname=my%20shop").name == "postgresql:///run/a+b/my shop"
