@@ -55,6 +55,33 @@ def test_workers_that_were_frozen_write_nothing_when_they_wake_up(liveness: str,
     counted(f"on PostgreSQL ({liveness}): 20 frozen workers woke up after they were taken over, and wrote nothing")
 
 
+@pytest.mark.slow
+def test_a_process_whose_write_waits_for_a_locked_table_keeps_its_runs(database: str) -> None:
+    """As while a store is compacted."""
+    empty_database(database)
+    records = sealed_records(2)
+
+    async def scenario() -> None:
+        owner, other = (PostgresStore(database, liveness="lease", lease_s=3.0) for _ in range(2))
+        async with owner, other:
+            lease = await owner.acquire("a", "the owner", new=True)
+            await owner.append(lease, records[:1], "running")
+            with psycopg.connect(database) as db:
+                (until,) = db.execute("SELECT alive_until FROM agentfsm.owner").fetchone()
+                db.execute("LOCK TABLE agentfsm.journal IN ACCESS EXCLUSIVE MODE")
+                append = asyncio.ensure_future(owner.append(lease, records[1:], "finished"))
+                with psycopg.connect(database) as clock:  # a lease that nobody renewed has run out then
+                    await asyncio.to_thread(
+                        clock.execute, "SELECT pg_sleep(extract(epoch FROM %s - clock_timestamp()) + 0.1)", (until,)
+                    )
+                with pytest.raises(StaleLease, match="the owner"):
+                    await other.acquire("a", "the other one")
+            await append
+            assert await other.records("a") == records
+
+    asyncio.run(scenario())
+
+
 @pytest.fixture
 def clock(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerClock]:
     """The clock of a server of its own; ``clock.url`` is a database on it."""

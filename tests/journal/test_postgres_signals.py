@@ -125,8 +125,7 @@ def test_what_was_sent_while_a_connection_was_cut_is_heard_of(url: str, monkeypa
             async with await psycopg.AsyncConnection.connect(url, autocommit=True) as db:
                 while True:  # until it listens
                     cut = await db.execute(
-                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-                        " AND (query LIKE 'LISTEN%' OR query LIKE '%FROM agentfsm.signal ORDER BY%')"
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
                     )
                     if await cut.fetchall():
                         break
@@ -135,6 +134,29 @@ def test_what_was_sent_while_a_connection_was_cut_is_heard_of(url: str, monkeypa
             assert isinstance((await running).outcome, RunCancelled)
 
     asyncio.run(scenario())
+
+
+def test_signals_to_runs_with_ids_too_long_to_be_sent_along_are_heard_of_too(url: str) -> None:
+    async def scenario() -> None:
+        async with both(url) as (worker, runs), asyncio.timeout(20):  # all signals are read again after 30 s
+            listening = worker.store.signals.listen()
+            for run_id in ("long" * 300, "short", "longer" * 300):
+                hears = asyncio.ensure_future(anext(listening))
+                await listens(url)
+                await worker.agent(call("pay", amount=5)).run("Pay 5.", run_id=run_id)
+                await runs.answer(run_id, Allow(), by="Ann")
+                assert await hears == run_id
+                (sent,) = await worker.store.signals.pending()
+                await worker.store.signals.remove(sent.id)
+
+    asyncio.run(scenario())
+
+
+async def listens(url: str) -> None:
+    """Wait until a connection listens."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as db:
+        while not await (await db.execute("SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")).fetchall():
+            await asyncio.sleep(0.01)
 
 
 def test_nothing_is_left_of_what_listened(url: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from agentfsm import (
     Allow,
     ConfigurationError,
     Host,
+    RunHeldError,
     StaleLease,
     StoreError,
     StoreFormatError,
@@ -31,6 +33,7 @@ from agentfsm import (
 )
 from agentfsm.agent.resume import load_run
 from agentfsm.journal.listing import verify_listed_run
+from agentfsm.journal.maintenance import Tombstone, seal_tombstone
 from agentfsm.journal.redact import redact_text
 from agentfsm.journal.store import consistent_read
 from agentfsm.journal.verification import GOOD, OPEN, verify
@@ -50,7 +53,7 @@ from tests.journal.test_snapshots import KEYS, agent_on, comparable, config_of, 
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-from agentfsm.journal.postgres import PostgresStore, postgres_run_info  # noqa: E402  # needs psycopg
+from agentfsm.journal.postgres import PostgresStore, postgres_run_info, postgres_store  # noqa: E402  # needs psycopg
 from agentfsm.journal.postgres.postgres_rows import bytes_column, number_column, text_column  # noqa: E402
 from agentfsm.journal.postgres.postgres_schema import MIGRATIONS, SCHEMA_VERSION  # noqa: E402
 from agentfsm.journal.run_info import RunQuery  # noqa: E402
@@ -191,6 +194,37 @@ def test_an_abandoned_lease_blocks_no_other_process(url: str) -> None:
     assert asyncio.run(scenario()) == 2
 
 
+@pytest.mark.parametrize("new", [True, False])
+def test_a_run_whose_acquisition_was_cancelled_when_it_had_been_written_has_no_owner(
+    new: bool, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_owner = postgres_store._change_owner
+
+    async def scenario() -> None:
+        async with opened(url) as store, opened(url) as other:
+            if not new:
+                await store.append(await store.acquire("a", "before", new=True), sealed_records(1), "suspended")
+
+            async def changed_and_cancelled(*args: Any) -> bool:
+                done = await change_owner(*args)
+                acquiring.cancel()
+                await asyncio.sleep(0)  # where the cancellation arrives
+                return done
+
+            monkeypatch.setattr(postgres_store, "_change_owner", changed_and_cancelled)
+            acquiring = asyncio.ensure_future(store.acquire("a", "me", new=new))
+            with pytest.raises(asyncio.CancelledError):
+                await acquiring
+            monkeypatch.setattr(postgres_store, "_change_owner", change_owner)
+            await store.release(await store.acquire("b", "me", new=True))  # written after all that was queued before
+            head = await other.head("a")
+            assert head is not None
+            assert (head.owner, head.epoch) == (None, 1 if new else 2)
+            assert (await other.acquire("a", "another", new=new)).epoch == head.epoch + 1
+
+    asyncio.run(scenario())
+
+
 def test_an_owner_whose_lease_ran_out_cannot_write(url: str) -> None:
     """As a process that was frozen: its lease is not renewed, another one takes the run, and then it wakes up."""
 
@@ -258,6 +292,96 @@ def test_reads_that_begin_at_once_share_a_pool_of_connections(url: str) -> None:
             return sum(task.get_name().endswith("-scheduler") for task in asyncio.all_tasks())
 
     assert asyncio.run(scenario()) == 1  # of psycopg_pool: one for each pool
+
+
+def test_a_long_journal_is_decoded_in_a_thread_and_others_go_on_while_its_rows_are_fetched(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded_in: list[int] = []
+    others: list[int] = []
+    decode_rows = postgres_store.decode_rows
+
+    def decode(*args: Any) -> Any:
+        decoded_in.append(threading.get_ident())
+        return decode_rows(*args)
+
+    async def scenario() -> None:
+        async with opened(url) as store:
+            lease, records = await store.acquire("a", "me", new=True), sealed_records(40)
+            for record in records:
+                await store.append(lease, [record], "running")
+            monkeypatch.setattr(postgres_store, "decode_rows", decode)
+            assert await store.records("a") == records
+            monkeypatch.setattr(postgres_store, "SHORT_ROWS_BYTES", 100)
+            monkeypatch.setattr(postgres_store, "FETCHED_ROWS", 1)
+            turns = asyncio.ensure_future(count_turns())
+            assert await store.records("a") == records
+            turns.cancel()
+            assert await store.records("a", after=38, limit=1) == records[38:39]
+
+    async def count_turns() -> None:
+        while True:
+            others.append(1)
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    short, long, end = decoded_in
+    assert short == end == threading.get_ident() != long
+    assert len(others) >= 40
+
+
+def test_a_write_that_fails_in_our_own_code_is_an_error_and_the_next_one_is_made(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(records: Any) -> Any:
+        raise ValueError("a fault")
+
+    async def scenario() -> None:
+        async with opened(url) as store, asyncio.timeout(30):
+            lease, records = await store.acquire("a", "me", new=True), sealed_records(1)
+            with monkeypatch.context() as meanwhile:
+                meanwhile.setattr(postgres_store, "encode_commit", fail)
+                with pytest.raises(ValueError, match="a fault"):
+                    await store.append(lease, records, "running")
+            await store.append(lease, records, "finished")
+            assert await store.records("a") == records
+
+    asyncio.run(scenario())
+
+
+# -- holds --------------------------------------------------------------------------------------------
+
+
+async def waits_for_a_lock(url: str) -> None:
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    while not await asyncio.to_thread(execute, url, waiting):
+        pass
+
+
+@pytest.mark.parametrize("way", ["purge", "redact"])
+def test_a_hold_that_is_being_committed_is_waited_for_and_holds(way: str, url: str) -> None:
+    async def scenario() -> None:
+        async with opened(url) as store:
+            records = sealed_records(1, hidden='[["00","x"]]')
+            await store.append(await store.acquire("a", "me", new=True), records, "finished")
+            head = await store.head("a")
+            assert head is not None
+            tombstone = seal_tombstone(Tombstone(1, "a", head.epoch, head.seq, head.hash, 0), Keyring(SECRET))
+            lease = await store.acquire("a", "me") if way == "redact" else None
+            with psycopg.connect(url) as db:
+                db.execute("INSERT INTO agentfsm.hold (id, reason, held_by, since) VALUES (1, 'case 7', 'Ann', 0)")
+                work: Any = store.maintenance.purge([tombstone]) if lease is None else store.redact(lease, 1, "")
+                working = asyncio.ensure_future(work)
+                await waits_for_a_lock(url)
+            if lease is None:
+                assert await working == []
+            else:
+                with pytest.raises(RunHeldError, match="case 7"):
+                    await working
+            assert await store.records("a") == records
+            assert list(await store.maintenance.holds()) == ["a"]
+
+    asyncio.run(scenario())
 
 
 # -- lost connections ---------------------------------------------------------------------------------
@@ -490,6 +614,16 @@ def test_a_role_without_rights_is_told_which_it_needs(url: str) -> None:
     execute(url, "CREATE ROLE reader LOGIN")
     with pytest.raises(StoreError, match="needs CREATE on the database"):
         write(url.replace("postgres:@", "reader@"))
+
+
+def test_what_the_server_can_never_store_is_an_error_at_once(url: str) -> None:
+    async def scenario() -> None:
+        async with opened(url) as store:
+            with pytest.raises(StoreError, match=r"exceeds btree .* maximum") as raised:
+                await store.acquire(random.Random(7).randbytes(2000).hex(), "me", new=True)
+            assert "has not been reached" not in str(raised.value)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("use", [read, write])

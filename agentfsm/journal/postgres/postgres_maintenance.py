@@ -33,24 +33,26 @@ _SELECT_HOLDS = """
     FROM agentfsm.hold JOIN agentfsm.run ON run.id = hold.id ORDER BY run.id
 """
 
+_LOCK = "SELECT id FROM agentfsm.run WHERE id = ANY(%s) ORDER BY id FOR UPDATE"
+"""Keeps a hold from being added at the same time, since a hold refers to the row. It is a statement of its own, so that
+the next one sees the holds that it waited for."""
+
 _BURY = """
     WITH wanted AS (
         SELECT * FROM unnest(
             %(number)s::bigint[], %(run_id)s::text[], %(epoch)s::bigint[], %(seq)s::bigint[], %(hash)s::bytea[],
             %(content)s::text[], %(mac)s::bytea[]
         ) AS wanted (number, run_id, epoch, seq, hash, content, mac)
-    ), locked AS (
+    ), found AS (
         SELECT wanted.* FROM wanted JOIN agentfsm.run ON run.id = wanted.number
         WHERE (run.run_id, run.epoch, run.seq, run.hash) = (wanted.run_id, wanted.epoch, wanted.seq, wanted.hash)
             AND (run.status = 'finished' OR run.seq = 0)
             AND (run.owner_key IS NULL OR run.owner_key NOT IN (SELECT key FROM agentfsm.alive))
             AND NOT EXISTS (SELECT FROM agentfsm.hold WHERE hold.id = run.id AND NOT ended)
-        FOR UPDATE OF run
     )
     INSERT INTO agentfsm.tombstone (number, run_id, seq, content, mac)
-    SELECT number, run_id, seq, content, mac FROM locked RETURNING number, run_id
+    SELECT number, run_id, seq, content, mac FROM found RETURNING number, run_id
 """
-"""The lock on the row keeps a hold from being added at the same time: a hold refers to it."""
 
 _DESCRIBE = """
     SELECT current_setting('server_version'),
@@ -231,6 +233,7 @@ async def _purge(db: Connection, tombstones: Sequence[Tombstone]) -> list[str]:
         "mac": [bytes.fromhex(each.mac) for each in tombstones],
     }
     async with transaction(db):
+        await db.execute(_LOCK, (values["number"],))
         buried = await (await db.execute(_BURY, values)).fetchall()
         numbers = [number for number, _ in buried]
         await db.execute("DELETE FROM agentfsm.journal WHERE run = ANY(%s)", (numbers,))

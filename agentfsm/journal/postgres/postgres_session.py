@@ -185,10 +185,12 @@ class PostgresSession:
         )
 
     async def _keep_renewing(self) -> None:
+        """Renew the lease on connections of its own: what is done on the others may wait for a locked table."""
         while True:
             await asyncio.sleep(self.settings.lease_s / RENEWALS_PER_LEASE)
-            with contextlib.suppress(StoreError):  # the next write reports it
-                await self.write(lambda db, _: self._renew(db))
+            with contextlib.suppress(psycopg.Error):  # the next write reports it
+                async with await AsyncConnection.connect(self.settings.conninfo, autocommit=True) as db:
+                    await self._renew(db)
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -277,6 +279,7 @@ class PostgresSession:
 
     async def aclose(self) -> None:
         """Say that the process no longer owns a run, and close all connections."""
+        await self._stop_renewing()
         if self._db is not None and not self._db.closed:
             with contextlib.suppress(psycopg.Error):
                 if self.settings.liveness == "session":
@@ -288,10 +291,13 @@ class PostgresSession:
             await self._end.aclose()
             self._end = None
 
-    async def _disconnect(self) -> None:
+    async def _stop_renewing(self) -> None:
         if self._renewal is not None:
             renewal, self._renewal = self._renewal, None
             await end_task(renewal)
+
+    async def _disconnect(self) -> None:
+        await self._stop_renewing()
         if self._pool is not None:
             pool, self._pool = self._pool, None
             await pool.close()
@@ -311,7 +317,12 @@ def _is_out_of_step(error: psycopg.Error) -> bool:
 
 def _refused(error: Exception) -> bool:
     """Whether the server answered, and will not answer anything else to the same operation."""
-    return isinstance(error, (psycopg.errors.DiskFull, psycopg.errors.ConfigurationLimitExceeded))
+    final = (
+        psycopg.errors.DiskFull,
+        psycopg.errors.ConfigurationLimitExceeded,
+        psycopg.errors.ProgramLimitExceeded,
+    )
+    return isinstance(error, final)
 
 
 async def end_task(task: asyncio.Task[None]) -> None:

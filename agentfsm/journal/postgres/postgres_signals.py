@@ -116,19 +116,13 @@ class SignalListener:
             async with asyncio.timeout(START_DELAY_S):
                 await self._awaited.wait()
         while True:
-            with contextlib.suppress(psycopg.Error):
+            with contextlib.suppress(psycopg.Error, StoreError):
                 async with await AsyncConnection.connect(self._settings.listen_conninfo, autocommit=True) as db:
-                    await db.execute("LISTEN " + CHANNEL)
-                    await self._ring_pending(db)  # those that were sent while nobody listened
+                    await db.execute("LISTEN " + CHANNEL)  # from here on, this connection does nothing else
+                    self._ring_all(await self._read_pending())  # those that were sent while nobody listened
                     async for notice in db.notifies():
-                        if notice.payload:
-                            self._ring(notice.payload)
-                        else:
-                            await self._ring_pending(db)
+                        self._ring_all([notice.payload] if notice.payload else await self._read_pending())
             await asyncio.sleep(RECONNECT_S)
-
-    async def _ring_pending(self, db: Connection) -> None:
-        self._ring_all([signal.run_id for signal in await select_signals(db, None)])
 
     async def aclose(self) -> None:
         """Stop listening."""

@@ -11,17 +11,17 @@ import asyncio
 import os
 import re
 import weakref
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, LiteralString, NamedTuple, Self
 from urllib.parse import unquote
 
-from psycopg import ProgrammingError
+from psycopg import AsyncCursor, ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
 from agentfsm.errors import ConfigurationError, RunExistsError, RunHeldError, StaleLease, StoreError, UnknownRunError
-from agentfsm.journal.commit_encoding import decode_rows, encode_commit, replace_hidden
+from agentfsm.journal.commit_encoding import JournalRow, decode_rows, encode_commit, replace_hidden
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.postgres.postgres_maintenance import PostgresMaintenance
 from agentfsm.journal.postgres.postgres_rows import (
@@ -49,6 +49,12 @@ from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, head_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = ["PostgresStore"]
+
+SHORT_ROWS_BYTES = 10_000
+"""So many bytes of rows are decoded in a millisecond or two; more are decoded in a thread."""
+
+FETCHED_ROWS = 500
+"""How many rows are taken over from the server's answer without letting the event loop go on."""
 
 _SELECT_RUN = """
     SELECT id, run_id, epoch, owner, owner_key, seq, encode(hash, 'hex'), status, coalesce(encode(mac, 'hex'), ''),
@@ -112,6 +118,7 @@ class _LeaseKey(NamedTuple):
     run_id: str
     epoch: int
     owner: str
+    owner_key: int
     number: int
     keyring: Keyring | None
 
@@ -220,14 +227,12 @@ class PostgresStore:
         lease = _PostgresLease(run_id, owner, 0, 0, GENESIS_HASH)
         self._leases[run_id] = lease  # from here on, nothing else in this process can acquire it
         try:
-            before = await queue.session.write(
-                lambda db, _: _acquire(db, queue.session.key, run_id, owner, new, keyring)
-            )
+            await queue.session.write(lambda db, _: _acquire(db, queue.session.key, lease, new, keyring))
         except BaseException:
             self._drop_lease(lease)
+            if hasattr(lease, "key"):  # it may have been written, and nobody would release it
+                queue.release_abandoned(lease.key)
             raise
-        lease.epoch, lease.seq, lease.hash = before.epoch + 1, before.seq, before.digest
-        lease.key = _LeaseKey(run_id, lease.epoch, owner, before.number, keyring)
         lease.finalizer = weakref.finalize(lease, _release_abandoned, queue, lease.key)
         lease.finalizer.atexit = False
         self.signals.hear()
@@ -269,10 +274,11 @@ class PostgresStore:
 
         async def update(db: Connection, again: bool) -> None:
             async with transaction(db):
+                is_owned = await _lock_own(db, key)  # before the hold is looked for: it keeps one from being added
                 held = "SELECT reason FROM agentfsm.hold WHERE id = %s AND NOT ended"
                 if found := await (await db.execute(held, (key.number,))).fetchone():
                     raise RunHeldError(key.run_id, found[0])
-                if not await _redact(db, key, seq, hidden):
+                if not is_owned or not await _redact(db, key, seq, hidden):
                     raise await _stale_error(db, key)
                 await db.execute(_DELETE_SNAPSHOT, (key.number,))
                 if listed is not None:
@@ -324,18 +330,21 @@ class PostgresStore:
     async def records(self, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
         """A run's records, in order, after a sequence number; see ``Store.records``."""
 
-        async def select(db: Connection) -> list[SealedRecord] | None:
+        async def select(db: Connection) -> tuple[list[JournalRow], str] | None:
             run = await (await db.execute("SELECT id FROM agentfsm.run WHERE run_id = %s", (run_id,))).fetchone()
             if run is None:
                 return None
             before = await (await db.execute(_SELECT_HASH_BEFORE, (run[0], after))).fetchone()
-            rows = await (await db.execute(f"{SELECT_ROWS} LIMIT %s", (run[0], after, limit))).fetchall()
-            return decode_rows(rows_of(rows), GENESIS_HASH if before is None else before[0], after)[:limit]
+            found = await db.execute(f"{SELECT_ROWS} LIMIT %s", (run[0], after, limit))
+            return await _fetch_rows(found), GENESIS_HASH if before is None else before[0]
 
         found = await self._queue().session.read(select, None)
         if found is None:
             raise UnknownRunError(f"there is no run {run_id!r} in {self._settings.server}")
-        return found
+        rows, before = found
+        if sum(len(row.body) for row in rows) <= SHORT_ROWS_BYTES:
+            return decode_rows(rows, before, after)[:limit]
+        return (await asyncio.to_thread(decode_rows, rows, before, after))[:limit]
 
     async def snapshot(self, run_id: str) -> SealedSnapshot | None:
         """A run's snapshot, or None if it has none; see ``Store.snapshot``."""
@@ -426,9 +435,10 @@ class _Queue:
     async def _flush(self) -> None:
         while self._jobs:
             jobs = self._next_jobs()
+            errors: Mapping[int, Exception]
             try:
                 errors = await self.session.write(partial(_write_jobs, jobs))
-            except StoreError as error:
+            except Exception as error:  # whatever it is: nobody may wait for ever
                 errors = {job.key.number: error for job in jobs}
             except asyncio.CancelledError:
                 for job in jobs + self._jobs:
@@ -458,7 +468,7 @@ class _Queue:
         await self.session.aclose()
 
 
-def _resolve(future: asyncio.Future[None] | None, error: StoreError | None) -> None:
+def _resolve(future: asyncio.Future[None] | None, error: Exception | None) -> None:
     if future is None or future.done():
         return
     if error is None:
@@ -475,10 +485,19 @@ def _lease_key(lease: Lease) -> _LeaseKey:
     key = getattr(lease, "key", None)
     if isinstance(key, _LeaseKey):
         return key
-    return _LeaseKey(lease.run_id, lease.epoch, lease.owner, -1, None)
+    return _LeaseKey(lease.run_id, lease.epoch, lease.owner, -1, -1, None)
 
 
 # -- statements ---------------------------------------------------------------------------------------
+
+
+async def _fetch_rows(found: AsyncCursor[tuple[Any, ...]]) -> list[JournalRow]:
+    """The rows that ``SELECT_ROWS`` found. The event loop goes on between some and the next."""
+    rows: list[JournalRow] = []
+    while some := await found.fetchmany(FETCHED_ROWS):
+        rows += rows_of(some)
+        await asyncio.sleep(0)
+    return rows
 
 
 async def _select_run(db: Connection, run_id: str) -> _RunRow | None:
@@ -486,8 +505,15 @@ async def _select_run(db: Connection, run_id: str) -> _RunRow | None:
     return None if row is None else _RunRow(*row)
 
 
-async def _acquire(db: Connection, key: int, run_id: str, owner: str, new: bool, keyring: Keyring | None) -> _RunRow:
-    """Acquire a run: its row before that. It may be repeated: a claim of this process counts as none.
+async def _acquire(db: Connection, key: int, lease: _PostgresLease, new: bool, keyring: Keyring | None) -> None:
+    """Acquire a run. It may be repeated: a claim of this process counts as none.
+
+    Args:
+        db: The connection.
+        key: By which the server knows this process.
+        lease: The lease, which has its content from just before that is written.
+        new: Whether to create the run.
+        keyring: The keys of the host.
 
     Raises:
         RunExistsError: It is to be created and exists already.
@@ -495,6 +521,7 @@ async def _acquire(db: Connection, key: int, run_id: str, owner: str, new: bool,
         StaleLease: A process that lives owns it.
         StoreError: Somebody without the secret changed its row.
     """
+    run_id, owner = lease.run_id, lease.owner
     while True:
         run = await _select_run(db, run_id)
         if new and run is not None and (run.seq or (run.is_alive and run.owner_key != key)):
@@ -517,8 +544,10 @@ async def _acquire(db: Connection, key: int, run_id: str, owner: str, new: bool,
                 f"run {run_id!r} is not acquired: somebody without the secret changed its row in the store; agentfsm "
                 "verify shows what is wrong"
             )
-        if await _change_owner(db, run, run._replace(epoch=run.epoch + 1, owner=owner, owner_key=key), keyring):
-            return run
+        lease.epoch, lease.seq, lease.hash = run.epoch + 1, run.seq, run.digest
+        lease.key = _LeaseKey(run_id, lease.epoch, owner, key, run.number, keyring)
+        if await _change_owner(db, run, run._replace(epoch=lease.epoch, owner=owner, owner_key=key), keyring):
+            return
 
 
 async def _is_changed(db: Connection, run: _RunRow, keyring: Keyring | None) -> bool:
@@ -641,11 +670,14 @@ async def _append(db: Connection, heads: list[_NewHead]) -> set[int]:
     return {row[0] for row in await done.fetchall()}
 
 
-async def _redact(db: Connection, key: _LeaseKey, seq: int, hidden: str) -> bool:
-    """Replace the hidden values of a record; False if the lease is not the run's current one."""
+async def _lock_own(db: Connection, key: _LeaseKey) -> bool:
+    """Lock the row of a run for the transaction; False if the lease is not the run's current one."""
     owned = "SELECT 1 FROM agentfsm.run WHERE id = %s AND epoch = %s AND owner IS NOT NULL FOR UPDATE"
-    if await (await db.execute(owned, (key.number, key.epoch))).fetchone() is None:
-        return False
+    return await (await db.execute(owned, (key.number, key.epoch))).fetchone() is not None
+
+
+async def _redact(db: Connection, key: _LeaseKey, seq: int, hidden: str) -> bool:
+    """Replace the hidden values of a record; False if there is no such record."""
     found = rows_of(await (await db.execute(f"{SELECT_ROWS} LIMIT 1", (key.number, seq - 1))).fetchall())
     if not found:
         return False
@@ -667,9 +699,10 @@ async def _is_written(db: Connection, head: _NewHead) -> bool:
 
 
 async def _release(db: Connection, key: _LeaseKey) -> None:
-    """Release a run, unless another owner has acquired it since. A row that somebody changed stays as it is."""
+    """Release a run, unless another owner has acquired it. A row that somebody changed stays as it is."""
     run = await _select_run(db, key.run_id)
-    if run is None or run.epoch != key.epoch or run.owner is None or await _is_changed(db, run, key.keyring):
+    is_own = run is not None and (run.epoch, run.owner_key) == (key.epoch, key.owner_key)
+    if run is None or not is_own or await _is_changed(db, run, key.keyring):
         return
     await _change_owner(db, run, run._replace(owner=None, owner_key=None), key.keyring)
 
