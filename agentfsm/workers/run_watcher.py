@@ -20,7 +20,7 @@ from agentfsm.journal.listing import find_listing
 from agentfsm.journal.load import StoredRequest, pending_digest, pending_request
 from agentfsm.journal.records import SealedRecord, is_kind
 from agentfsm.journal.run_info import RunQuery
-from agentfsm.journal.signals import read_signals
+from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.keys import OLD_SECRETS_VARIABLE, SECRET_VARIABLE, Keyring
@@ -198,25 +198,35 @@ class RunWatcher:
                     await self._wake_signalled_run(run_id)
             except StoreError as error:  # the engine or the store is away
                 logger.warning("answers cannot be listened for: %s", error)
+            except Exception:  # such as an entry in the queues that a newer release wrote
+                logger.exception("answers cannot be listened for")
             await asyncio.sleep(LISTEN_AGAIN_S)
 
     async def _wake_signalled_run(self, run_id: str) -> None:
         head = await self._store.head(run_id)
         if head is None or head.owner is not None:  # its owner hears of it, too
             return
+        signals = await self._signals_of(run_id)
+        if any(each.kind == "cancel" for each in signals):
+            await self._waker.put_back(
+                run_id
+            )  # if it is set aside: to end it, nothing is tried again
         if not head.seq:
             await self._waker.bring_forward(Activation(run_id, 0, "").key)
-        elif not await self._was_refused(head) and (served := await self._agent_of(run_id)) is not None:
+        elif not await self._was_refused(head, signals) and (served := await self._agent_of(run_id)) is not None:
             await self._waker.wake(Activation(run_id, head.epoch, served.queue))
 
-    async def _was_refused(self, head: Head) -> bool:
-        """Whether the answer to what a run waits for was refused, so that there is nothing to do until the next one."""
+    async def _signals_of(self, run_id: str) -> list[Signal]:
         with contextlib.suppress(MissingExtraError):
-            signals = await read_signals(self._store.signals, self._agents.keyring, head.run_id)
-            if signals and all(each.kind == "refusal" for each in signals):
-                digest = await pending_digest(self._store, head)
-                return all(each.to[1] == digest for each in signals)
-        return False
+            return await read_signals(self._store.signals, self._agents.keyring, run_id)
+        return []
+
+    async def _was_refused(self, head: Head, signals: Sequence[Signal]) -> bool:
+        """Whether the answer to what a run waits for was refused, so that there is nothing to do until the next one."""
+        if not signals or any(each.kind != "refusal" for each in signals):
+            return False
+        digest = await pending_digest(self._store, head)
+        return all(each.to[1] == digest for each in signals)
 
     async def _agent_of(self, run_id: str) -> ServedAgent | None:
         """The agent that can go on with a run; None if this worker has none."""
@@ -249,6 +259,8 @@ class RunWatcher:
                     search_at = began + max(WAITING_EVERY_S, WAITING_SHARE * (loop.time() - began))
             except StoreError as error:  # the next sweep tries again
                 logger.warning("the store or the queues cannot be searched: %s", error)
+            except Exception:  # such as an entry in the queues that a newer release wrote
+                logger.exception("the store or the queues cannot be searched")
             await asyncio.sleep(self._settings.sweep_s)
 
     async def _watch_requests(self) -> None:
@@ -266,9 +278,9 @@ class RunWatcher:
         foreign = {head.run_id: key_id for head in heads if (key_id := self._agents.keyring.foreign_key_id(head.mac))}
         if new := sorted(foreign.keys() - self._foreign):
             logger.error(
-                "%d runs, such as %s, were written under another secret, with key id %s, and are left alone: %s",
-                len(new),
+                "runs such as %s (%d in all) were written under another secret, with key id %s, and are left alone: %s",
                 new[0],
+                len(new),
                 foreign[new[0]],
                 WHICH_SECRET,
             )

@@ -228,7 +228,8 @@ class Worker:
         given = open_submission(activation.request, run_id, self._keyring)
         if given.agent != served.name:
             raise JournalError(f"run {run_id!r} was submitted to {given.agent!r}, and queued for {served.name!r}")
-        if reason := await self._spend_limits.reached(given.all_tags):
+        signal = await self._cancellation(run_id)  # while it was queued
+        if signal is None and (reason := await self._spend_limits.reached(given.all_tags)):
             return await self._set_aside(activation, reason, time.time() + SPENT_AGAIN_S)
         for _ in range(SUBMIT_ATTEMPTS):
             if head is None or head.owner != SUBMITTER:
@@ -243,7 +244,7 @@ class Worker:
             tags=given.all_tags,
             metadata=given.metadata,
         )
-        if (signal := await self._cancellation(run_id)) is not None:  # while it was queued
+        if signal is not None:
             run.cancel(signal.cancel_reason)
         return await self._drive(served, run_id, run)
 

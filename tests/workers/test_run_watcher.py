@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -91,8 +91,9 @@ def test_attempts_are_counted_since_the_journal_last_said_anything_new(
 class LeftRuns:
     """A store with the runs of a dead worker, and an engine that notes in which order a watcher wakes them."""
 
-    def __init__(self, count: int, away: Collection[str] = ()) -> None:
-        self.away = set(away)
+    def __init__(self, count: int, away: Collection[str] = (), error: Exception | None = None) -> None:
+        self.away, self.error = set(away), error
+        self.signals = self
         self.left = [replace(HEAD, run_id=f"r{number}") for number in range(count)]
         self.woken: list[str] = []
         self.queued: dict[str, float] = {}
@@ -109,7 +110,18 @@ class LeftRuns:
         """Fail once if that is away."""
         if what in self.away:
             self.away.remove(what)
-            raise StoreError(f"{what} is away")
+            raise self.error or StoreError(f"{what} is away")
+
+    async def head(self, run_id: str) -> Head:
+        return replace(HEAD, run_id=run_id, seq=0)
+
+    async def bring_forward(self, key: str) -> None:
+        self._reach("the queue")
+        self.woken.append(key)
+
+    async def listen(self) -> AsyncGenerator[str]:
+        for number in range(2):
+            yield f"r{number}"
 
     async def due(self, keys: Collection[str]) -> dict[str, float]:
         self._reach("the queue")
@@ -165,5 +177,29 @@ def test_a_run_that_could_not_be_woken_is_woken_by_the_next_sweep(away: str) -> 
             await watcher._wake_cut_off_runs()
         await watcher._wake_cut_off_runs()
         assert set(found.woken) == {"r0", "r1", "r2"}
+
+    asyncio.run(scenario())
+
+
+ERRORS = [StoreError("the queue is away"), TypeError("Activation() got an unexpected keyword argument")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["away", "of-a-newer-release"])
+@pytest.mark.parametrize("watch", ["sweep", "listen"])
+def test_a_watch_goes_on_after_any_error(error: Exception, watch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_watcher, "LISTEN_AGAIN_S", 0.0)
+
+    async def scenario() -> None:
+        found: Any = LeftRuns(2, away=["the queue"], error=error)
+        agents: Any = SimpleNamespace(
+            for_run=lambda run_id, kept: SimpleNamespace(queue="support@1"),
+            keyring=SimpleNamespace(foreign_key_id=lambda mac: ""),
+        )
+        watcher = RunWatcher(found, found, agents, WorkerSettings(sweep_s=1e-6), WorkerCounts())
+        watching = asyncio.ensure_future(watcher.sweep() if watch == "sweep" else watcher.listen())
+        while len(found.woken) < 2 and not watching.done():
+            await asyncio.sleep(0)
+        assert not watching.done()
+        watching.cancel()
 
     asyncio.run(scenario())

@@ -189,7 +189,7 @@ def test_runs_that_come_under_another_secret_are_left_to_workers_that_have_it(
         async with working(tmp_path, OTHER_SECRET, support=agent) as (runs, worker, waker):
             await until(lambda: asyncio.sleep(0, worker.ready))
             run_id = await runs.submit("support", "Say hello.")
-            said = f"1 runs, such as {run_id}, were written under another secret"
+            said = f"runs such as {run_id} (1 in all) were written under another secret"
             await until(lambda: asyncio.sleep(0, said in caplog.text))
             assert (await waker.list_set_aside(), worker.counts.handled) == ([], {})
         assert caplog.text.count(said) == 1
@@ -328,6 +328,44 @@ def test_a_run_over_a_spend_limit_is_not_started_until_the_limit_is_free_again(
 
                 await until(is_finished)
                 reached.clear()
+            assert await waker.list_set_aside() == []
+
+    asyncio.run(scenario())
+
+
+async def cut_off_often(folder: Path, agent: Agent[Any, Any], run_id: str) -> None:
+    """Leave a run as workers do that died five times at the same point."""
+    async with open_store(folder / "runs.db") as store:
+        own = agent.with_config(with_host(agent.config, Host(store=store, secret=SECRET)))
+        run = own.run("Say hello.", run_id=run_id)
+        await advance(run)
+        await hand_over(run)
+        for _ in range(5):
+            await store.release(await store.acquire(run_id, "a worker", keyring=own.config.host.keyring))
+
+
+@pytest.mark.parametrize("why", ["over a spend limit", "cut off too often"])
+def test_a_run_that_is_set_aside_ends_when_it_is_cancelled(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def reached(_: SpendLimits, tags: Iterable[str]) -> str:
+        return "it cost too much"
+
+    monkeypatch.setattr(SpendLimits, "reached", reached)
+    agent = Agent(ScriptedModel([call("look"), "Hello."]), tools=[tool(lambda: "seen", name="look")])
+
+    async def scenario() -> None:
+        if why == "cut off too often":
+            await cut_off_often(tmp_path, agent, "r")
+        async with working(tmp_path, support=agent) as (runs, _, waker):
+            run_id = "r" if why == "cut off too often" else await runs.submit("support", "Say hello.")
+            await until(waker.list_set_aside)
+            await runs.cancel(run_id, "no longer needed")
+
+            async def ending() -> str:
+                return (await runs.get(run_id)).info.ending
+
+            assert await until(ending) == "cancelled"
             assert await waker.list_set_aside() == []
 
     asyncio.run(scenario())
