@@ -126,6 +126,7 @@ class HistoryVerifier:
         self._request_ref: tuple[int, str] | None = None
         # Whether the run was migrated while it was suspended: the store has it as running from then on.
         self._migrated_while_suspended = False
+        self._is_queued = False
         # The transitions that the run has made, to check them against a graph to which it is migrated.
         self._path: set[str] = set()
         # The effects started since the run entered its state, with their policies (``once`` or ``again``).
@@ -193,8 +194,10 @@ class HistoryVerifier:
         """
         if head is None:
             return
+        self._is_queued = self.status == "none" and head.status == "suspended"
         status = "running" if self.status == "none" else self.status
-        if head.status != status and not (self._migrated_while_suspended and head.status == "running"):
+        may_run = self._migrated_while_suspended and head.status == "running"
+        if not (head.status == status or self._is_queued or may_run):
             raise InvalidRecordError(f"the store has the run as {head.status}, and by its records it is {status}")
         if head.epoch < self._epoch:
             raise InvalidRecordError(f"the store has epoch {head.epoch}, and the run was in epoch {self._epoch}")
@@ -202,7 +205,7 @@ class HistoryVerifier:
     def open_items(self) -> list[str]:
         """What is unfinished, one line each; empty for a finished run."""
         if self.status == "none":
-            return ["interrupted before its first record"]
+            return ["waits for a worker to start it" if self._is_queued else "interrupted before its first record"]
         if self.status == "suspended":
             return [f"waits for a human reply ({self.waiting_for})"]
         if self.status != "running":

@@ -16,9 +16,11 @@ import pytest
 from agentfsm import Agent, Host, SqliteStore, open_store
 from agentfsm.journal.store_url import locate_store
 from agentfsm.testing import ScriptedModel
+from agentfsm.workers import open_waker
 from tests.helpers.postgres import empty_database, new_database, shared_server
 
 SECRET = "the secret of these tests"
+UNFINISHED = (0, 4)  # agentfsm verify says that a run, which was submitted, has not ended
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
@@ -48,9 +50,9 @@ class Shell:
             timeout=120,
         )  # fmt: skip
 
-    def must(self, command: str) -> str:
+    def must(self, command: str, codes: tuple[int, ...] = (0,)) -> str:
         done = self.run(command)
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        assert done.returncode in codes, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
 
@@ -67,6 +69,19 @@ def run_agent(store: str | SqliteStore, *run_ids: str) -> None:
     asyncio.run(run_all(store) if isinstance(store, SqliteStore) else open_and_run())
 
 
+def is_queued(store: str, run_id: str) -> bool:
+    """Whether workers of a store would start a run that was submitted."""
+
+    async def look() -> bool:
+        waker = open_waker(store)
+        try:
+            return await waker.next_due(f"{run_id}:0") is not None
+        finally:
+            await waker.aclose()
+
+    return asyncio.run(look())
+
+
 def make_keys(shell: Shell) -> None:
     shell.must("openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out public.pem")
 
@@ -79,12 +94,18 @@ def test_a_file_is_backed_up_while_it_is_written_and_a_copy_that_lacks_a_run_is_
     with SqliteStore(tmp_path / "runs.db") as store:  # it stays open, as that of a service
         run_agent(store, "r1", "r2")
         shell.must("agentfsm checkpoint --key key.pem --store runs.db > note")
+    submit = "agentfsm submit support 'Say hello.' --key k1 --store"
+    queued = shell.must(f"{submit} runs.db").strip()
+    with SqliteStore(tmp_path / "runs.db") as store:
         backup, *rest = script("backup_sqlite.sh")
         shell.must(backup)
         shutil.copy(tmp_path / "backup.db", tmp_path / "old.db")
         for command in rest:
-            shell.must(command)
+            shell.must(command, UNFINISHED)
         assert (tmp_path / "backup.db").stat().st_mode & 0o077 == 0
+        assert not is_queued(str(tmp_path / "restored.db"), queued)
+        assert shell.must(f"{submit} restored.db").strip() == queued
+        assert is_queued(str(tmp_path / "restored.db"), queued)
         assert shell.run(backup).returncode == 2  # nothing is overwritten
         run_agent(store, "r3")
         shell.must("agentfsm checkpoint --key key.pem --store runs.db > note")
@@ -108,11 +129,13 @@ def test_a_database_is_backed_up_and_restored_and_one_that_lacks_a_run_is_found(
     shell = Shell(tmp_path, AGENTFSM_STORE=database, RESTORED=restored)
     make_keys(shell)
     run_agent(database, "r1", "r2")
+    queued = shell.must("agentfsm submit support 'Say hello.'").strip()
     shell.must("agentfsm checkpoint --key key.pem --log store.log > note")
     for command in script("backup_postgres.sh"):
-        shell.must(command)
+        shell.must(command, UNFINISHED)
+    assert is_queued(restored, queued)
     run_agent(restored, "r4")  # numbers go on after those of the backup
-    assert "r4  good" in shell.must('agentfsm verify --store "$RESTORED"')
+    assert "r4  good" in shell.must('agentfsm verify --store "$RESTORED"', UNFINISHED)
     run_agent(database, "r3")
     shell.must("agentfsm checkpoint --key key.pem --log store.log > note")
     check = 'agentfsm verify --store "$RESTORED" --log store.log --checkpoint note --key public.pem'

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from pydantic import SecretStr
 
 from agentfsm import Actor, ConfigurationError, JournalError, MemoryStore, RunError, RunQuery, Runs, SqliteStore
 from agentfsm.cli.app import app
 from agentfsm.journal.run_info import WaitingFor
+from agentfsm.journal.verification import OPEN, TAMPERED, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.workers import open_waker
 from agentfsm.workers.submission import Submission, open_submission, seal_submission, submit
@@ -113,6 +117,46 @@ def test_the_command_line_says_that_a_submitted_run_waits_for_a_worker(tmp_path:
     (line,) = CliRunner().invoke(app, ["runs", "--store", str(tmp_path / "runs.db")]).output.splitlines()
     assert line.startswith(f"{run_id}  suspended  ")
     assert line.endswith("  waits for a worker")
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_run_that_waits_for_a_worker_verifies_as_one_that_has_not_begun(forged: bool) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        run_id = await submit(store, Recorded(), KEYS, GIVEN)  # type: ignore[arg-type]
+        head = await store.head(run_id)
+        if forged:  # by somebody without the secret, of a run whose process died before its first record
+            await store.release(await store.acquire("cut off", "a process", new=True, keyring=KEYS))
+            head = await store.head("cut off")
+            assert head is not None
+            head = replace(head, status="suspended", row=head.row.replace("running", "suspended"))
+        report = verify(run_id, [], head, keyring=KEYS)
+        assert report.code == (TAMPERED if forged else OPEN)
+        assert report.open == (() if forged else ("waits for a worker to start it",))
+
+    asyncio.run(scenario())
+
+
+def test_a_store_with_runs_that_wait_for_a_worker_gets_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTFSM_SECRET", "the secret of these tests, long enough")
+    file, key = tmp_path / "runs.db", tmp_path / "key.pem"
+    private = Ed25519PrivateKey.generate()
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+    async def scenario() -> str:
+        async with SqliteStore(file) as store:
+            return await submit(store, Recorded(), KEYS, GIVEN)  # type: ignore[arg-type]
+
+    run_id = asyncio.run(scenario())
+    signed = CliRunner().invoke(app, ["checkpoint", "--key", str(key), "--store", str(file)])
+    assert (signed.exit_code, "date" in signed.stdout) == (0, True)
+    verified = CliRunner().invoke(app, ["verify", "--store", str(file)])
+    assert (verified.exit_code, verified.stdout) == (
+        4,
+        f"{run_id}  good, open (0 records); waits for a worker to start it\n",
+    )
 
 
 def test_the_same_idempotency_key_is_the_same_run_of_that_agent() -> None:
