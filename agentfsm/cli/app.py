@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from agentfsm import __version__
-from agentfsm.errors import AgentfsmError
+from agentfsm.errors import AgentfsmError, MissingExtraError
 
 __all__ = ["COMMANDS", "CommandEntry", "app", "completion", "run_app"]
 
@@ -183,6 +183,8 @@ def _raise_cli_error(error: Exception) -> NoReturn:
         case OSError():
             filename = f"{error.filename}: " if error.filename else ""
             raise _UsageError(f"{filename}{error.strerror or error}") from error
+        case ModuleNotFoundError(name="rich"):  # click came with another extra
+            raise _UsageError(str(MissingExtraError("the command line", "cli"))) from error
         case _:
             hint = "AGENTFSM_TRACEBACK=1 shows where"
             raise _InternalError(f"internal error: {type(error).__name__}: {error} ({hint})") from error

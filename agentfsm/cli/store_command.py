@@ -229,7 +229,7 @@ _PURGE_EXAMPLES = """\b
 Examples:
   agentfsm store purge 3f9c0a1b2c3d4e5f --by Ann --reason "a test"
   agentfsm store purge --days 90 --dry-run
-  agentfsm store purge --days 30 --tag demo --compact      once a day, from cron
+  agentfsm store purge --days 30 --tag demo --yes --compact      once a day, from cron
 """
 
 

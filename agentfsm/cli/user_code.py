@@ -17,6 +17,9 @@ from agentfsm.machine.graph import Graph
 
 __all__ = ["load_graph", "load_graph_and_owner", "load_object", "load_tools"]
 
+_GRAPH_FORM = "MODULE:GRAPH; write agentfsm.loop.transition_table:LOOP, or my_graphs.py:GRAPH"
+_OBJECT_FORM = "MODULE:NAME or FILE.py:NAME, such as shop:support"
+
 
 def load_tools(path: str | Path) -> list[Callable[..., Any]]:
     """The tools of a Python file.
@@ -57,7 +60,7 @@ def load_graph_and_owner(name: str) -> tuple[Graph, object]:
     Raises:
         ConfigurationError: The module or name does not exist, its import raises, or it is not a graph.
     """
-    module, value = _load(name)
+    module, value = _load(name, _GRAPH_FORM)
     graph = value if isinstance(value, Graph) else getattr(value, "graph", None)
     if not isinstance(graph, Graph):
         raise ConfigurationError(f"{name} is a {type(value).__name__}, not a graph{_available_graphs_hint(module)}")
@@ -70,17 +73,14 @@ def load_object(name: str) -> object:
     Raises:
         ConfigurationError: The module or name does not exist, or its import raises.
     """
-    return _load(name)[1]
+    return _load(name, _OBJECT_FORM)[1]
 
 
-def _load(name: str) -> tuple[ModuleType, object]:
-    """The module of ``MODULE:NAME``, and what it names there."""
+def _load(name: str, form: str) -> tuple[ModuleType, object]:
+    """The module of ``MODULE:NAME``, and what it names there. A name of another form is refused with the right one."""
     source, colon, attribute = name.rpartition(":")
     if not colon or not source or not attribute:
-        raise ConfigurationError(
-            f"{name!r} is not of the form MODULE:GRAPH;"
-            " write agentfsm.loop.transition_table:LOOP, or my_graphs.py:GRAPH"
-        )
+        raise ConfigurationError(f"{name!r} is not of the form {form}")
     module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
     value: object = module
     for part in attribute.split("."):
@@ -132,7 +132,8 @@ def _import_file(path: Path) -> ModuleType:
 
 def _user_code_error(name: str, error: Exception) -> ConfigurationError:
     """The error for user code that raised, with the outermost line of that code."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and f.filename[0] != "<"]
+    ours = (__file__, importlib.__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours and f.filename[0] != "<"]
     line = error.lineno if isinstance(error, SyntaxError) else frames[0].lineno if frames else None
     location = f"{name}, line {line}" if line else name
     return ConfigurationError(f"{location}: {type(error).__name__}: {error}")

@@ -138,12 +138,13 @@ def test_a_mistyped_command_is_answered_with_a_suggestion(cli: Cli) -> None:
 # -- as a process ---------------------------------------------------------------------------------------
 
 
-def test_a_missing_extra_prints_how_to_install_it(tmp_path: Path) -> None:
-    """Modules named click and rich that cannot be imported hide the real ones."""
-    for name in ("click", "rich"):
+@pytest.mark.parametrize(("missing", "command"), [(["click", "rich"], "--version"), (["rich"], "runs")])
+def test_a_missing_extra_prints_how_to_install_it(missing: list[str], command: str, tmp_path: Path) -> None:
+    """Modules that cannot be imported hide the real ones. Other extras bring click along, without rich."""
+    for name in missing:
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(name={name!r})")
     path = os.pathsep.join([str(tmp_path), str(Path(agentfsm.__file__).parents[1])])
-    done = run_without_terminal(["--version"], tmp_path, PYTHONPATH=path)
+    done = run_without_terminal([command], tmp_path, PYTHONPATH=path)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "agentfsm: the command line needs an optional package: pip install 'agentfsm[cli]'\n"

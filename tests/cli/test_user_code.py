@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentfsm import LOOP, ConfigurationError
-from agentfsm.cli.user_code import load_graph, load_tools
+from agentfsm.cli.user_code import load_graph, load_object, load_tools
 from agentfsm.loop.presets import STRICT
 
 
@@ -114,3 +114,17 @@ def test_something_that_is_not_a_graph_is_refused(name: str, message: str) -> No
     with pytest.raises(ConfigurationError) as caught:
         load_graph(name)
     assert message in str(caught.value)
+
+
+def test_an_error_in_a_module_is_reported_with_the_line_of_the_module() -> None:
+    Path("broken_module.py").write_text("x = 1\n\nraise ValueError('no luck')")
+    with pytest.raises(ConfigurationError, match=r"^broken_module, line 3: ValueError: no luck$"):
+        load_object("broken_module:agent")
+
+
+@pytest.mark.parametrize("name", ["shop", ":agent", "shop:"])
+def test_what_names_no_object_is_refused_with_the_form_of_a_name(name: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"not of the form MODULE:NAME or FILE\.py:NAME, such as"
+    ):
+        load_object(name)

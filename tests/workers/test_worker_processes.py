@@ -263,7 +263,9 @@ def test_a_notice_that_a_killed_worker_could_not_send_is_sent_by_another_one(pro
             run_id = await runs.submit("cashier", "Refund order 0.")
             await until(lambda: waker.next_due(f"{run_id}:2:notice-2"))
             first.kill()
-            first.wait()
+            said = first.communicate()[1]
+            assert "answered 503" in said
+            assert "key=abc" not in said  # of the URL
             processes.start(*command)
             await until(lambda: len(receiver.got) > 1)
             (refused, sent) = receiver.got
