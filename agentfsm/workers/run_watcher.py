@@ -208,9 +208,7 @@ class RunWatcher:
             return
         signals = await self._signals_of(run_id)
         if any(each.kind == "cancel" for each in signals):
-            await self._waker.put_back(
-                run_id
-            )  # if it is set aside: to end it, nothing is tried again
+            await self._waker.put_back(run_id)  # if it is set aside: to end it, nothing is tried again
         if not head.seq:
             await self._waker.bring_forward(Activation(run_id, 0, "").key)
         elif not await self._was_refused(head, signals) and (served := await self._agent_of(run_id)) is not None:

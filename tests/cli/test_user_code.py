@@ -124,7 +124,5 @@ def test_an_error_in_a_module_is_reported_with_the_line_of_the_module() -> None:
 
 @pytest.mark.parametrize("name", ["shop", ":agent", "shop:"])
 def test_what_names_no_object_is_refused_with_the_form_of_a_name(name: str) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"not of the form MODULE:NAME or FILE\.py:NAME, such as"
-    ):
+    with pytest.raises(ConfigurationError, match=r"not of the form MODULE:NAME or FILE\.py:NAME, such as"):
         load_object(name)
