@@ -112,7 +112,7 @@ class TerminalProcess:
         for _ in range(5):
             self.type("\x03", end="")
             try:
-                self.expect(words, 5.0)
+                self.expect(words, 15.0)
             except AssertionError:
                 continue
             return
