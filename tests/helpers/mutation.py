@@ -196,6 +196,13 @@ MUTANTS = (
         "tests/journal/test_snapshots.py",
     ),
     Mutant(
+        "the records before a snapshot are not compared with it",
+        "agentfsm/journal/load.py",
+        "        if (len(records), records[-1].hash) != self._last:\n",
+        "        if False:\n",
+        "tests/journal/test_snapshots.py",
+    ),
+    Mutant(
         "no head check",
         "agentfsm/journal/sqlite/sqlite_store.py",
         "epoch = ? AND seq = ? AND owner",

@@ -643,6 +643,44 @@ def test_a_snapshot_of_a_history_that_was_cut_off_is_not_used() -> None:
     asyncio.run(scene())
 
 
+async def two_histories() -> list[MemoryStore]:
+    """Two copies of a store with a run that went on in each of them, to other places, and waits after as many steps."""
+    start = Recording()
+    await interrupted(start, 1)
+    copies = [await start.after_a_kill(3, with_snapshots=False) for _ in range(2)]
+    for name, store in zip(("place", "hall"), copies, strict=True):
+        script = [*(call("look", at=f"{name} {n}") for n in range(12)), call("pay", amount=1)]
+        assert isinstance((await agent_on(store, script).resume("r")).outcome, UserInputRequested)
+    return copies
+
+
+@pytest.mark.usefixtures("often")
+def test_a_snapshot_of_another_history_of_the_run_is_not_used_and_verify_reports_it() -> None:
+    async def scene() -> None:
+        ours, theirs = await two_histories()
+        theirs._runs["r"].snapshot = await ours.snapshot("r")  # pyright: ignore[reportPrivateUsage]
+        loaded = await load_run(config_of(agent_on(theirs, ())), "r", lazily=True)
+        assert loaded.resume_point.base is not None
+        assert not loaded.resume_point.base.unread
+        found = await verify_listed_run(theirs, "r", keyring=KEYS)
+        assert (found.code, "that of other records" in found.reason) == (TAMPERED, True)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_run_does_not_go_on_with_earlier_records_of_another_of_its_histories() -> None:
+    async def scene() -> None:
+        ours, theirs = await two_histories()
+        ours._runs["r"].records[:] = await theirs.records("r")  # pyright: ignore[reportPrivateUsage]
+        model = RecordingModel(ScriptedModel(["Done."]))
+        with pytest.raises(JournalError, match="is not that of its snapshot"):
+            await agent_on(ours, (), model=model).resume("r", Allow())
+        assert not any("hall" in message.content for request in model.requests for message in request.messages)
+
+    asyncio.run(scene())
+
+
 @pytest.mark.usefixtures("often")
 def test_a_snapshot_whose_journal_is_gone_is_not_used() -> None:
     async def scene() -> None:
