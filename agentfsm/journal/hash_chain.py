@@ -218,12 +218,11 @@ class MacVerifier:
 
     Args:
         keyring: The keys of the host; without them, only where there are MACs is verified, not what they are.
-        last: The MAC of the record before the first one; None if there is none.
     """
 
-    def __init__(self, keyring: Keyring | None, last: str | None = None) -> None:
+    def __init__(self, keyring: Keyring | None) -> None:
         self._keyring = keyring
-        self._last = last  # that of the last record
+        self._last: str | None = None  # that of the last record
         self._without = False  # whether a record that was not adopted has none
         self._unknown_key_id = ""  # of a record that was not adopted
 

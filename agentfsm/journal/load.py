@@ -307,7 +307,7 @@ async def _load_from_snapshot(store: Store, run_id: str, graph: Graph, keyring: 
 
     def load(rows: Sequence[SealedRecord]) -> LoadedRun | None:
         try:
-            return _load_after(snapshot, sealed.mac, first[0], rows, head, graph, keyring, earlier.read)
+            return _load_after(snapshot, first[0], rows, head, graph, keyring, earlier.read)
         except JournalError:
             return None
 
@@ -316,7 +316,6 @@ async def _load_from_snapshot(store: Store, run_id: str, graph: Graph, keyring: 
 
 def _load_after(
     snapshot: Snapshot,
-    seal: str,
     first: SealedRecord,
     records: Sequence[SealedRecord],
     head: Head,
@@ -338,7 +337,7 @@ def _load_after(
         None if request is None or request.asker else request.quorum,
     )
     fits = rehydrated.graph["fingerprint"] == graph.fingerprint and not (run.details.history and run.compaction is None)
-    if not fits or not verify_after(known, (rehydrated.seq, rehydrated.hash, seal), records, head, keyring):
+    if not fits or not verify_after(known, (rehydrated.seq, rehydrated.hash), records, head, keyring):
         return None
     for record in records:
         rehydrated.add(record)

@@ -146,8 +146,6 @@ class SnapshotMaker:
             self._asked.append((records[-1].seq, records[-1].hash))
         elif kind == "run.created":
             self._first = records[0].hash
-        elif kind == "run.migrated":
-            self._may_make = False
 
     def _is_quiet(self, last: JournalEntry) -> bool:
         run, kind = self._run, last[0]

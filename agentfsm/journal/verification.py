@@ -123,19 +123,19 @@ _KINDS_THAT_LOOK_BACK = frozenset({"run.migrated", "run.adopted", "redaction", "
 
 
 def verify_after(
-    known: KnownHistory, last: tuple[int, str, str], records: Sequence[SealedRecord], head: Head, keyring: Keyring
+    known: KnownHistory, last: tuple[int, str], records: Sequence[SealedRecord], head: Head, keyring: Keyring
 ) -> bool:
     """Whether the records of a run after one of which all is known are good, and a host with a secret wrote them.
 
     Args:
         known: What is known of the run at that record.
-        last: Its sequence number, its hash, and the seal of who says so.
+        last: Its sequence number and its hash.
         records: The records after it; there may be none.
         head: The head of the run.
         keyring: The keys of the host.
     """
-    seq, digest, seal = last
-    chain, macs, history = HashChainVerifier(digest), MacVerifier(keyring, seal), HistoryVerifier.resumed(known)
+    seq, digest = last
+    chain, macs, history = HashChainVerifier(digest), MacVerifier(keyring), HistoryVerifier.resumed(known)
     try:
         for number, record in enumerate(records, seq + 1):
             body = chain.verify_record(record, number)

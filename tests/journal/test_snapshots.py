@@ -9,7 +9,7 @@ import json
 import random
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from agentfsm import (
     MemoryStore,
     Migration,
     RunCompleted,
+    RunError,
     Runs,
     SqliteStore,
     Summarize,
@@ -44,6 +45,7 @@ from agentfsm import (
 from agentfsm.agent.resume import load_run
 from agentfsm.journal import snapshot as snapshots
 from agentfsm.journal.adoption import adopt
+from agentfsm.journal.hash_chain import GENESIS_HASH, RecordSealer
 from agentfsm.journal.listing import verify_listed_run
 from agentfsm.journal.load import LoadedRun, load_stored_run
 from agentfsm.journal.records import SealedRecord
@@ -52,6 +54,7 @@ from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.snapshot import snapshot_damage
 from agentfsm.journal.store import SHORT_JOURNAL_CHARS, Lease, SealedSnapshot, Status
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED
+from agentfsm.loop import withholding
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.messages import UNREAD
 from agentfsm.loop.state_json import dump_state
@@ -78,6 +81,17 @@ def look(at: str) -> str:
 
 PAID = list[Callable[[], None]]()
 """What is called when somebody is paid."""
+
+
+@contextlib.contextmanager
+def counting_payments() -> Iterator[list[None]]:
+    """A list that gets longer with each payment."""
+    paid = list[None]()
+    PAID[:] = [lambda: paid.append(None)]
+    try:
+        yield paid
+    finally:
+        PAID.clear()
 
 
 @tool(requires_approval=True)
@@ -218,12 +232,17 @@ def test_a_run_that_was_killed_goes_on_from_its_snapshot_as_from_its_journal(
             results = [await go_on(each, script, random.Random(appends), history) for each in (fast, slow)]
             one, other = (dump_state(result.run_state) for result in results)
             assert one == other
-            kinds = [[(record.kind, record.data.get("transition")) for record in r.journal] for r in results]
-            assert kinds[0] == kinds[1]
+            told = [[[r.kind, *map(r.data.get, ("transition", "attempt"))] for r in each.journal] for each in results]
+            assert told[0] == told[1]
             assert results[0].messages == results[1].messages
         assert used > len(store.log) // every // 8
 
     asyncio.run(scene())
+
+
+async def is_loaded_from_snapshot(agent: Agent[Any, Any]) -> bool:
+    loaded = await load_run(config_of(agent), "r", lazily=True)
+    return loaded.resume_point.base is not None and bool(loaded.resume_point.base.unread)
 
 
 async def prefixes_with_snapshots(store: Recording, run_id: str) -> list[str]:
@@ -257,6 +276,38 @@ def test_each_snapshot_says_what_the_records_before_it_say(options: dict[str, An
         wrong = await prefixes_with_snapshots(store, "r")
         assert len(wrong) >= 6
         assert set(wrong) == {""}
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("history", [None, NEWEST], ids=["all", "newest"])
+@pytest.mark.usefixtures("often")
+def test_each_snapshot_of_a_run_that_goes_on_from_snapshots_says_what_the_records_say(history: Any) -> None:
+    async def scene() -> None:
+        store = Recording()
+        script: list[Any] = [*long_script(6)[:-1], *(call("wire", amount=n) for n in range(2)), "Done."]
+        await agent_on(store, script, history=history).run("Go.", run_id="r")
+        assert await is_loaded_from_snapshot(agent_on(store, (), history=history))
+        assert isinstance((await go_on(store, script, random.Random(0), history)).outcome, RunCompleted)
+        wrong = await prefixes_with_snapshots(store, "r")
+        assert len(wrong) > 8
+        assert set(wrong) == {""}
+
+    asyncio.run(scene())
+
+
+def test_a_run_that_goes_on_gets_a_snapshot_no_sooner_than_one_that_never_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(snapshots, "EVERY_RECORDS", 40)
+
+    async def scene() -> None:
+        store = Recording()
+        await interrupted(store, 12)
+        await agent_on(store, long_script(12)).resume("r", Allow())
+        made = [json.loads(snapshot.content)["seq"] for *_, snapshot in store.log if snapshot is not None]
+        assert len(made) > 4
+        assert min(after - before for before, after in itertools.pairwise(made)) >= snapshots.WAITING_RECORDS
 
     asyncio.run(scene())
 
@@ -369,7 +420,55 @@ def test_a_finished_run_has_no_snapshot() -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.usefixtures("often")
+def test_a_finished_run_does_not_go_on_from_a_snapshot_that_somebody_puts_back() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        await interrupted(store, 12)
+        before = await store.snapshot("r")
+        await agent_on(store, ["Done."]).resume("r", Allow())
+        store._runs["r"].snapshot = before  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(RunError, match="has finished"):
+            await agent_on(store, ["Done again."]).resume("r")
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_run_that_was_migrated_has_no_snapshot_and_gets_none() -> None:
+    async def scene() -> None:
+        store = Recording()
+        await interrupted(store, 12, history=None)
+        log, graph = len(store.log), config_of(agent_on(store, (), history=None)).machine.graph
+        longer = graph.with_counter(Counter("rounds", 3))
+        changed = {"graph": longer, "migrations": [Migration(graph)], "history": None}
+        for n in range(2):  # by the process that migrates it, and by another one
+            script = [call("look", at=f"room {n}"), call("pay", amount=2 + n)]
+            assert isinstance(
+                (await agent_on(store, script, **changed).resume("r", Allow())).outcome, UserInputRequested
+            )
+            assert not any(snapshot for *_, snapshot in store.log[log:])
+            assert not await is_loaded_from_snapshot(agent_on(store, (), **changed))
+            assert (await verify_listed_run(store, "r", keyring=KEYS)).code == OPEN
+
+    asyncio.run(scene())
+
+
 # -- who may see what ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("often")
+def test_a_model_gets_the_instructions_of_a_run_that_is_loaded_from_its_snapshot() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        await interrupted(store, 12, instructions="Be brief.")
+        model = RecordingModel(ScriptedModel(["Done."]))
+        agent = agent_on(store, (), model=model, instructions="Be brief.")
+        assert await is_loaded_from_snapshot(agent)
+        await agent.resume("r", Allow())
+        assert [m.content for m in model.requests[0].messages if m.role == "system"] == ["Be brief."]
+
+    asyncio.run(scene())
 
 
 @pytest.mark.usefixtures("often")
@@ -496,6 +595,69 @@ def test_secrets_of_old_messages_are_withheld_after_a_resume_and_in_the_snapshot
         assert secret.encode() not in file.read_bytes()
 
 
+@tool
+def reveal(name: str) -> str:
+    """Reveal a variable."""
+    return f"the key is {REVEALED[name]}"
+
+
+@tool(requires_approval=True)
+def ask_to_reveal(name: str) -> str:
+    """Reveal a variable once somebody allows it."""
+    return f"the key is {REVEALED[name]}"
+
+
+REVEALED = {"ONE_API_KEY": "s3cr3t-0ne-0f-the-env1ronment", "OTHER_API_KEY": "an0ther-s3cr3t-0f-the-env1ronment"}
+
+
+@pytest.mark.usefixtures("often")
+def test_a_secret_is_still_withheld_after_snapshots_of_a_run_that_was_loaded_from_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name, path = "ONE_API_KEY", tmp_path / "runs.db"
+    tools = [look, pay, reveal, ask_to_reveal]
+
+    async def scene() -> None:
+        monkeypatch.setenv(name, REVEALED[name])
+        async with SqliteStore(path) as store:
+            script = [call("reveal", name=name), *long_script(12)[:-1], call("pay", amount=1)]
+            await agent_on(store, script, tools=tools).run("Go.", run_id="r")
+        monkeypatch.delenv(name)
+        for script in ([call("ask_to_reveal", name=name)], ["Done."]):
+            async with SqliteStore(path) as store:
+                assert await is_loaded_from_snapshot(agent_on(store, (), tools=tools))
+                result = await agent_on(store, script, tools=tools).resume("r", Allow())
+        assert sum(REVEALED[name] in message.content for message in result.messages) == 2
+
+    asyncio.run(scene())
+    for file in tmp_path.iterdir():
+        assert REVEALED[name].encode() not in file.read_bytes()
+
+
+@pytest.mark.parametrize(("most", "can_encrypt", "expected"), [(2, True, True), (1, True, False), (2, False, False)])
+@pytest.mark.usefixtures("often")
+def test_a_run_has_no_snapshot_once_it_has_withheld_very_many_values_or_one_that_cannot_be_opened_again(
+    most: int, can_encrypt: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "MAX_SECRETS", most)
+    if not can_encrypt:
+        monkeypatch.setattr(withholding, "_cipher_class", lambda: None)
+    for name, value in REVEALED.items():
+        monkeypatch.setenv(name, value)
+
+    async def scene() -> None:
+        store = Recording()
+        reveals = [call("reveal", name=name) for name in REVEALED]
+        await agent_on(store, [*reveals, call("pay", amount=1)], tools=[pay, reveal], history=None).run(
+            "Go.", run_id="r"
+        )
+        made = store.log[-1][4]
+        assert (made is not None) == expected
+        assert made is None or not any(value in made.content for value in REVEALED.values())
+
+    asyncio.run(scene())
+
+
 # -- who may change what ------------------------------------------------------------------------------------
 
 
@@ -592,15 +754,16 @@ def test_a_snapshot_may_be_deleted_or_be_an_older_one(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize(("name", "value"), [("installed_release", lambda: "99.0"), ("FORMAT", 0)])
 @pytest.mark.usefixtures("often")
-def test_a_snapshot_of_another_release_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_of_another_release_or_version_is_not_used(
+    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scene() -> None:
         store = Recording()
         await interrupted(store, 12)
-        monkeypatch.setattr(snapshots, "installed_release", lambda: "99.0")
-        loaded = await load_run(config_of(agent_on(store, ())), "r", lazily=True)
-        assert loaded.resume_point.base is not None
-        assert not loaded.resume_point.base.unread
+        monkeypatch.setattr(snapshots, name, value)
+        assert not await is_loaded_from_snapshot(agent_on(store, ()))
         assert (await verify_listed_run(store, "r", keyring=KEYS)).code == OPEN
 
     asyncio.run(scene())
@@ -615,13 +778,9 @@ def test_a_run_whose_secret_was_replaced_goes_on_from_its_snapshot() -> None:
         model = ScriptedModel([call("pay", amount=2)])
         agent = Agent(model, tools=[look, pay, wire], history=NEWEST, host=host, guardrails=LIMITS)
 
-        async def is_loaded_from_snapshot() -> bool:
-            loaded = await load_run(config_of(agent), "r", lazily=True)
-            return loaded.resume_point.base is not None and bool(loaded.resume_point.base.unread)
-
-        assert await is_loaded_from_snapshot()  # it was sealed under the former secret
+        assert await is_loaded_from_snapshot(agent)  # it was sealed under the former secret
         await agent.resume("r", Allow())
-        assert await is_loaded_from_snapshot()
+        assert await is_loaded_from_snapshot(agent)
         assert (await verify_listed_run(store, "r", keyring=host.keyring)).code == OPEN
 
     asyncio.run(scene())
@@ -634,9 +793,7 @@ def test_a_snapshot_of_a_history_that_was_cut_off_is_not_used() -> None:
         await interrupted(store, 12)
         rest = await store.after_a_kill(len(store.log) - 8, with_snapshots=True)
         rest._runs["r"].snapshot = await store.snapshot("r")  # pyright: ignore[reportPrivateUsage]
-        loaded = await load_run(config_of(agent_on(rest, ())), "r", lazily=True)
-        assert loaded.resume_point.base is not None
-        assert not loaded.resume_point.base.unread
+        assert not await is_loaded_from_snapshot(agent_on(rest, ()))
         found = await verify_listed_run(rest, "r", keyring=KEYS)
         assert (found.code, "that of other records" in found.reason) == (TAMPERED, True)
 
@@ -659,9 +816,7 @@ def test_a_snapshot_of_another_history_of_the_run_is_not_used_and_verify_reports
     async def scene() -> None:
         ours, theirs = await two_histories()
         theirs._runs["r"].snapshot = await ours.snapshot("r")  # pyright: ignore[reportPrivateUsage]
-        loaded = await load_run(config_of(agent_on(theirs, ())), "r", lazily=True)
-        assert loaded.resume_point.base is not None
-        assert not loaded.resume_point.base.unread
+        assert not await is_loaded_from_snapshot(agent_on(theirs, ()))
         found = await verify_listed_run(theirs, "r", keyring=KEYS)
         assert (found.code, "that of other records" in found.reason) == (TAMPERED, True)
 
@@ -677,6 +832,93 @@ def test_a_run_does_not_go_on_with_earlier_records_of_another_of_its_histories()
         with pytest.raises(JournalError, match="is not that of its snapshot"):
             await agent_on(ours, (), model=model).resume("r", Allow())
         assert not any("hall" in message.content for request in model.requests for message in request.messages)
+
+    asyncio.run(scene())
+
+
+def with_later_time(record: SealedRecord) -> str:
+    return record.body.replace('"ts":', '"ts":1')
+
+
+def chained(records: Sequence[SealedRecord], previous: str, sealer: RecordSealer) -> list[SealedRecord]:
+    """Records with hashes and MACs as if they had been written after another one."""
+    return sealer.seal_commit(records[0].seq, [(with_later_time(each), each.hidden) for each in records], previous)
+
+
+def renumbered(record: SealedRecord, seq: int) -> SealedRecord:
+    return record._replace(seq=seq, body=record.body.replace(f'"seq":{record.seq},', f'"seq":{seq},'))
+
+
+OTHERS = Keyring(b"another secret, and long enough")
+
+TAILS: dict[str, Callable[[list[SealedRecord], str], list[SealedRecord]]] = {
+    "changed": lambda tail, _: [tail[0]._replace(body=with_later_time(tail[0])), *tail[1:]],
+    "rewritten, with the MACs of before": lambda tail, previous: [
+        new._replace(mac=old.mac) for old, new in zip(tail, chained(tail, previous, RecordSealer(None)), strict=True)
+    ],
+    "rewritten without MACs": lambda tail, previous: chained(tail, previous, RecordSealer(None)),
+    "rewritten under another secret": lambda tail, previous: chained(tail, previous, RecordSealer(OTHERS.current)),
+    "with a step left out, by somebody with the secret": lambda tail, previous: chained(
+        [renumbered(each, tail[0].seq + place) for place, each in enumerate([*tail[:3], *tail[4:]])],
+        previous,
+        RecordSealer(KEYS.current),
+    ),
+    "cut off": lambda tail, _: tail[:-8],
+    "gone": lambda tail, _: [],
+}
+"""What somebody does with the records after a snapshot."""
+
+
+@pytest.mark.parametrize("edit", TAILS)
+@pytest.mark.usefixtures("often")
+def test_nothing_is_done_in_a_run_whose_records_after_its_snapshot_were_changed(edit: str) -> None:
+    async def scene() -> None:
+        store = Recording()
+        await interrupted(store, 12)
+        kept = store._runs["r"]  # pyright: ignore[reportPrivateUsage]
+        kept.snapshot = next(made for *_, made in reversed(store.log[:-8]) if made is not None)
+        seq = json.loads(kept.snapshot.content)["seq"]
+        assert len(kept.records) - seq > 15
+        assert await is_loaded_from_snapshot(agent_on(store, ()))
+        kept.records[seq:] = tail = TAILS[edit](kept.records[seq:], kept.records[seq - 1].hash)
+        if "rewritten" in edit or "left out" in edit:
+            kept.head = replace(kept.head, seq=tail[-1].seq, hash=tail[-1].hash)
+        with counting_payments() as paid, pytest.raises(JournalError, match="cannot be resumed: "):
+            await agent_on(store, ["Done."]).resume("r", Allow())
+        assert not paid
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_run_does_not_go_on_from_its_snapshot_if_its_row_says_something_else_than_its_records() -> None:
+    async def scene() -> None:
+        whole = Recording()
+        await interrupted(whole, 12)
+        for changed in ({"seq": 1, "hash": GENESIS_HASH}, {"status": "suspended"}, {"epoch": 0}):
+            store = await whole.after_a_kill(len(whole.log) - 4, with_snapshots=True)
+            assert await is_loaded_from_snapshot(agent_on(store, ()))
+            kept = store._runs["r"]  # pyright: ignore[reportPrivateUsage]
+            kept.head = replace(kept.head, **changed)  # which seals it: as somebody with the secret might
+            with pytest.raises(JournalError, match="cannot be resumed: record"):
+                await agent_on(store, ["Done."]).resume("r")
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("edit", ["epoch = epoch + 1", "mac = NULL", "status = 'running'", "seq = seq + 1"])
+@pytest.mark.usefixtures("often")
+def test_nothing_is_done_in_a_run_with_a_snapshot_whose_row_was_changed(edit: str, tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+
+    async def scene() -> None:
+        await suspended_in(path)
+        assert await loads_as_without(path)
+        change(path, f"UPDATE run SET {edit}")
+        async with SqliteStore(path) as store:
+            with counting_payments() as paid, pytest.raises(JournalError, match="cannot be resumed: record"):
+                await agent_on(store, ["Done."]).resume("r", Allow())
+            assert not paid
 
     asyncio.run(scene())
 
@@ -701,14 +943,30 @@ def test_verify_compares_what_a_snapshot_says_with_the_records_whoever_sealed_it
         await interrupted(store, 12)
         sealed = await store.snapshot("r")
         assert sealed is not None
-        for place, value in (("counters", {"steps": 1}), ("granted_tokens", 5), ("withheld", ["x"])):
+        edits: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            ({}, {"counters": {"steps": 1}}),
+            ({}, {"granted_tokens": 5}),
+            ({}, {"withheld": ["x"]}),
+            ({"attempts": {"12.1": 2}}, {}),
+            ({"visited": ["pre_step"]}, {}),
+            ({"asked": []}, {}),
+            ({"epoch": 2}, {}),
+            ({"suspension": None}, {}),
+        ]
+        for about, state in edits:
             data = json.loads(sealed.content)
-            data["state"][place] = value
+            data |= about
+            data["state"] |= state
             text = json.dumps(data)
             mac = KEYS.current.seal(KeyPurpose.snapshot, text.encode())
             store._runs["r"].snapshot = SealedSnapshot(text, mac)  # pyright: ignore[reportPrivateUsage]
             found = await verify_listed_run(store, "r", keyring=KEYS)
             assert (found.code, found.reason) == (TAMPERED, "its snapshot says something else than its records")
+        data = json.loads(sealed.content)
+        text = json.dumps(data | {"count": data["count"] + 1})
+        mac = KEYS.current.seal(KeyPurpose.snapshot, text.encode())
+        store._runs["r"].snapshot = SealedSnapshot(text, mac)  # pyright: ignore[reportPrivateUsage]
+        assert "another number of messages" in (await verify_listed_run(store, "r", keyring=KEYS)).reason
 
     asyncio.run(scene())
 
@@ -741,6 +999,33 @@ def test_an_older_record_that_was_edited_is_noticed_before_anything_made_of_it_i
     asyncio.run(scene())
 
 
+FORGERIES: dict[str, Callable[[SealedRecord], SealedRecord]] = {
+    "body": lambda record: record._replace(body=with_later_time(record)),
+    "body and hash": lambda record: chained([record], GENESIS_HASH, RecordSealer(None))[0],
+    "hidden value": lambda record: record._replace(hidden=record.hidden.replace("Go.", "No.")),
+    "no hidden value": lambda record: record._replace(
+        hidden=f"[{','.join('null' for _ in json.loads(record.hidden))}]"
+    ),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.usefixtures("often")
+def test_nothing_is_done_in_a_run_with_a_forged_first_record(forgery: str) -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        await interrupted(store, 12)
+        records = store._runs["r"].records  # pyright: ignore[reportPrivateUsage]
+        forged = FORGERIES[forgery](records[0])
+        assert forged != records[0]
+        records[0] = forged
+        with counting_payments() as paid, pytest.raises(JournalError, match="cannot be resumed: record"):
+            await agent_on(store, ["Done."]).resume("r", Allow())
+        assert not paid
+
+    asyncio.run(scene())
+
+
 @pytest.mark.usefixtures("often")
 def test_a_redacted_value_is_in_no_byte_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
@@ -761,18 +1046,22 @@ def test_a_redacted_value_is_in_no_byte_of_the_file(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("where", ["prompt", "call"])
 @pytest.mark.usefixtures("often")
-def test_a_snapshot_from_before_a_redaction_that_somebody_puts_back_is_not_used_and_verify_reports_it() -> None:
+def test_a_snapshot_from_before_a_redaction_that_somebody_puts_back_is_not_used_and_verify_reports_it(
+    where: str,
+) -> None:
     async def scene() -> None:
         store = MemoryStore()
-        script = [*long_script(8)[:-1], call("pay", amount=1)]
-        await agent_on(store, script).run(f"I am {CANARY}.", run_id="r")
+        script = [*long_script(8)[:-1], call("look", at=CANARY if where == "call" else "home"), call("pay", amount=1)]
+        await agent_on(store, script).run(f"I am {CANARY}." if where == "prompt" else "Go.", run_id="r")
         before = await store.snapshot("r")
         await redact_text(store, CANARY, KEYS)
         assert (await verify_listed_run(store, "r", keyring=KEYS)).code == OPEN
         store._runs["r"].snapshot = before  # pyright: ignore[reportPrivateUsage]
-        with pytest.raises(JournalError, match="was redacted"):
+        with counting_payments() as paid, pytest.raises(JournalError, match="was redacted"):
             await agent_on(store, ["Done."]).resume("r", Allow())
+        assert not paid
         found = await verify_listed_run(store, "r", keyring=KEYS)
         assert (found.code, found.reason) == (
             TAMPERED,
@@ -808,6 +1097,9 @@ def test_a_run_under_another_secret_or_graph_is_loaded_from_its_journal(tmp_path
         async with SqliteStore(path) as store:
             config = config_of(agent_on(store, ()))
             graph = config.machine.graph
+            longer = graph.with_counter(Counter("rounds", 3))
+            with pytest.raises(JournalGraphError):
+                await load_stored_run(store, "r", longer, KEYS, lazily=True)
             with pytest.raises(JournalError, match="sealed under another secret"):
                 await load_stored_run(store, "r", graph, others, lazily=True)
             assert await adopt(store, "r", others)
@@ -815,9 +1107,6 @@ def test_a_run_under_another_secret_or_graph_is_loaded_from_its_journal(tmp_path
             assert loaded.resume_point.base is not None
             assert not loaded.resume_point.base.unread
             assert (await verify_listed_run(store, "r", keyring=others)).code == OPEN
-            longer = graph.with_counter(Counter("rounds", 3))
-            with pytest.raises(JournalGraphError):
-                await load_stored_run(store, "r", longer, others, lazily=True)
             migrated = await load_stored_run(store, "r", longer, others, [Migration(graph)], lazily=True)
             assert migrated.resume_point.migration_details
             assert migrated.resume_point.base is not None
