@@ -336,7 +336,7 @@ def _load_after(
         "" if request is None else str(request.kind),
         None if request is None or request.asker else request.quorum,
     )
-    fits = rehydrated.graph["fingerprint"] == graph.fingerprint and not (run.details.history and run.compaction is None)
+    fits = rehydrated.graph["fingerprint"] == graph.fingerprint
     if not fits or not verify_after(known, (rehydrated.seq, rehydrated.hash), records, head, keyring):
         return None
     for record in records:

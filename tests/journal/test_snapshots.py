@@ -50,7 +50,7 @@ from agentfsm.journal.listing import verify_listed_run
 from agentfsm.journal.load import LoadedRun, load_stored_run
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.redact import redact_text
-from agentfsm.journal.run_info import RunInfo
+from agentfsm.journal.run_info import RunInfo, RunQuery
 from agentfsm.journal.snapshot import snapshot_damage
 from agentfsm.journal.store import SHORT_JOURNAL_CHARS, Lease, SealedSnapshot, Status
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED
@@ -115,7 +115,8 @@ NEWEST = KeepLast(turns=1, replies=1, max_compactions=10_000)
 def agent_on(store: Any, script: Sequence[Any], **options: Any) -> Agent[Any, Any]:
     host = Host(store=store, secret=SECRET, clock=FakeClock(), seed=1)
     options = {"tools": [look, pay, wire], "history": NEWEST, **options}
-    return Agent(options.pop("model", None) or ScriptedModel(script), host=host, guardrails=LIMITS, **options)
+    options = {"guardrails": LIMITS, **options}
+    return Agent(options.pop("model", None) or ScriptedModel(script), host=host, **options)
 
 
 def config_of(agent: Agent[Any, Any]) -> Any:
@@ -300,6 +301,7 @@ def test_a_run_that_goes_on_gets_a_snapshot_no_sooner_than_one_that_never_stoppe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(snapshots, "EVERY_RECORDS", 40)
+    monkeypatch.setattr(snapshots, "WAITING_RECORDS", 40)
 
     async def scene() -> None:
         store = Recording()
@@ -307,7 +309,7 @@ def test_a_run_that_goes_on_gets_a_snapshot_no_sooner_than_one_that_never_stoppe
         await agent_on(store, long_script(12)).resume("r", Allow())
         made = [json.loads(snapshot.content)["seq"] for *_, snapshot in store.log if snapshot is not None]
         assert len(made) > 4
-        assert min(after - before for before, after in itertools.pairwise(made)) >= snapshots.WAITING_RECORDS
+        assert min(after - before for before, after in itertools.pairwise(made)) >= 40
 
     asyncio.run(scene())
 
@@ -430,6 +432,50 @@ def test_a_finished_run_does_not_go_on_from_a_snapshot_that_somebody_puts_back()
         store._runs["r"].snapshot = before  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(RunError, match="has finished"):
             await agent_on(store, ["Done again."]).resume("r")
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("replies", "expected"), [(1, True), (20, False)])
+@pytest.mark.usefixtures("often")
+def test_a_run_with_a_history_policy_has_no_snapshot_before_that_leaves_anything_out(
+    replies: int, expected: bool
+) -> None:
+    async def scene() -> None:
+        store = Recording()
+        await interrupted(store, 12, history=KeepLast(turns=1, replies=replies, max_compactions=10_000))
+        assert any(snapshot for *_, snapshot in store.log) == expected
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_request_expires_for_a_run_that_is_loaded_from_its_snapshot_when_it_does_without_one() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        limits = LIMITS.model_copy(update={"validity_s": 60.0})
+        await interrupted(store, 12, guardrails=limits)
+        config = config_of(agent_on(store, (), guardrails=limits))
+        lazy, whole = await load_run(config, "r", lazily=True), await load_run(config, "r")
+        assert lazy.run.unread
+        assert lazy.resume_point.expires_at == whole.resume_point.expires_at == FakeClock().time() + 60.0
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
+def test_a_run_that_goes_on_from_a_snapshot_with_another_model_is_listed_with_its_first_one() -> None:
+    class Other(ScriptedModel):
+        name = "another"
+
+    async def scene() -> None:
+        store, listed = MemoryStore(), list[str]()
+        await interrupted(store, 12)
+        PAID[:] = [lambda: listed.append(store._runs["r"].current_info().model)]  # pyright: ignore[reportPrivateUsage]
+        await agent_on(store, (), model=Other(["Done."])).resume("r", Allow())
+        PAID.clear()
+        (ended,) = (await store.find_runs(RunQuery())).runs
+        assert [*listed, ended.model] == [ScriptedModel([]).name] * 2
 
     asyncio.run(scene())
 
@@ -896,7 +942,8 @@ def test_a_run_does_not_go_on_from_its_snapshot_if_its_row_says_something_else_t
         whole = Recording()
         await interrupted(whole, 12)
         for changed in ({"seq": 1, "hash": GENESIS_HASH}, {"status": "suspended"}, {"epoch": 0}):
-            store = await whole.after_a_kill(len(whole.log) - 4, with_snapshots=True)
+            newest = max(number for number, (*_, made) in enumerate(whole.log[:-1], 1) if made is not None)
+            store = await whole.after_a_kill(newest, with_snapshots=True)
             assert await is_loaded_from_snapshot(agent_on(store, ()))
             kept = store._runs["r"]  # pyright: ignore[reportPrivateUsage]
             kept.head = replace(kept.head, **changed)  # which seals it: as somebody with the secret might
