@@ -481,6 +481,20 @@ def test_a_run_that_goes_on_from_a_snapshot_with_another_model_is_listed_with_it
 
 
 @pytest.mark.usefixtures("often")
+def test_a_run_gets_no_snapshot_while_it_is_not_known_whether_a_call_ran() -> None:
+    async def scene() -> None:
+        whole = Recording()
+        await interrupted(whole, 12, history=None)
+        store = await whole.after_a_kill(4, with_snapshots=False)
+        result = await agent_on(store, (), history=None).resume("r")
+        assert isinstance(result.outcome, UserInputRequested)
+        assert result.outcome.kind == "in_doubt"
+        assert await store.snapshot("r") is None
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("often")
 def test_a_run_that_was_migrated_has_no_snapshot_and_gets_none() -> None:
     async def scene() -> None:
         store = Recording()
