@@ -174,9 +174,12 @@ def _then_flush(submit: Callable[..., asyncio.Future[Any]]) -> Callable[..., asy
 def _do_at_once_on_servers() -> None:
     from psycopg import waiting
 
+    from agentfsm.journal.postgres import postgres_store
     from agentfsm.journal.postgres.postgres_session import PostgresSession
     from agentfsm.journal.postgres.postgres_signals import PostgresSignals
     from agentfsm.journal.postgres.postgres_store import _Queue  # pyright: ignore[reportPrivateUsage]
+
+    postgres_store.SHORT_ROWS_BYTES = postgres_store.FETCHED_ROWS = 1 << 30  # more of them let others go on
 
     async def read(self: PostgresSession, query: Any, _empty: Any) -> Any:
         return await self.write(lambda db, _again: query(db))  # not in a pool, which has tasks

@@ -342,7 +342,7 @@ class PostgresStore:
         if found is None:
             raise UnknownRunError(f"there is no run {run_id!r} in {self._settings.server}")
         rows, before = found
-        if sum(len(row.body) for row in rows) <= SHORT_ROWS_BYTES:
+        if sum(len(row.body) + len(row.hidden or "") for row in rows) <= SHORT_ROWS_BYTES:
             return decode_rows(rows, before, after)[:limit]
         return (await asyncio.to_thread(decode_rows, rows, before, after))[:limit]
 
@@ -493,10 +493,12 @@ def _lease_key(lease: Lease) -> _LeaseKey:
 
 async def _fetch_rows(found: AsyncCursor[tuple[Any, ...]]) -> list[JournalRow]:
     """The rows that ``SELECT_ROWS`` found. The event loop goes on between some and the next."""
-    rows: list[JournalRow] = []
-    while some := await found.fetchmany(FETCHED_ROWS):
-        rows += rows_of(some)
+    some = await found.fetchmany(FETCHED_ROWS)
+    rows = rows_of(some)
+    while len(some) == FETCHED_ROWS:
         await asyncio.sleep(0)
+        some = await found.fetchmany(FETCHED_ROWS)
+        rows += rows_of(some)
     return rows
 
 
