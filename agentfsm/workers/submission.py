@@ -7,6 +7,7 @@ what was submitted is encrypted there under the host's sealing key, and bound to
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import secrets
@@ -232,10 +233,6 @@ async def _list_as_queued(
     store: Store, keyring: Keyring, submission: Submission, run_id: str, known: Sequence[str]
 ) -> None:
     """Enter a run without records in the store, by which it is listed until a worker starts it."""
-    try:
-        lease = await store.acquire(run_id, SUBMITTER, new=True, keyring=keyring)
-    except (RunExistsError, StaleLease, StoreLockedError):
-        return  # the same request, from another process; or the worker of a SQLite file, which lists it when it begins
     actor, now = submission.actor, time.time()
     entries = {
         mask_secrets(name, known): mask_secrets(value, known) if isinstance(value, str) else value
@@ -253,4 +250,8 @@ async def _list_as_queued(
         waiting_for=WaitingFor(QUEUED),
         metadata=listed_metadata(entries),
     )
-    await store.append(lease, (), "suspended", info)
+    # Another process may send the same request; and what writes a file may not listen: it lists the run once it begins
+    with contextlib.suppress(RunExistsError, StaleLease, StoreLockedError):
+        async with store.maintenance.writable(store) as writable:
+            lease = await writable.acquire(run_id, SUBMITTER, new=True, keyring=keyring)
+            await writable.append(lease, (), "suspended", info)

@@ -108,6 +108,16 @@ def test_a_submitted_run_is_listed_until_it_begins() -> None:
     asyncio.run(scenario())
 
 
+def test_a_process_that_submits_to_a_file_does_not_stay_its_writer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with SqliteStore(tmp_path / "runs.db") as web:
+            await submit(web, Recorded(), KEYS, GIVEN)  # type: ignore[arg-type]
+            async with SqliteStore(tmp_path / "runs.db") as worker:
+                assert await worker.acquire("r", "a worker", new=True)
+
+    asyncio.run(scenario())
+
+
 def test_the_command_line_says_that_a_submitted_run_waits_for_a_worker(tmp_path: Path) -> None:
     async def scenario() -> str:
         async with SqliteStore(tmp_path / "runs.db") as store:

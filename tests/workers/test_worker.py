@@ -153,6 +153,33 @@ def test_the_command_line_says_that_edited_arguments_were_refused_by_the_worker(
     asyncio.run(scenario())
 
 
+def test_a_run_that_another_process_submits_to_the_worker_of_a_file_is_listed_and_can_be_cancelled(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "agentfsm", "submit", "support", "Later.", "--delay", "3600", "--key", "k"]
+    environment = child_environment() | {"AGENTFSM_SECRET": SECRET.decode()}
+
+    def submit() -> str:
+        given = [*command, "--store", str(tmp_path / "runs.db")]
+        return subprocess.run(given, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+    async def scenario() -> None:
+        async with working(tmp_path, support=Agent(ScriptedModel(["Hello."]))) as (runs, _, _):
+            first = await runs.submit("support", "Now.")
+            await until(lambda: finished(runs, first))  # so the worker is the one who writes the file
+            run_id = await asyncio.to_thread(submit)
+            info = (await runs.list()).runs[0]
+            assert (info.run_id, info.status, info.prompt) == (run_id, "suspended", "Later.")
+            assert info.waiting_for is not None
+            assert info.waiting_for.kind == "worker"
+            assert await asyncio.to_thread(submit) == run_id
+            await runs.cancel(run_id, "no longer needed")
+            await until(lambda: finished(runs, run_id))
+            assert (await runs.get(run_id)).info.ending == "cancelled"
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_worker_without_the_secret_of_the_runs_does_not_start_and_says_why(begun: bool, tmp_path: Path) -> None:
     file, agent = tmp_path / "runs.db", Agent(ScriptedModel(["Hello."]))
