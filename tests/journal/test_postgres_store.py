@@ -53,7 +53,7 @@ from tests.journal.test_snapshots import KEYS, agent_on, comparable, config_of, 
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-from agentfsm.journal.postgres import PostgresStore, postgres_run_info, postgres_store  # noqa: E402  # needs psycopg
+from agentfsm.journal.postgres import PostgresStore, postgres_run_info, postgres_session, postgres_store  # noqa: E402  # needs psycopg
 from agentfsm.journal.postgres.postgres_rows import bytes_column, number_column, text_column  # noqa: E402
 from agentfsm.journal.postgres.postgres_schema import MIGRATIONS, SCHEMA_VERSION  # noqa: E402
 from agentfsm.journal.run_info import RunQuery  # noqa: E402
@@ -469,16 +469,20 @@ def test_a_server_that_is_away_for_a_minute_is_waited_for_and_nothing_is_lost(aw
         async with opened(proxy.url) as store:
             lease = await store.acquire("a", "me", new=True)
             await store.append(lease, records[:1], "running")
+            assert await store.records("a") == records[:1]
             hurry(50)
             proxy.is_away = True
             append = asyncio.ensure_future(store.append(lease, records[1:2], "running"))
+            read = asyncio.ensure_future(store.records("a"))
             await asyncio.sleep(away_s)
             proxy.is_away = False
             if away_s < 60:
                 await append
+                assert (await read)[:1] == records[:1]
             else:
-                with pytest.raises(StoreError, match=r"has not been reached for 60 s.*what was acknowledged is stored"):
-                    await append
+                for each in (append, read):
+                    with pytest.raises(StoreError, match=r"not been reached for 60 s.*what was acknowledged is stored"):
+                        await each
         async with opened(url) as store:  # another process goes on
             kept = await store.records("a")
             assert kept == records[: 2 if away_s < 60 else 1]
@@ -488,6 +492,30 @@ def test_a_server_that_is_away_for_a_minute_is_waited_for_and_nothing_is_lost(aw
 
     asyncio.run(scenario())
     proxy.close()
+
+
+def test_a_read_asks_a_server_that_is_away_again_and_again_and_not_ever_more_rarely(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_session, "LONGEST_DELAY_S", 0.05)
+    proxy = CuttingProxy(url)
+    attempts = 0
+
+    def decide(data: bytes) -> str:
+        nonlocal attempts
+        attempts += 1
+        return "before" if attempts <= 30 else "forward"
+
+    async def scenario() -> None:
+        async with opened(proxy.url, wait_s=20) as store:  # its pool alone would ask less often
+            await store.append(await store.acquire("a", "me", new=True), sealed_records(1), "finished")
+            assert len(await store.heads()) == 1
+            proxy._cut = decide
+            assert len(await store.heads()) == 1
+
+    asyncio.run(scenario())
+    proxy.close()
+    assert attempts > 30
 
 
 @pytest.mark.slow

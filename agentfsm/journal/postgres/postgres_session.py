@@ -232,7 +232,8 @@ class PostgresSession:
             min_size=0,
             max_size=READ_CONNECTIONS,
             kwargs={"autocommit": True, "prepare_threshold": None},
-            timeout=self.settings.wait_s,
+            timeout=LONGEST_DELAY_S,  # then it is asked anew, and connects at once
+            reconnect_timeout=LONGEST_DELAY_S,  # it would wait ever longer between two attempts
             open=False,
         )
         await pool.open()
