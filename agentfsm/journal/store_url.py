@@ -122,6 +122,8 @@ def _split(url: str | Path) -> SplitResult:
         return SplitResult("", "", text, "", "")
     if scheme not in _SCHEMES:
         raise ConfigurationError(f"there is no store for {scheme}: URLs; there are: {_FORMS}, or the path of a file")
+    if scheme in _POSTGRES and not text[len(scheme) :].startswith("://"):
+        raise ConfigurationError("the URL of a PostgreSQL database is like postgresql://user:password@host/database")
     try:
         return urlsplit(text)
     except ValueError:  # its text may have the password

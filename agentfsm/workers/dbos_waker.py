@@ -37,6 +37,7 @@ QUEUED, FINISHED = ["ENQUEUED", DELAYED], ["SUCCESS", "ERROR", "CANCELLED"]
 UNFINISHED: list[str] = [*QUEUED, DELIVERED]
 SET_ASIDE, PUT_BACK = "set aside", "put back"
 FORGET_AT_ONCE, POLL_S, CONNECTIONS = 500, 0.2, 3
+RIGHTS = f"; let the owner of the database run: dbos migrate -s URL --schema {SCHEMA} -r ROLE"
 FIRST_PRIORITY = 1 + MAX_PRIORITY  # its own begin at 1
 
 Result = TypeVar("Result")
@@ -265,7 +266,8 @@ class DbosWaker:
             return await asyncio.to_thread(work)
         except (sqlalchemy.exc.SQLAlchemyError, error.DBOSException) as failure:
             reason = getattr(failure, "orig", None) or failure
-            raise StoreError(f"the queues of DBOS cannot be used: {type(reason).__name__}: {reason}") from failure
+            hint = RIGHTS if type(reason).__name__ == "InsufficientPrivilege" else ""
+            raise StoreError(f"the queues of DBOS cannot be used: {type(reason).__name__}: {reason}{hint}") from failure
 
 
 def _status(client: DBOSClient, key: str) -> WorkflowStatus | None:

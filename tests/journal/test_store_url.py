@@ -50,6 +50,7 @@ def test_a_url_or_a_path_names_a_file(url: str | Path, path: str) -> None:
         ("postgresql://localhost/runs?liveness=clock", "liveness is session or lease"),
         ("postgres://localhost/runs?lease_s=soon", "lease_s and wait_s are seconds"),
         ("postgres://a:pw@localhost/x?sslmod=require", '/database: neither libpq nor agentfsm has an option "sslmod"$'),
+        ("postgres:/runs", "is like postgresql://user:password@host/database"),
         ("postgres://a:p[w@localhost/x", "^the URL of the store cannot be read: in a password, write %5B and %5D for "),
         ("postgres://a:p/w?rest=x@localhost/x", "host/database$"),  # the password would have to be quoted
     ],

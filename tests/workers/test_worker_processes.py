@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Allow, Runs, open_store
+from agentfsm import Allow, Runs, StoreError, open_store
 from agentfsm.cli.app import run_app
 from agentfsm.journal.run_info import WaitingFor
 from agentfsm.journal.verification import GOOD
@@ -25,6 +26,7 @@ from tests.helpers.postgres import new_database, shared_server
 from tests.helpers.webhook_receiver import Receiver, receiving
 
 pytest.importorskip("dbos", reason="dbos is not installed")
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 SECRET = b"the secret of all of these processes"
 APP = "tests.helpers.worker_app"
@@ -251,6 +253,28 @@ def test_a_run_that_kills_its_workers_is_set_aside_and_can_be_put_back(
         assert run_app(["worker", *arguments, "--store", processes.url]) == 0
     listed, _, empty = capsys.readouterr().out.partition("\n")
     assert (run_id in listed, "cut off 2 times" in listed, empty) == (True, True, "")
+
+
+@pytest.mark.slow
+def test_a_role_without_rights_to_the_queues_is_told_how_it_gets_them(url: str) -> None:
+    role = f"agent_role_{uuid.uuid4().hex[:8]}"
+    database = url.replace("postgres:@", f"{role}@")
+    asyncio.run(next_due(url))  # creates the tables, as whoever owns them does
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute(f"CREATE ROLE {role} LOGIN")
+    with pytest.raises(StoreError, match=r"permission denied.*dbos migrate -s URL --schema agentfsm_dbos -r ROLE$"):
+        asyncio.run(next_due(database))
+    command = [Path(sys.executable).with_name("dbos"), "migrate", "-s", url, "--schema", "agentfsm_dbos", "-r", role]
+    subprocess.run(command, check=True, capture_output=True)
+    assert asyncio.run(next_due(database)) is None
+
+
+async def next_due(url: str) -> float | None:
+    waker = open_waker(url)
+    try:
+        return await waker.next_due("no run")
+    finally:
+        await waker.aclose()
 
 
 @pytest.mark.slow
