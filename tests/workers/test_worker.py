@@ -321,6 +321,57 @@ def test_new_runs_over_the_rate_wait_and_those_that_have_begun_do_not(tmp_path: 
     asyncio.run(scenario())
 
 
+def test_runs_with_lower_numbers_are_started_first(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        waker = open_waker(tmp_path / "runs.db", concurrency=1)
+        begun: list[int] = []
+
+        async def deliver(activation: Activation) -> str:
+            begun.append(activation.priority)
+            return "done"
+
+        try:
+            for priority in (0, 1000, -1000, 7, -7):
+                assert await waker.wake(Activation(f"run{priority}", 0, "support", priority=priority))
+            await waker.serve(["support"], deliver)
+            await until(lambda: asyncio.sleep(0, len(begun) == 5))
+            await waker.stop(1)
+        finally:
+            await waker.aclose()
+        assert begun == [-1000, -7, 0, 7, 1000]
+
+    asyncio.run(scenario())
+
+
+def test_a_tenant_has_no_more_runs_at_a_time_than_its_limit_and_others_go_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        waker = open_waker(tmp_path / "runs.db", tenant_concurrency=1)
+        begun, go = list[str](), asyncio.Event()
+
+        async def deliver(activation: Activation) -> str:
+            begun.append(activation.run_id)
+            if activation.tenant:
+                await go.wait()
+            return "done"
+
+        try:
+            for run_id in ("acme1", "acme2", "other1"):
+                assert await waker.wake(Activation(run_id, 0, "support", tenant=run_id[:-1]))
+            await waker.serve(["support"], deliver)
+            await until(lambda: asyncio.sleep(0, len(begun) >= 2))
+            assert await waker.wake(Activation("nobodys", 0, "support"))
+            await until(lambda: asyncio.sleep(0, "nobodys" in begun))  # the queue was looked at since
+            assert sorted(begun) == ["acme1", "nobodys", "other1"]
+            go.set()
+            await until(lambda: asyncio.sleep(0, "acme2" in begun))
+            await waker.stop(1)
+        finally:
+            go.set()
+            await waker.aclose()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("rate", ["", "5", "5/", "/60", "0/60", "5/0", "-1/60", "5/-1", "x/60", "5/inf", "5/nan"])
 def test_a_rate_is_of_runs_in_seconds(rate: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run_app(["worker", "shop:support", "--rate", rate, "--store", str(tmp_path / "runs.db")]) == 2
