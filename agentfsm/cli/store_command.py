@@ -134,16 +134,16 @@ def check(ctx: click.Context, as_json: bool, location: StoreLocation) -> None:
     """
     opened = open_existing_store(location)
     described = await_result(opened.maintenance.describe())
-    facts = {each.name: each.value for each in described}
+    facts: dict[str, str | int] = {each.name: each.value for each in described}
     problems = [f"{each.name}: {each.value}" for each in described if each.is_problem]
     problems += [each.reason for each in await_result(opened.maintenance.schema_damage())]
     heads = await_result(opened.heads())
-    facts["runs"] = str(len(heads))
+    facts["runs"] = len(heads)
     for status in ("running", "suspended", "finished"):
-        facts[status] = str(sum(head.status == status for head in heads))
-    facts["interrupted"] = str(sum(head.status == "running" and head.owner is None for head in heads))
-    facts["purged"] = str(len(await_result(opened.maintenance.tombstones())))
-    facts["on hold"] = str(sum(not hold.ended for hold in await_result(opened.maintenance.holds()).values()))
+        facts[status] = sum(head.status == status for head in heads)
+    facts["interrupted"] = sum(head.status == "running" and head.owner is None for head in heads)
+    facts["purged"] = len(await_result(opened.maintenance.tombstones()))
+    facts["on hold"] = sum(not hold.ended for hold in await_result(opened.maintenance.holds()).values())
     if as_json:
         click.echo(json.dumps({"store": location.name, **facts, "problems": problems}))
     else:

@@ -69,7 +69,7 @@ def test_a_store_is_created_and_checked(url: str, cli: Cli) -> None:
     result = cli("store", "check", "--json")
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
-    assert (facts["running"], facts["suspended"], facts["finished"], facts["interrupted"]) == ("1", "1", "2", "1")
+    assert (facts["running"], facts["suspended"], facts["finished"], facts["interrupted"]) == (1, 1, 2, 1)
     assert facts["problems"] == []
     assert facts["kind"].startswith(("SQLite", "PostgreSQL"))
     assert "-0.0 s" not in facts.get("clock", "")
@@ -258,6 +258,10 @@ def test_a_role_needs_only_what_the_printed_sql_grants(database: str, cli: Cli) 
     assert denied.exit_code == 2
     assert "SELECT, INSERT, UPDATE and DELETE" in denied.output
     with psycopg.connect(database, autocommit=True) as db:
+        db.execute(grants.replace("SELECT, INSERT, UPDATE, DELETE", "SELECT"))  # type: ignore[call-overload]
+        tables = "hold, journal, owner, run, run_info, run_prompt, signal, snapshot, tombstone"
+        checked = cli("store", "check", "--store", plain)
+        assert f"the role lacks DELETE, INSERT, UPDATE on {tables}: let" in checked.output
         db.execute(grants)  # type: ignore[call-overload]  # the command's own text
     assert cli("store", "check", "--store", plain).exit_code == 0
     fill(plain)

@@ -59,10 +59,14 @@ _DESCRIBE = """
         (SELECT sum(pg_total_relation_size(oid)) FROM pg_class
             WHERE relnamespace = 'agentfsm'::regnamespace AND relkind = 'r'),
         pg_is_in_recovery(), extract(epoch FROM clock_timestamp())::float8,
-        (SELECT string_agg(wanted || ' on ' || relname, ', ' ORDER BY relname, wanted)
-            FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted
-            WHERE relnamespace = 'agentfsm'::regnamespace AND relkind = 'r' AND relname <> 'version'
-            AND NOT has_table_privilege(pg_class.oid, wanted))
+        (SELECT string_agg(rights || ' on ' || tables, '; ' ORDER BY rights) FROM (
+            SELECT rights, string_agg(relname, ', ' ORDER BY relname) AS tables FROM (
+                SELECT relname, string_agg(wanted, ', ' ORDER BY wanted) AS rights
+                FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted
+                WHERE relnamespace = 'agentfsm'::regnamespace AND relkind = 'r' AND relname <> 'version'
+                    AND NOT has_table_privilege(pg_class.oid, wanted) GROUP BY relname
+            ) AS by_table GROUP BY rights
+        ) AS by_rights)
 """
 
 _OWNS_TABLES = """
