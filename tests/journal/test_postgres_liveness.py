@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
+import socket
 import sys
 import tempfile
 import time
@@ -18,7 +21,7 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Lease
 from agentfsm.testing.store_conformance import sealed_records
 from tests.helpers.child_process import run_helper
-from tests.helpers.postgres import FAKE_CLOCK, ServerClock, empty_database, new_database, start_server
+from tests.helpers.postgres import FAKE_CLOCK, CuttingProxy, ServerClock, empty_database, new_database, start_server
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
@@ -53,6 +56,36 @@ def test_workers_that_were_frozen_write_nothing_when_they_wake_up(liveness: str,
     assert told["same"]
     assert told["codes"] == {"0": 20}
     counted(f"on PostgreSQL ({liveness}): 20 frozen workers woke up after they were taken over, and wrote nothing")
+
+
+HALF_A_MINUTE_S = 30
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other names for these options")
+def test_each_side_notices_within_half_a_minute_that_the_other_one_is_gone(database: str) -> None:
+    empty_database(database)
+    proxy = CuttingProxy(database)
+
+    async def scenario() -> None:
+        async with PostgresStore(proxy.url) as store:
+            await store.acquire("a", "me", new=True)
+            db = store._queue().session._db
+            assert db is not None
+            with socket.socket(fileno=os.dup(db.fileno())) as ours:
+                idle_s, interval_s, count, waits_ms = (
+                    ours.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"))
+                    for name in ("KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")
+                )
+                assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert idle_s + interval_s * count <= HALF_A_MINUTE_S
+            assert 0 < waits_ms <= 1000 * HALF_A_MINUTE_S
+            theirs = await db.execute("SELECT source FROM pg_settings WHERE name LIKE 'tcp_keepalives%'")
+            assert await theirs.fetchall() == [("client",)] * 3  # their values cannot be seen through a Unix socket
+            options = dict(re.findall(r"-c tcp_keepalives_(\w+)=(\d+)", store._settings.conninfo))
+            assert int(options["idle"]) + int(options["interval"]) * int(options["count"]) <= HALF_A_MINUTE_S
+
+    asyncio.run(scenario())
+    proxy.close()
 
 
 @pytest.mark.slow
