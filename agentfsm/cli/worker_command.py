@@ -16,7 +16,7 @@ import click
 
 from agentfsm.agent.agent import Agent
 from agentfsm.cli.console import single_line
-from agentfsm.cli.local_store import await_result, secrets_to_write, store_option
+from agentfsm.cli.local_store import await_result, complete_run_id, secrets_to_write, store_option
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError
@@ -192,7 +192,12 @@ Examples:
 @click.argument("agents", nargs=-1, metavar="[[NAME=]MODULE:AGENT]...")
 @_worker_options
 @click.option("--set-aside", is_flag=True, help="List the runs that are set aside, and end.")
-@click.option("--put-back", metavar="RUN", help="Have a run that is set aside tried once more, and end.")
+@click.option(
+    "--put-back",
+    metavar="RUN",
+    shell_complete=complete_run_id,
+    help="Have a run that is set aside tried once more, and end; the beginning of its id is enough.",
+)
 @store_option
 def worker(
     agents: tuple[str, ...], worker_opts: _WorkerOptions, set_aside: bool, put_back: str | None, location: StoreLocation
@@ -303,7 +308,11 @@ async def _list_set_aside(waker: Waker) -> None:
 
 async def _put_back(waker: Waker, run_id: str) -> None:
     try:
-        if not await waker.put_back(run_id):
-            raise click.UsageError(f"run {run_id!r} is not set aside")
+        aside = {each.activation.run_id for each in await waker.list_set_aside()}
+        found = aside & {run_id} or {each for each in aside if each.startswith(run_id)}
+        if len(found) > 1:
+            raise click.UsageError(f"several runs that are set aside begin with {run_id!r}: {', '.join(sorted(found))}")
+        if not found or not await waker.put_back(found.pop()):
+            raise click.UsageError(f"no run that is set aside begins with {run_id!r}; --set-aside lists them")
     finally:
         await waker.aclose()

@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from agentfsm.loop.read_only import FrozenDict
 
-__all__ = ["MAX_INT", "call_signature", "canonical_json", "decode", "encode"]
+__all__ = ["MAX_INT", "call_signature", "canonical_json", "decode", "encode", "has_lone_surrogate"]
 
 MAX_INT = 2**53 - 1
 """The largest integer that every JSON reader represents exactly (RFC 8785, I-JSON)."""
@@ -98,7 +98,7 @@ def encode(value: Any) -> str:
         TypeError: The value is none of these.
         ValueError: The value contains itself, or is nested too deeply.
     """
-    if type(value) is str and (value.isascii() or not _has_lone_surrogate(value)):
+    if type(value) is str and (value.isascii() or not has_lone_surrogate(value)):
         return _encode_string(value)
     try:
         text = "".join(_sorted_parts(value, 0))
@@ -142,7 +142,7 @@ def _beyond_bmp(text: str) -> bool:
         return True
 
 
-def _has_lone_surrogate(text: str) -> bool:
+def has_lone_surrogate(text: str) -> bool:
     """Whether a text has lone surrogates."""
     if text.isascii():
         return False
@@ -158,7 +158,7 @@ def _tag(value: Any) -> Any:
         return value
     if isinstance(value, str):
         text = str.__str__(value)
-        return {"$str": text.encode("utf-8", "surrogatepass").hex()} if _has_lone_surrogate(text) else text
+        return {"$str": text.encode("utf-8", "surrogatepass").hex()} if has_lone_surrogate(text) else text
     if isinstance(value, int):
         number = int(value)
         return number if -MAX_INT <= number <= MAX_INT else {"$int": str(number)}
@@ -178,7 +178,7 @@ def _tag_object(value: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # not checked before
             raise TypeError(f"the key {key!r} of an object is not a string")
     names = sorted(value, key=lambda key: key.encode("utf-16-be", "surrogatepass"))
-    if any(name.startswith("$") or _has_lone_surrogate(name) for name in names):
+    if any(name.startswith("$") or has_lone_surrogate(name) for name in names):
         return {"$items": [[_tag(name), _tag(value[name])] for name in names]}
     return {str.__str__(name): _tag(value[name]) for name in names}
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from agentfsm.errors import RunError
+from agentfsm.loop.canonical_json import has_lone_surrogate
 from agentfsm.loop.events import Event
 from agentfsm.loop.messages import File, Image, Message, Role, with_missing_results
 from agentfsm.loop.outcomes import CALL_MODEL
@@ -619,7 +620,7 @@ def _check_ids(run_id: object, session_id: object) -> None:
     """Check the ids that a run is given.
 
     Raises:
-        RunError: One of them is not a string, or the run's id cannot be told from a suspension record.
+        RunError: One of them is not a string, or the run's id cannot be told from a suspension record, or be stored.
     """
     if not isinstance(session_id, str):
         raise RunError(f"session_id is a string, not {type(session_id).__name__}")
@@ -629,6 +630,8 @@ def _check_ids(run_id: object, session_id: object) -> None:
         raise RunError(f"run_id is a string, or None for a random one, not {type(run_id).__name__}")
     if run_id.lstrip().startswith("{"):
         raise RunError(f"run_id {run_id!r} begins like a suspension record: begin it with a letter or a digit")
+    if "\0" in run_id or has_lone_surrogate(run_id):
+        raise RunError(f"run_id {run_id!r} has NUL or half of a surrogate pair in it, which a database cannot store")
 
 
 def normalize_history(history: Iterable[Message]) -> list[Message]:

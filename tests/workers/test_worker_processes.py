@@ -249,10 +249,12 @@ def test_a_run_that_kills_its_workers_is_set_aside_and_can_be_put_back(
 
     run_id = asyncio.run(scenario())
     monkeypatch.setenv("AGENTFSM_SECRET", SECRET.decode())
-    for arguments in (["--set-aside"], ["--put-back", run_id], ["--set-aside"]):
+    for arguments in (["--set-aside"], ["--put-back", run_id[:8]], ["--set-aside"]):
         assert run_app(["worker", *arguments, "--store", processes.url]) == 0
     listed, _, empty = capsys.readouterr().out.partition("\n")
     assert (run_id in listed, "cut off 2 times" in listed, empty) == (True, True, "")
+    assert run_app(["worker", "--put-back", run_id, "--store", processes.url]) == 2
+    assert f"no run that is set aside begins with {run_id!r}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
