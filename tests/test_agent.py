@@ -51,7 +51,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.journal.memory_store import MemoryStore
-from agentfsm.journal.store import Head, Status
+from agentfsm.journal.store import Head, WhichRuns
 from agentfsm.loop.presets import PRESETS
 from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, ScriptedModel, call
@@ -560,7 +560,7 @@ def test_strict_takes_a_tools_failure_for_conversation():
 class Behind(MemoryStore):
     """A store whose list of runs was read a moment ago: since then somebody has gone on with all of them."""
 
-    async def heads(self, status: Status | None = None) -> list[Head]:
+    async def heads(self, which: WhichRuns | None = None) -> list[Head]:
         return [replace(head, status="running", owner=None) for head in await super().heads()]
 
 

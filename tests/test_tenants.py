@@ -127,6 +127,9 @@ def test_own_runs_are_read_answered_cancelled_and_forked(store: Store) -> None:
         assert (await own.get(OWN[:4] + "-1-d")).info.ending == "completed"
         fork = await own.fork(OWN, 1)
         assert (await own.get(fork)).info.run_id == fork
+        foreign_fork = await every.fork(OTHER, 1)
+        assert [head.run_id for head in await own._store.heads("cut off")] == [fork]
+        assert [head.run_id for head in await every._store.heads("cut off")] == [fork, foreign_fork]
         await own.answer(OWN, Allow())
         await every.cancel(OTHER)
         assert [each.run_id for each in await own._store.signals.pending()] == [OWN]

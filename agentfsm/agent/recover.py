@@ -90,7 +90,7 @@ async def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:
     """
     store = require_store(config)
     signalled = [signal.run_id for signal in await store.signals.pending()]
-    interrupted = [head.run_id for head in await store.heads("running") if head.owner is None and head.seq]
+    interrupted = [head.run_id for head in await store.heads("cut off")]
     found = [await next_run(config, run_id) for run_id in dict.fromkeys([*interrupted, *signalled])]
     return [run for run in found if run is not None]
 

@@ -16,7 +16,7 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.signal_hub import SignalHub
 from agentfsm.journal.signals import SealedSignal
-from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, head_row, seal_row
+from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, WhichRuns, head_row, seal_row
 from agentfsm.loop.keys import Keyring
 
 __all__ = ["MemoryMaintenance", "MemoryStore"]
@@ -289,11 +289,10 @@ class MemoryStore:
         stored = self._runs.get(run_id)
         return None if stored is None else stored.current_head()
 
-    async def heads(self, status: Status | None = None) -> list[Head]:
-        """The heads of all runs, or of those with one status, the oldest run first."""
-        return [
-            stored.current_head() for stored in self._runs.values() if status is None or stored.head.status == status
-        ]
+    async def heads(self, which: WhichRuns | None = None) -> list[Head]:
+        """The heads of all runs, or of some of them, the oldest run first; see ``Store.heads``."""
+        heads = [stored.current_head() for stored in self._runs.values()]
+        return [head for head in heads if which in (None, head.status) or (which == "cut off" and head.is_cut_off)]
 
     async def records(self, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
         """A run's records, in order, after a sequence number; see ``Store.records``."""

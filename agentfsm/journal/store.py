@@ -19,10 +19,23 @@ from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.signals import SignalQueue
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
-__all__ = ["Head", "Lease", "SealedSnapshot", "Status", "Store", "consistent_read", "head_row", "off_loop", "seal_row"]
+__all__ = [
+    "Head",
+    "Lease",
+    "SealedSnapshot",
+    "Status",
+    "Store",
+    "WhichRuns",
+    "consistent_read",
+    "head_row",
+    "off_loop",
+    "seal_row",
+]
 
 
 Status = Literal["running", "suspended", "finished"]
+WhichRuns = Status | Literal["cut off"]
+"""Those with a status, or those that were begun and then left by their owner in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,11 @@ class Head:
     status: Status
     row: str = ""
     mac: str = ""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the run was begun and then left by its owner in the middle."""
+        return self.status == "running" and self.owner is None and self.seq > 0
 
 
 class SealedSnapshot(NamedTuple):
@@ -197,8 +215,8 @@ class Store(Protocol):
         """
         ...
 
-    async def heads(self, status: Status | None = None) -> list[Head]:
-        """The heads of all runs, or of those with one status, the oldest run first.
+    async def heads(self, which: WhichRuns | None = None) -> list[Head]:
+        """The heads of all runs, of those with one status, or of those that were cut off, the oldest run first.
 
         Raises:
             StoreError: The store cannot be read.

@@ -19,7 +19,7 @@ from agentfsm.journal.maintenance import Damage, Fact, Hold, StoreMaintenance, T
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, first_info
 from agentfsm.journal.signals import SealedSignal, SignalQueue
-from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, Store
+from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, Store, WhichRuns
 from agentfsm.loop.keys import Keyring
 
 __all__ = ["TenantStore", "tenant_tag"]
@@ -146,9 +146,9 @@ class TenantStore:
         """The head of a run; see ``Store.head``."""
         return await self._store.head(run_id) if await self.has(run_id) else None
 
-    async def heads(self, status: Status | None = None) -> list[Head]:
+    async def heads(self, which: WhichRuns | None = None) -> list[Head]:
         """The heads of the tenants' runs; see ``Store.heads``."""
-        return [head for head in await self._store.heads(status) if await self.has(head.run_id)]
+        return [head for head in await self._store.heads(which) if await self.has(head.run_id)]
 
     async def records(self, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
         """A run's records; see ``Store.records``."""

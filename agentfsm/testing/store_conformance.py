@@ -223,6 +223,27 @@ async def frees_an_abandoned_lease(make: OpenStore) -> None:
     await again.aclose()
 
 
+async def lists_runs_that_were_cut_off(make: OpenStore) -> None:
+    """A run was cut off if it has begun, is running, and nobody owns it."""
+    store = make()
+    await store.release(await store.acquire("has not begun", "me", new=True))
+    for status in ("suspended", "finished"):
+        await store.append(await store.acquire(status, "me", new=True), sealed_records(1), status)
+    leases = {name: await store.acquire(name, "me", new=True) for name in ("released", "owned", "released later")}
+    for name in leases:
+        await store.append(leases[name], sealed_records(1), "running")
+    _require(await store.heads("cut off") == [])
+    await store.release(leases["released later"])
+    await store.release(leases["released"])
+    _require([head.run_id for head in await store.heads("cut off")] == ["released", "released later"])
+    _require(await store.heads("cut off") == [await store.head("released"), await store.head("released later")])
+    leases.clear()
+    await store.aclose()
+    again = make()
+    _require([head.run_id for head in await again.heads("cut off")] == ["released", "owned", "released later"])
+    await again.aclose()
+
+
 async def redacts_hidden_values(make: OpenStore) -> None:
     """The hidden values of a record can be redacted; body and hash do not change."""
     store = make()
@@ -677,6 +698,7 @@ CHECKS: tuple[StoreCheck, ...] = (
     releases_the_lease_at_the_end,
     never_reopens_a_finished_run,
     frees_an_abandoned_lease,
+    lists_runs_that_were_cut_off,
     redacts_hidden_values,
     keeps_one_snapshot_of_a_run,
     reads_a_part_of_the_records,

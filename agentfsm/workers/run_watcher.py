@@ -35,7 +35,6 @@ __all__ = [
     "StaleAction",
     "attempts_without_progress",
     "due_at",
-    "is_cut_off",
     "require_secret",
     "stale_action",
 ]
@@ -74,11 +73,6 @@ StaleAction = Literal["leave", "redeliver", "drop", "wake"]
 
 _REPEATED_KINDS = ("run.resumed", "run.migrated", "effect.intent")
 """The kinds of records that each attempt at the same effect writes again."""
-
-
-def is_cut_off(head: Head) -> bool:
-    """Whether a run was begun and then left by its owner in the middle."""
-    return head.status == "running" and head.owner is None and head.seq > 0
 
 
 def _place(head: Head) -> tuple[str, int]:
@@ -317,8 +311,7 @@ class RunWatcher:
         One that another worker has just woken is left to the workers of the queue that it is in, for a while.
         """
         now = asyncio.get_running_loop().time()
-        running = await self._store.heads("running")
-        left = [head for head in running if is_cut_off(head) and head.run_id not in self._counts.runs]
+        left = [head for head in await self._store.heads("cut off") if head.run_id not in self._counts.runs]
         self._seen = known = {key: self._seen[key] for key in map(_place, left) if key in self._seen}
         new = [head for head in left if now - known.get(_place(head), float("-inf")) >= WAKE_AGAIN_S]
         random.shuffle(new)  # so that each of the workers that find them begins with another one

@@ -184,10 +184,13 @@ def test_an_abandoned_lease_blocks_no_other_process(url: str) -> None:
             await first.append(lease, sealed_records(1), "running")
             with pytest.raises(StaleLease, match="the first"):
                 await second.acquire("a", "the second")
+            assert await second.heads("cut off") == []
             del lease
             while True:
                 try:
-                    return (await second.acquire("a", "the second")).epoch
+                    lease = await second.acquire("a", "the second")
+                    assert await first.heads("cut off") == await second.heads("cut off") == []
+                    return lease.epoch
                 except StaleLease:
                     await asyncio.sleep(0.01)
 

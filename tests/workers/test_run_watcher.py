@@ -14,7 +14,7 @@ from agentfsm.errors import StoreError
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head
 from agentfsm.workers import run_watcher
-from agentfsm.workers.run_watcher import RunWatcher, attempts_without_progress, is_cut_off, stale_action
+from agentfsm.workers.run_watcher import RunWatcher, attempts_without_progress, stale_action
 from agentfsm.workers.waker import Activation
 from agentfsm.workers.worker_metrics import WorkerCounts
 from agentfsm.workers.worker_settings import WorkerSettings
@@ -23,20 +23,6 @@ HEAD = Head("r", epoch=3, owner=None, seq=5, hash="0" * 64, status="running")
 SUSPENDED = replace(HEAD, status="suspended")
 SEEN = Activation("r", 3, "support@1")
 NEW = Activation("r", 0, "support", request="sealed")
-
-
-@pytest.mark.parametrize(
-    ("head", "expected"),
-    [
-        (HEAD, True),
-        (replace(HEAD, owner="worker"), False),
-        (replace(HEAD, status="suspended"), False),
-        (replace(HEAD, status="finished"), False),
-        (replace(HEAD, seq=0), False),  # it has not begun
-    ],
-)
-def test_a_run_is_cut_off_if_it_is_running_and_nobody_owns_it(head: Head, expected: bool) -> None:
-    assert is_cut_off(head) is expected
 
 
 @pytest.mark.parametrize(
@@ -99,8 +85,8 @@ class LeftRuns:
         self.queued: dict[str, float] = {}
         self.read: list[str] = []
 
-    async def heads(self, status: str) -> list[Head]:
-        return self.left if status == "running" else []
+    async def heads(self, which: str) -> list[Head]:
+        return self.left if which == "cut off" else []
 
     async def records(self, run_id: str) -> list[SealedRecord]:
         self.read.append(run_id)

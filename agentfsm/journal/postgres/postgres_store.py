@@ -45,7 +45,7 @@ from agentfsm.journal.postgres.postgres_session import Connection, Liveness, Pos
 from agentfsm.journal.postgres.postgres_signals import PostgresSignals
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
-from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, head_row, seal_row
+from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, WhichRuns, head_row, seal_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = ["PostgresStore"]
@@ -61,6 +61,13 @@ _SELECT_RUN = """
         owner_key IN (SELECT key FROM agentfsm.alive)
     FROM agentfsm.run
 """
+
+_CUT_OFF: LiteralString = """
+    WHERE status = 'running' AND seq > 0
+        AND (owner_key = %s OR (owner_key IN (SELECT key FROM agentfsm.alive)) IS NOT TRUE)
+    ORDER BY id
+"""
+"""Those that no other process owns: of those that are queued there may be many, and workers ask often."""
 
 _SELECT_HASH_BEFORE = """
     SELECT encode(hash, 'hex') FROM agentfsm.journal WHERE run = %s AND seq <= %s ORDER BY seq DESC LIMIT 1
@@ -293,15 +300,15 @@ class PostgresStore:
         heads = await self._select("WHERE run_id = %s", run_id)
         return heads[0] if heads else None
 
-    async def heads(self, status: Status | None = None) -> list[Head]:
-        """The heads of all runs, or of those with one status, the oldest run first; see ``Store.heads``."""
-        return (
-            await self._select("ORDER BY id")
-            if status is None
-            else await self._select("WHERE status = %s ORDER BY id", status)
-        )
+    async def heads(self, which: WhichRuns | None = None) -> list[Head]:
+        """The heads of all runs, or of some of them, the oldest run first; see ``Store.heads``."""
+        if which is None:
+            return await self._select("ORDER BY id")
+        if which == "cut off":
+            return [head for head in await self._select(_CUT_OFF, self._queue().session.key) if head.is_cut_off]
+        return await self._select("WHERE status = %s ORDER BY id", which)
 
-    async def _select(self, clause: LiteralString, *values: str) -> list[Head]:
+    async def _select(self, clause: LiteralString, *values: str | int) -> list[Head]:
         queue = self._queue()
 
         async def select(db: Connection) -> list[_RunRow]:

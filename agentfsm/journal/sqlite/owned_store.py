@@ -25,7 +25,7 @@ from agentfsm.journal.sqlite.owner_protocol import (
     write_message,
 )
 from agentfsm.journal.sqlite.store_file import StoreFile
-from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, Store, head_row, seal_row
+from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, Store, WhichRuns, head_row, seal_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = ["OwnedStore", "OwnerConnection", "RunRow", "connect_to_owner"]
@@ -245,9 +245,9 @@ class OwnedStore:
         """The head of a run; see ``Store.head``."""
         return await self._store.head(run_id)
 
-    async def heads(self, status: Status | None = None) -> list[Head]:
+    async def heads(self, which: WhichRuns | None = None) -> list[Head]:
         """The heads of runs; see ``Store.heads``."""
-        return await self._store.heads(status)
+        return await self._store.heads(which)
 
     async def records(self, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
         """A run's records; see ``Store.records``."""

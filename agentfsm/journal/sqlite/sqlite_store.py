@@ -44,7 +44,7 @@ from agentfsm.journal.sqlite.sqlite_signals import SqliteSignals
 from agentfsm.journal.sqlite.sqlite_turn import SqliteTurn
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import StoreFile
-from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, head_row, seal_row
+from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, WhichRuns, head_row, seal_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = [
@@ -428,9 +428,11 @@ class SqliteStore:
         heads = await self._reader.read(lambda db: self._heads(db, "run_id", run_id), list[Head]())
         return heads[0] if heads else None
 
-    async def heads(self, status: Status | None = None) -> list[Head]:
-        """The heads of all runs, or of those with one status, the oldest run first; see ``Store.heads``."""
-        filters = () if status is None else ("status", status)
+    async def heads(self, which: WhichRuns | None = None) -> list[Head]:
+        """The heads of all runs, or of some of them, the oldest run first; see ``Store.heads``."""
+        if which == "cut off":
+            return [head for head in await self.heads("running") if head.is_cut_off]
+        filters = () if which is None else ("status", which)
         return await self._reader.read(lambda db: self._heads(db, *filters), list[Head]())
 
     def _heads(self, db: sqlite3.Connection, *filters: str) -> list[Head]:
