@@ -198,6 +198,7 @@ class DbosWaker:
             "application_version": APPLICATION,  # the queues say which worker knows what
             "log_level": "CRITICAL",
             "sys_db_pool_size": CONNECTIONS,
+            "db_engine_kwargs": {"pool_pre_ping": False},  # what loses its connection is repeated anyway
         }
 
         async def activation_workflow(arguments: dict[str, Any]) -> str:

@@ -140,6 +140,32 @@ def test_a_run_whose_worker_is_killed_is_finished_by_another_one(processes: Proc
 
 
 @pytest.mark.slow
+def test_a_worker_whose_connections_are_cut_ends_its_run_and_takes_the_next_one(processes: Processes) -> None:
+    async def scenario() -> None:
+        async with opened(processes.url) as (runs, waker):
+            processes.hold.touch()
+            processes.start(f"{APP}:support")
+            first = await runs.submit("support", "Ship three orders.")
+            await until(processes.inside)
+            with psycopg.connect(processes.url, autocommit=True) as db:
+                cut = db.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dbos_transact'"
+                ).fetchall()
+            assert cut
+            processes.hold.unlink()
+            for run_id in (first, await runs.submit("support", "Ship three more.")):
+                await until_status(runs, run_id, "finished")
+                assert (await runs.verify(run_id)).code == GOOD
+
+            async def settled() -> bool:
+                return await waker.unfinished(0) == []
+
+            await until(settled)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
 def test_a_worker_with_a_wrong_secret_or_none_ends_with_an_error_that_says_which_one_it_needs(
     tmp_path: Path,
 ) -> None:
