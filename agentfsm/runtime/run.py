@@ -630,8 +630,8 @@ def _check_ids(run_id: object, session_id: object) -> None:
         raise RunError(f"run_id is a string, or None for a random one, not {type(run_id).__name__}")
     if run_id.lstrip().startswith("{"):
         raise RunError(f"run_id {run_id!r} begins like a suspension record: begin it with a letter or a digit")
-    if "\0" in run_id or has_lone_surrogate(run_id):
-        raise RunError(f"run_id {run_id!r} has NUL or half of a surrogate pair in it, which a database cannot store")
+    if has_lone_surrogate(run_id):
+        raise RunError(f"run_id {run_id!r} has half of a surrogate pair in it, which no file and no database can store")
 
 
 def normalize_history(history: Iterable[Message]) -> list[Message]:
