@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -524,44 +523,42 @@ def test_a_read_asks_a_server_that_is_away_again_and_again_and_not_ever_more_rar
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="small file systems are mounted on Linux only")
-def test_a_server_without_space_is_a_clear_error_and_what_was_acknowledged_stays(
-    database: str, tmp_path: Path, counted: Any
-) -> None:
-    (folder,) = parse_qs(urlsplit(database).query)["host"]
+def test_a_server_without_space_is_a_clear_error_and_what_was_acknowledged_stays(counted: Any) -> None:
     disk = Path(tempfile.mkdtemp(dir="/dev/shm"))
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk]).returncode:
         pytest.skip("mounting a small file system is not allowed here")
-    try:
-        owner = Path(folder).stat()
-        os.chown(disk, owner.st_uid, owner.st_gid)
-        name = f"small{os.getpid()}"
-        execute(database, f"CREATE TABLESPACE {name} LOCATION '{disk}'")
-        execute(database, f"CREATE DATABASE {name} TABLESPACE {name}")
-        own = database.replace(urlsplit(database).path, f"/{name}")
 
-        async def fill() -> int:
-            stored = 0
-            async with opened(own) as store:
+    async def fill(url: str) -> int:
+        stored = 0
+        with psycopg.connect(url, autocommit=True) as other:  # once the disk is full, nobody may be able to connect
+            other.execute("CREATE TABLE ballast AS SELECT repeat(md5(n::text), 10) FROM generate_series(1, 5000) AS n")
+            async with opened(url) as store:
                 lease = await store.acquire("a", "me", new=True)
                 records = sealed_records(2000, hidden=f'[["00","{os.urandom(5000).hex()}"]]')
+                assert await store.records("a") == []
                 try:
                     while True:
                         await store.append(lease, records[stored : stored + 1], "running")
                         stored += 1
                 except StoreFullError as error:
                     said = str(error)
-                assert f"database '{name}' has no space left" in said
+                assert "database 'small' has no space left" in said
                 assert await store.records("a") == records[:stored]
-                execute(own, "DROP TABLE ballast")
+                other.execute("DROP TABLE ballast")
                 await store.append(lease, records[stored : stored + 1], "finished")
                 assert await store.records("a") == records[: stored + 1]
-            return stored
+        return stored
 
-        execute(own, "CREATE TABLE ballast AS SELECT repeat(md5(n::text), 10) FROM generate_series(1, 5000) AS n")
-        stored = asyncio.run(fill())
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            own = start_server(Path(folder) / "data")
+            owner = (Path(folder) / "data").stat()
+            os.chown(disk, owner.st_uid, owner.st_gid)
+            execute(own.get_uri(), f"CREATE TABLESPACE small LOCATION '{disk}'")
+            execute(own.get_uri(), "CREATE DATABASE small TABLESPACE small")
+            stored = asyncio.run(fill(own.get_uri().replace("/postgres?", "/small?")))
+            own.cleanup()
         counted(f"on PostgreSQL: no space after {stored} records, all of which are there")
-        execute(database, f"DROP DATABASE {name} WITH (FORCE)")
-        execute(database, f"DROP TABLESPACE {name}")
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
         disk.rmdir()
