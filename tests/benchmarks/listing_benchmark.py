@@ -88,8 +88,10 @@ async def fill_server(url: str, runs: int = LISTED_RUNS) -> None:
     """The same in a database."""
     import psycopg
 
-    from agentfsm.journal.postgres.postgres_run_info import write_run_info as write_on_server
+    from agentfsm.journal.postgres.postgres_rows import text_column
+    from agentfsm.journal.postgres.postgres_run_info import WRITE_LISTED, listed_row
 
+    write = "WITH fence AS (SELECT %(number)s::bigint AS id), " + WRITE_LISTED + " SELECT id FROM fence"
     async with open_store(url) as store:
         await store.maintenance.prepare()
     async with await psycopg.AsyncConnection.connect(url) as db:
@@ -98,7 +100,7 @@ async def fill_server(url: str, runs: int = LISTED_RUNS) -> None:
                 "INSERT INTO agentfsm.run (id, run_id, hash, status) OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s)",
                 (n, info.run_id, bytes(32), info.status),
             )
-            await write_on_server(db, n, info)
+            await db.execute(write, {"number": n, "listed": text_column([listed_row(n, info)])})
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as db:
         await db.execute("VACUUM ANALYZE")  # as the server itself does after a while
 

@@ -9,25 +9,25 @@ import psycopg
 import pytest
 
 from agentfsm.journal.postgres import PostgresStore, postgres_run_info, postgres_schema, postgres_store
-from agentfsm.journal.run_info import RunInfo
+from agentfsm.journal.run_info import RunInfo, RunQuery
 from agentfsm.testing.store_conformance import sealed_records
 
 
-async def append_while_frozen(store: PostgresStore, database: str) -> None:
-    """Append to a run through a store that stands still in the transaction until somebody else has had the run's row.
+async def redact_while_frozen(store: PostgresStore, database: str) -> None:
+    """Redact a record through a store that stands still in the transaction until somebody else has had the run's row.
 
     Args:
         store: The store.
         database: The URL of its database, without a pooler between.
     """
     frozen, awake = asyncio.Event(), asyncio.Event()
-    write = postgres_run_info.write_run_info
+    update = postgres_run_info.update_texts
 
     async def stand_still(*listed: Any) -> None:
         if not frozen.is_set():
             frozen.set()
             await awake.wait()
-        await write(*listed)
+        await update(*listed)
 
     def wait_for_row() -> None:
         with psycopg.connect(database) as db:
@@ -36,14 +36,16 @@ async def append_while_frozen(store: PostgresStore, database: str) -> None:
 
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(postgres_schema, "FROZEN_AFTER_MS", 50)
-        patches.setattr(postgres_store, "write_run_info", stand_still)
-        records = sealed_records(2)
+        patches.setattr(postgres_store, "update_texts", stand_still)
+        records = sealed_records(2, hidden='[["00","secret"]]')
         lease = await store.acquire("a", "the frozen one", new=True)
-        appended = asyncio.ensure_future(store.append(lease, records, "finished", RunInfo("a", "finished")))
+        await store.append(lease, records, "running", RunInfo("a", "running"))
+        redacted = asyncio.ensure_future(store.redact(lease, 1, "[null]", RunInfo("a", "running", prompt="[gone]")))
         await frozen.wait()
         try:
             await asyncio.to_thread(wait_for_row)
         finally:
             awake.set()
-            await appended
-        assert await store.records("a") == records
+            await redacted
+        assert await store.records("a") == [records[0]._replace(hidden="[null]"), records[1]]
+        assert [info.prompt for info in (await store.find_runs(RunQuery())).runs] == ["[gone]"]

@@ -27,7 +27,7 @@ from tests.helpers.postgres_worker import SECRET, worker
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
-from tests.helpers.frozen_transaction import append_while_frozen  # noqa: E402
+from tests.helpers.frozen_transaction import redact_while_frozen  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_cancellation_is_heard_of_by_a_direct_connection_or_by_looking(
 def test_nobody_waits_for_a_process_that_was_frozen_in_a_transaction_behind_a_pooler(url: str, database: str) -> None:
     async def scenario() -> None:
         async with PostgresStore(url, liveness="lease") as store:
-            await append_while_frozen(store, database)
+            await redact_while_frozen(store, database)
 
     asyncio.run(scenario())
 

@@ -26,7 +26,7 @@ from tests.helpers.postgres import FAKE_CLOCK, CuttingProxy, ServerClock, empty_
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
-from tests.helpers.frozen_transaction import append_while_frozen  # noqa: E402
+from tests.helpers.frozen_transaction import redact_while_frozen  # noqa: E402
 
 HOUR_S = 3600
 
@@ -37,7 +37,7 @@ def test_nobody_waits_for_a_process_that_was_frozen_in_a_transaction(liveness: A
 
     async def scenario() -> None:
         async with PostgresStore(database, liveness=liveness) as store:
-            await append_while_frozen(store, database)
+            await redact_while_frozen(store, database)
 
     asyncio.run(scenario())
 

@@ -9,7 +9,15 @@ from typing import Any, LiteralString, NamedTuple
 from agentfsm.journal.postgres.postgres_session import Connection
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor, fold_case
 
-__all__ = ["ListedRun", "count_run_infos", "rebuild_prompts", "select_run_infos", "update_texts", "write_run_info"]
+__all__ = [
+    "WRITE_LISTED",
+    "ListedRun",
+    "count_run_infos",
+    "listed_row",
+    "rebuild_prompts",
+    "select_run_infos",
+    "update_texts",
+]
 
 _UPDATE_PROMPT: LiteralString = """
     INSERT INTO agentfsm.run_prompt (id, prompt) SELECT id, prompt FROM listed
@@ -24,19 +32,23 @@ _REBUILD_PROMPTS: LiteralString = (
     " SELECT run_id FROM agentfsm.run WHERE id IN (SELECT id FROM mended) ORDER BY id"
 )
 
-_WRITE: LiteralString = (
-    _WITH_PROMPT  # noqa: S608  # our own names
-    + """
-    INSERT INTO agentfsm.run_info (id, started, updated, ending, prompt, actor, session, tags, model, cost_usd, tokens,
-        waiting_kind, waiting_tool, waiting_roles, expires, parent, metadata)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s::text[], %s, %s, %s, %s, %s, %s::text[], %s, %s, %s::jsonb)
-    ON CONFLICT (id) DO UPDATE SET (started, updated, ending, prompt, actor, session, tags, model, cost_usd, tokens,
-        waiting_kind, waiting_tool, waiting_roles, expires, parent, metadata) = (EXCLUDED.started, EXCLUDED.updated,
-        EXCLUDED.ending, EXCLUDED.prompt, EXCLUDED.actor, EXCLUDED.session, EXCLUDED.tags, EXCLUDED.model,
-        EXCLUDED.cost_usd, EXCLUDED.tokens, EXCLUDED.waiting_kind, EXCLUDED.waiting_tool, EXCLUDED.waiting_roles,
-        EXCLUDED.expires, EXCLUDED.parent, EXCLUDED.metadata)
+WRITE_LISTED: LiteralString = (
     """
+    listed AS (
+        SELECT info.* FROM unnest(%(listed)s::text[]) AS given,
+            jsonb_populate_record(NULL::agentfsm.run_info, given::jsonb) AS info JOIN fence USING (id)
+    ), searched AS ("""  # noqa: S608  # our own names
+    + _UPDATE_PROMPT
+    + """), shown AS (
+        INSERT INTO agentfsm.run_info SELECT * FROM listed
+        ON CONFLICT (id) DO UPDATE SET (started, updated, ending, prompt, actor, session, tags, model, cost_usd, tokens,
+            waiting_kind, waiting_tool, waiting_roles, expires, parent, metadata) = (EXCLUDED.started, EXCLUDED.updated,
+            EXCLUDED.ending, EXCLUDED.prompt, EXCLUDED.actor, EXCLUDED.session, EXCLUDED.tags, EXCLUDED.model,
+            EXCLUDED.cost_usd, EXCLUDED.tokens, EXCLUDED.waiting_kind, EXCLUDED.waiting_tool, EXCLUDED.waiting_roles,
+            EXCLUDED.expires, EXCLUDED.parent, EXCLUDED.metadata)
+    )"""
 )
+"""Parts of a statement that write what runs are listed by, as ``listed_row`` has it, of those that are in ``fence``."""
 
 _UPDATE_TEXTS: LiteralString = (
     _WITH_PROMPT  # noqa: S608  # our own names
@@ -84,35 +96,35 @@ class ListedRun(NamedTuple):
     is_alive: bool
 
 
-async def write_run_info(db: Connection, number: int, info: RunInfo) -> None:
-    """Write what a run is listed by.
+def listed_row(number: int, info: RunInfo) -> str:
+    """What a run is listed by, as the JSON of its row.
 
     Args:
-        db: A connection.
         number: The number of the run.
         info: What it is listed by.
     """
     waiting = info.waiting_for or WaitingFor("")
-    texts = tuple(map(_storable, (info.ending, info.prompt, info.actor, info.session_id)))
-    values = (
-        number,
-        _storable(info.prompt),
-        number,
-        _milliseconds(info.started),
-        _milliseconds(info.updated),
-        *texts,
-        [_storable(tag) for tag in info.tags],
-        _storable(info.model),
-        info.cost_usd,
-        info.tokens,
-        waiting.kind,
-        _storable(waiting.tool),
-        [_storable(role) for role in waiting.roles],
-        _milliseconds(info.expires),
-        _storable(info.parent),
-        None if info.metadata is None else _jsonb(info.metadata),
-    )
-    await db.execute(_WRITE, values)
+    metadata = info.metadata
+    row: dict[str, Any] = {
+        "id": number,
+        "started": _milliseconds(info.started),
+        "updated": _milliseconds(info.updated),
+        "ending": _storable(info.ending),
+        "prompt": _storable(info.prompt),
+        "actor": _storable(info.actor),
+        "session": _storable(info.session_id),
+        "tags": [_storable(tag) for tag in info.tags],
+        "model": _storable(info.model),
+        "cost_usd": info.cost_usd,
+        "tokens": info.tokens,
+        "waiting_kind": waiting.kind,
+        "waiting_tool": _storable(waiting.tool),
+        "waiting_roles": [_storable(role) for role in waiting.roles],
+        "expires": _milliseconds(info.expires),
+        "parent": _storable(info.parent),
+        "metadata": None if metadata is None else _storable_metadata(metadata),
+    }
+    return json.dumps(row, ensure_ascii=False)
 
 
 async def update_texts(db: Connection, number: int, info: RunInfo) -> None:
@@ -260,8 +272,12 @@ def _storable(text: str) -> str:
     return text.replace("\0", "\ufffd")
 
 
+def _storable_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {_storable(name): _storable(value) for name, value in metadata.items()}
+
+
 def _jsonb(metadata: Mapping[str, str]) -> str:
-    return json.dumps({_storable(name): _storable(value) for name, value in metadata.items()}, ensure_ascii=False)
+    return json.dumps(_storable_metadata(metadata), ensure_ascii=False)
 
 
 def _info(row: tuple[Any, ...]) -> RunInfo:

@@ -34,11 +34,12 @@ from agentfsm.journal.postgres.postgres_rows import (
     text_column,
 )
 from agentfsm.journal.postgres.postgres_run_info import (
+    WRITE_LISTED,
     ListedRun,
     count_run_infos,
+    listed_row,
     select_run_infos,
     update_texts,
-    write_run_info,
 )
 from agentfsm.journal.postgres.postgres_schema import transaction
 from agentfsm.journal.postgres.postgres_session import Connection, Liveness, PostgresSession, PostgresSettings
@@ -78,7 +79,7 @@ _CHANGE_OWNER = """
     WHERE id = %s AND epoch = %s AND seq = %s AND owner_key IS NOT DISTINCT FROM %s
 """
 
-_APPEND = f"""
+_APPEND_PARTS: LiteralString = f"""
     WITH head AS (
         SELECT * FROM unnest(
             %(number)s::bigint[], %(epoch)s::bigint[], %(before)s::bigint[], %(seq)s::bigint[], %(hash)s::bytea[],
@@ -91,13 +92,22 @@ _APPEND = f"""
         FROM head
         WHERE run.id = head.number AND run.epoch = head.epoch AND run.seq = head.before AND run.owner IS NOT NULL
             AND (run.status <> 'finished' OR head.status = 'finished')
-        RETURNING run.id
+        RETURNING run.id, run.status
     ), added AS (
         {INSERT_ROWS} JOIN fence ON fence.id = new.run
-    )
-    SELECT id FROM fence
-"""  # noqa: S608  # our own text
-"""Fence and records of many runs in one statement: of a run whose fence fails, nothing is written."""
+    )"""  # noqa: S608  # our own text
+_WRITTEN: LiteralString = " SELECT id FROM fence"
+_MORE_PARTS: LiteralString = f""", {WRITE_LISTED}, kept AS (
+        INSERT INTO agentfsm.snapshot (id, content, mac)
+        SELECT snapshot.* FROM unnest(%(of)s::bigint[], %(snapshot)s::text[], %(snapshot_mac)s::bytea[])
+            AS snapshot (id, content, mac) JOIN fence USING (id) WHERE fence.status <> 'finished'
+        ON CONFLICT (id) DO UPDATE SET content = EXCLUDED.content, mac = EXCLUDED.mac
+    ), dropped AS (
+        DELETE FROM agentfsm.snapshot USING fence WHERE snapshot.id = fence.id AND fence.status = 'finished'
+    )"""  # noqa: S608  # our own text
+_APPEND, _APPEND_MORE = _APPEND_PARTS + _WRITTEN, _APPEND_PARTS + _MORE_PARTS + _WRITTEN
+"""The fence and the records of many runs in one statement, the longer one with what they are listed by and their
+snapshots: of a run whose fence fails, nothing is written."""
 
 
 class _RunRow(NamedTuple):
@@ -594,37 +604,14 @@ async def _write_jobs(jobs: list[_Job], db: Connection, again: bool) -> dict[int
         if job.status is None:
             await _release(db, job.key)
     if heads := [await _new_head(db, job, job.status) for job in jobs if job.status is not None]:
-        written = (
-            await _append_with_more(db, heads)
-            if any(head.job.changes_more for head in heads)
-            else await _append(db, heads)
-        )
+        written = await _append(db, heads)
         for head in heads:
             if head.job.key.number not in written and not (again and await _is_written(db, head)):
                 errors[head.job.key.number] = await _stale_error(db, head.job.key)
     return errors
 
 
-async def _append_with_more(db: Connection, heads: list[_NewHead]) -> set[int]:
-    """Write the records of runs together with what they are listed by and their snapshots; returns as ``_append``."""
-    async with transaction(db):
-        written = await _append(db, heads)
-        for job in (head.job for head in heads if head.job.key.number in written):
-            if job.info is not None:
-                await write_run_info(db, job.key.number, job.info)
-            if job.status == "finished":
-                await db.execute(_DELETE_SNAPSHOT, (job.key.number,))
-            elif job.snapshot is not None:
-                mac = bytes.fromhex(job.snapshot.mac)
-                await db.execute(_WRITE_SNAPSHOT, (job.key.number, job.snapshot.content, mac))
-    return written
-
-
 _DELETE_SNAPSHOT = "DELETE FROM agentfsm.snapshot WHERE id = %s"
-_WRITE_SNAPSHOT = """
-    INSERT INTO agentfsm.snapshot (id, content, mac) VALUES (%s, %s, %s)
-    ON CONFLICT (id) DO UPDATE SET content = EXCLUDED.content, mac = EXCLUDED.mac
-"""
 _SELECT_SNAPSHOT = """
     SELECT content, encode(snapshot.mac, 'hex') FROM agentfsm.snapshot JOIN agentfsm.run USING (id) WHERE run_id = %s
 """
@@ -660,22 +647,30 @@ async def _new_head(db: Connection, job: _Job, status: Status) -> _NewHead:
 
 
 async def _append(db: Connection, heads: list[_NewHead]) -> set[int]:
-    """Write the records of runs, and return the numbers of those that this process owns."""
+    """Write what is queued of runs, and return the numbers of those that this process owns."""
     rows = [(head.job.key.number, row) for head in heads for row in encode_commit(head.job.records)]
-    done = await db.execute(
-        _APPEND,
-        {
-            "number": number_column([head.job.key.number for head in heads]),
-            "epoch": number_column([head.job.key.epoch for head in heads]),
-            "before": number_column([head.before for head in heads]),
-            "seq": number_column([head.seq for head in heads]),
-            "hash": bytes_column([bytes.fromhex(head.digest) for head in heads]),
-            "status": text_column([head.status for head in heads]),
-            "owner": text_column([head.owner() for head in heads]),
-            "mac": bytes_column([head.mac() for head in heads]),
-            **row_columns(rows),
-        },
-    )
+    values = {
+        "number": number_column([head.job.key.number for head in heads]),
+        "epoch": number_column([head.job.key.epoch for head in heads]),
+        "before": number_column([head.before for head in heads]),
+        "seq": number_column([head.seq for head in heads]),
+        "hash": bytes_column([bytes.fromhex(head.digest) for head in heads]),
+        "status": text_column([head.status for head in heads]),
+        "owner": text_column([head.owner() for head in heads]),
+        "mac": bytes_column([head.mac() for head in heads]),
+        **row_columns(rows),
+    }
+    jobs = [head.job for head in heads]
+    has_more = any(job.changes_more for job in jobs)
+    if has_more:
+        kept = [(job.key.number, job.snapshot) for job in jobs if job.snapshot is not None]
+        values |= {
+            "listed": text_column([listed_row(job.key.number, job.info) for job in jobs if job.info is not None]),
+            "of": number_column([number for number, _ in kept]),
+            "snapshot": text_column([snapshot.content for _, snapshot in kept]),
+            "snapshot_mac": bytes_column([bytes.fromhex(snapshot.mac) for _, snapshot in kept]),
+        }
+    done = await db.execute(_APPEND_MORE if has_more else _APPEND, values)
     return {row[0] for row in await done.fetchall()}
 
 
