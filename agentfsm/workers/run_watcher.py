@@ -44,6 +44,10 @@ logger = logging.getLogger("agentfsm.workers")
 WAKE_AGAIN_S = 10.0
 """Seconds after which a run that is still cut off is woken again."""
 
+AT_WORK_S = 10.0
+"""Seconds for which nobody looks again at an activation whose run has an owner and records: if its worker dies, that
+run was cut off, and is found as such."""
+
 WAKEN_AT_ONCE = 10
 """How many such runs are woken at the same time."""
 
@@ -180,6 +184,7 @@ class RunWatcher:
         self._waiting: set[tuple[str, int]] = set()
         self._seen: dict[tuple[str, int], float] = {}
         self._done: set[str] = set()
+        self._at_work: dict[str, float] = {}
         self.swept_at = 0.0
 
     # -- signals --------------------------------------------------------------------------------------
@@ -337,15 +342,20 @@ class RunWatcher:
         What is to be finished is finished only if it still is at the next look: its worker may be about to do so.
         """
         seen, self._done = self._done, set()
+        now = asyncio.get_running_loop().time()
+        self._at_work = {key: until for key, until in self._at_work.items() if now < until}
         stale = await self._waker.unfinished(self._settings.settle_s)
         if any(each.activation.notice for each in stale):  # nobody acquires a run to send one, so a worker gets longer
             slow = {each.activation.key for each in await self._waker.unfinished(NOTICE_SETTLE_S)}
             stale = [each for each in stale if not each.activation.notice or each.activation.key in slow]
         for each in stale:
             activation = each.activation
-            if activation.run_id in self._counts.runs:
+            if activation.run_id in self._counts.runs or activation.key in self._at_work:
                 continue
-            action = stale_action(activation, await self._store.head(activation.run_id))
+            head = await self._store.head(activation.run_id)
+            action = stale_action(activation, head)
+            if action == "leave" and head is not None and head.seq:
+                self._at_work[activation.key] = now + AT_WORK_S
             if action == "redeliver" and each.deliveries >= 2 * self._settings.max_attempts:
                 reason = f"{each.deliveries} workers died before they began with it"
                 logger.error("run %s is set aside: %s", activation.run_id, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head
 from agentfsm.workers import run_watcher
 from agentfsm.workers.run_watcher import RunWatcher, attempts_without_progress, stale_action
-from agentfsm.workers.waker import Activation
+from agentfsm.workers.waker import Activation, DeliveredActivation
 from agentfsm.workers.worker_metrics import WorkerCounts
 from agentfsm.workers.worker_settings import WorkerSettings
 
@@ -166,6 +167,47 @@ def test_a_run_that_could_not_be_woken_is_woken_by_the_next_sweep(away: str) -> 
             await watcher._wake_cut_off_runs()
         await watcher._wake_cut_off_runs()
         assert set(found.woken) == {"r0", "r1", "r2"}
+
+    asyncio.run(scenario())
+
+
+class BusyWorkers(LeftRuns):
+    """What other workers are at: one has written records, and one is about to write the first."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.busy = {"begun": replace(HEAD, owner="worker"), "new": replace(HEAD, seq=0, owner="worker")}
+        self.looked: list[str] = []
+        self.dropped: list[str] = []
+
+    async def head(self, run_id: str) -> Head:
+        self.looked.append(run_id)
+        return self.busy[run_id]
+
+    async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
+        return [DeliveredActivation(Activation(run_id, 0, "support", request="sealed"), 1) for run_id in self.busy]
+
+    async def drop(self, activation: Activation) -> None:
+        self.dropped.append(activation.run_id)
+
+
+def test_a_run_that_is_being_worked_on_is_not_looked_at_again_until_its_worker_may_have_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        found: Any = BusyWorkers()
+        agents: Any = SimpleNamespace()
+        watcher = RunWatcher(found, found, agents, WorkerSettings(), WorkerCounts())
+        for _ in range(3):
+            await watcher._settle_activations()
+        assert found.looked == ["begun", "new", "new", "new"]
+        found.busy["begun"] = replace(HEAD, epoch=2)  # it was cut off, and is taken over as such
+        await watcher._settle_activations()
+        assert found.looked.count("begun") == 1
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + run_watcher.AT_WORK_S)
+        for _ in range(2):
+            await watcher._settle_activations()
+        assert (found.looked.count("begun"), found.dropped) == (3, ["begun"])
 
     asyncio.run(scenario())
 
