@@ -40,6 +40,7 @@ class _WorkerOptions:
     concurrency: int
     tenant_concurrency: int | None
     rate: StartRate | None
+    poll: float
     grace: float
     max_attempts: int
     spend_limits: tuple[SpendLimit, ...]
@@ -174,6 +175,14 @@ def _worker_options(command: CommandFunction) -> CommandFunction:
                 help="The address of that port; 0.0.0.0 for probes from elsewhere.",
             ),
             _RATE_OPTION,
+            click.option(
+                "--poll",
+                type=click.FloatRange(min=0, min_open=True),
+                default=0.2,
+                show_default=True,
+                metavar="SECONDS",
+                help="How often each queue is looked at. Workers with nothing to do cost less if it is rarer.",
+            ),
             *_NOTICE_OPTIONS,
         ],
     )(command)
@@ -254,6 +263,7 @@ async def _serve(agents: Mapping[str, Agent[Any, Any]], location: StoreLocation,
         concurrency=options.concurrency,
         tenant_concurrency=options.tenant_concurrency,
         rate=options.rate,
+        poll_s=options.poll,
     )
     async with open_store(location.url) as store:
         found = await secrets_to_write(store, location)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentfsm.errors import MissingExtraError, StoreError
-from agentfsm.workers.waker import MAX_PRIORITY, Activation, Deliver, DeliveredActivation, SetAside, StartRate
+from agentfsm.workers.waker import MAX_PRIORITY, Activation, Deliver, DeliveredActivation, QueueSettings, SetAside
 
 try:
     import sqlalchemy.exc
@@ -36,7 +36,7 @@ DELAYED, DELIVERED = "DELAYED", "PENDING"
 QUEUED, FINISHED = ["ENQUEUED", DELAYED], ["SUCCESS", "ERROR", "CANCELLED"]
 UNFINISHED: list[str] = [*QUEUED, DELIVERED]
 SET_ASIDE, PUT_BACK = "set aside", "put back"
-FORGET_AT_ONCE, POLL_S, CONNECTIONS = 500, 0.2, 3
+FORGET_AT_ONCE, CONNECTIONS = 500, 3
 RIGHTS = f"; let the owner of the database run: dbos migrate -s URL --schema {SCHEMA} -r ROLE"
 FIRST_PRIORITY = 1 + MAX_PRIORITY  # its own begin at 1
 
@@ -48,19 +48,12 @@ class DbosWaker:
 
     Args:
         url: The database of DBOS: ``postgresql://...``, in which it has a schema of its own, or ``sqlite:///FILE``.
-        concurrency: How many activations of a queue are handled at a time in one process.
-        tenant_concurrency: How many activations of a queue are handled at a time for one tenant, by all processes
-            together; None for no such limit.
-        rate: How many new runs of an agent are started in how many seconds; None for no such limit.
+        settings: How its queues are served.
     """
 
-    def __init__(
-        self, url: str, *, concurrency: int = 10, tenant_concurrency: int | None = None, rate: StartRate | None = None
-    ) -> None:
+    def __init__(self, url: str, settings: QueueSettings) -> None:
         self._url = url
-        self._concurrency = concurrency
-        self._tenant_concurrency = tenant_concurrency
-        self._limiter: QueueRateLimit | None = None if rate is None else {"limit": rate.runs, "period": rate.seconds}
+        self._settings = settings
         self._serves = False
         self._active = 0
         self._opened: DBOSClient | None = None
@@ -211,13 +204,15 @@ class DbosWaker:
                 self._active -= 1
 
         def launch() -> None:
+            own, rate = self._settings, self._settings.rate
+            limiter: QueueRateLimit | None = None if rate is None else {"limit": rate.runs, "period": rate.seconds}
             for queue in queues:
                 self._client.register_queue(
                     queue,
-                    worker_concurrency=self._concurrency,
-                    partition_concurrency=self._tenant_concurrency,
-                    limiter=None if "@" in queue else self._limiter,  # what has begun goes on
-                    polling_interval_sec=POLL_S,
+                    worker_concurrency=own.concurrency,
+                    partition_concurrency=own.tenant_concurrency,
+                    limiter=None if "@" in queue else limiter,  # what has begun goes on
+                    polling_interval_sec=own.poll_s,
                     on_conflict="always_update",
                 )
             DBOS(config=config)

@@ -18,6 +18,7 @@ __all__ = [
     "Activation",
     "Deliver",
     "DeliveredActivation",
+    "QueueSettings",
     "SetAside",
     "StartRate",
     "Waker",
@@ -43,6 +44,34 @@ class StartRate:
     def __post_init__(self) -> None:
         if self.runs < 1 or not 0 < self.seconds < float("inf"):
             raise ConfigurationError(f"a rate is of at least one run in more than 0 seconds, not {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSettings:
+    """How the queues of an engine are served.
+
+    Attributes:
+        concurrency: How many activations of a queue a process handles at a time.
+        tenant_concurrency: How many of a queue are handled at a time for one tenant, by all processes together; None
+            for no such limit.
+        rate: How many new runs of an agent are started in how many seconds, by all processes together; None for no
+            such limit.
+        poll_s: Seconds between two looks of a process at each of its queues.
+
+    Raises:
+        ConfigurationError: A number is too small.
+    """
+
+    concurrency: int = 10
+    tenant_concurrency: int | None = None
+    rate: StartRate | None = None
+    poll_s: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or (self.tenant_concurrency is not None and self.tenant_concurrency < 1):
+            raise ConfigurationError("concurrency and tenant_concurrency are at least 1")
+        if not 0 < self.poll_s < float("inf"):
+            raise ConfigurationError(f"poll_s is a number of seconds greater than 0, not {self.poll_s}")
 
 
 MAX_PRIORITY = 1000

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,26 @@ def test_new_runs_over_the_rate_wait_and_those_that_have_begun_do_not(tmp_path: 
     asyncio.run(scenario())
 
 
+def test_queues_are_looked_at_as_often_as_is_said(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        waker = open_waker(tmp_path / "runs.db", poll_s=0.05)
+        try:
+            await waker.serve(["support"], lambda activation: asyncio.sleep(0, "done"))
+        finally:
+            await waker.aclose()
+        with closing(sqlite3.connect(tmp_path / "runs.db.queue")) as queues:
+            assert queues.execute("SELECT name, polling_interval_sec FROM queues").fetchall() == [("support", 0.05)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"tenant_concurrency": 0}, {"poll_s": 0}, {"poll_s": math.inf}])
+def test_a_queue_that_could_not_be_served_is_refused(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        open_waker(tmp_path / "runs.db", **wrong)
+    assert not list(tmp_path.iterdir())
+
+
 def test_runs_with_lower_numbers_are_started_first(tmp_path: Path) -> None:
     async def scenario() -> None:
         waker = open_waker(tmp_path / "runs.db", concurrency=1)
@@ -376,6 +397,21 @@ def test_a_tenant_has_no_more_runs_at_a_time_than_its_limit_and_others_go_on(tmp
 def test_a_rate_is_of_runs_in_seconds(rate: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run_app(["worker", "shop:support", "--rate", rate, "--store", str(tmp_path / "runs.db")]) == 2
     assert "as in 100/60" in capsys.readouterr().err
+
+
+def test_a_worker_serves_its_queues_as_its_options_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shop.py").write_text("from agentfsm import Agent\nsupport = Agent('ollama:llama3.2')\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    given: dict[str, Any] = {}
+
+    def note(url: str, **settings: Any) -> Waker:
+        given.update(settings)
+        raise ConfigurationError("that is all that is asked here")
+
+    monkeypatch.setattr("agentfsm.cli.worker_command.open_waker", note)
+    options = ["--concurrency", "20", "--tenant-concurrency", "3", "--rate", "100/60", "--poll", "1.5"]
+    assert run_app(["worker", "shop:support", *options, "--store", str(tmp_path / "runs.db")]) == 2
+    assert given == {"concurrency": 20, "tenant_concurrency": 3, "rate": StartRate(100, 60), "poll_s": 1.5}
 
 
 def test_a_run_over_a_spend_limit_is_not_started_until_the_limit_is_free_again(
