@@ -1,6 +1,7 @@
 """The README, CONTRIBUTING and the pages of ``docs/``: each code block runs and prints what the page says.
 
-The blocks of a page run in order, in one empty folder. Every provider is a small server on loopback that says hello.
+The blocks of a page run in order, in one empty folder, and in a virtual environment with what the page says to install
+and nothing else. Every provider is a small server on loopback that says hello.
 
 - ``python NAME.py`` is a file; it exists before the first block runs.
 - ``python`` is run; a ``text`` block directly after it is exactly what it prints.
@@ -17,45 +18,36 @@ import os
 import re
 import shlex
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.metadata import PackageNotFoundError
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
 
 from agentfsm import LOOP, AgentGuardrails, SqliteStore
 from agentfsm.cli.app import app
 from agentfsm.journal.records import read_records
 from tests.helpers.fake_model_server import fake_model_server, text_output
+from tests.helpers.fresh_environment import build, install
 from tests.helpers.generated_docs import README, readme_table, split_readme
 
 ROOT = Path(__file__).parents[1]
+QUICK_START = ROOT / "docs" / "quickstart.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [README, *DOCS]
 TEXTS = [*PAGES, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG", "RELEASING", "SECURITY"))]
 FENCE = re.compile(r"^```([\w{}]*) ?([\w./]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PLUGIN = () if "agentfsm.testing.pytest_plugin" in {e.value for e in entry_points(group="pytest11")} else (
-    "-p", "agentfsm.testing.pytest_plugin",
-)  # fmt: skip
 PROGRAMS = {
     "agentfsm": ("-m", "agentfsm"),
-    "pytest": ("-m", "pytest", "-p", "no:cacheprovider", "--rootdir=.", *PLUGIN),
+    "pytest": ("-m", "pytest", "-p", "no:cacheprovider", "--rootdir=."),
     "python": (),
 }
-OPTIONAL_MODULES = {
-    "mcp_server_time": "mcp_server_time",
-    "integrations.mcp": "mcp",
-    "integrations.otel": "opentelemetry",
-    "integrations.pydantic_ai": "pydantic_ai",
-    "starlette.applications": "starlette",
-    "temporalio.testing": "temporalio",
-}
-"""Modules that a page needs where it says the word."""
 
 MY_TOOLS = "def add(a: int, b: int) -> int:\n    'Add.'\n    return a + b\n"
 """The file ``my_tools.py`` of the reader, for pages that do not show one."""
@@ -90,30 +82,6 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def run(words: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python with arguments, in a folder."""
-    with fake_model_server(text_output("Hello.")) as server:
-        environment = {
-            "OPENAI_BASE_URL": server.url,
-            "OPENAI_API_KEY": "sk-test",
-            "ANTHROPIC_BASE_URL": server.host,
-            "ANTHROPIC_API_KEY": "sk-test",
-            "OLLAMA_HOST": server.host,
-            "AGENTFSM_STORE": str(folder / "agentfsm.db"),  # not in the data folder of the developer
-            "AGENTFSM_SECRET": "the secret of the documentation",
-            "PYTHONPATH": str(ROOT),
-        }
-        return subprocess.run(
-            [sys.executable, *words],
-            cwd=folder,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-
-
 def commands(text: str) -> Iterator[tuple[str, str]]:
     """Each command of a console block, and what it prints."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
@@ -132,34 +100,63 @@ def is_shown(expected: str, output: str) -> bool:
     return True
 
 
-def run_python(block: Block, folder: Path) -> str:
-    done = run(("-W", "error", "-c", block.text), folder)
-    assert done.returncode == 0, f"{block}: {done.stderr}"
-    return done.stdout
+@dataclass(frozen=True)
+class Reader:
+    """Somebody who does what a page says.
 
+    Attributes:
+        folder: Where.
+        python: With which Python.
+    """
 
-def run_console(block: Block, folder: Path) -> None:
-    for command, expected in commands(block.text):
-        program, *words = shlex.split(command)
-        done = run((*PROGRAMS[program], *words), folder)
-        assert done.returncode <= bool(expected), f"{block}: {command}: {done.stdout}{done.stderr}"
-        assert is_shown(expected, done.stdout), f"{block}: {command}: {done.stdout}"
+    folder: Path
+    python: Path
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run Python with arguments."""
+        with fake_model_server(text_output("Hello.")) as server:
+            environment = {
+                "OPENAI_BASE_URL": server.url,
+                "OPENAI_API_KEY": "sk-test",
+                "ANTHROPIC_BASE_URL": server.host,
+                "ANTHROPIC_API_KEY": "sk-test",
+                "OLLAMA_HOST": server.host,
+                "AGENTFSM_STORE": str(self.folder / "agentfsm.db"),  # not in the data folder of the developer
+                "AGENTFSM_SECRET": "the secret of the documentation",
+            }
+            return subprocess.run(
+                [self.python, *words],
+                cwd=self.folder,
+                env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment,
+                capture_output=True,
+                text=True,
+                timeout=200,
+                check=False,
+            )
+
+    def run_python(self, block: Block, program: str) -> str:
+        done = self.run("-W", "error", "-c", program)
+        assert done.returncode == 0, f"{block}: {done.stderr}"
+        return done.stdout
+
+    def run_console(self, block: Block) -> None:
+        for command, expected in commands(block.text):
+            program, *words = shlex.split(command)
+            done = self.run(*PROGRAMS[program], *words)
+            assert done.returncode <= bool(expected), f"{block}: {command}: {done.stdout}{done.stderr}"
+            assert is_shown(expected, done.stdout), f"{block}: {command}: {done.stdout}"
 
 
 def check_setup(block: Block) -> None:
-    """Make targets, our own extras and our own files are there; other programs are not ours."""
+    """Make targets and our own files are there; other programs are not ours."""
     for line in block.text.splitlines():
         program, *words = shlex.split(line, comments=True) or ["#"]
         if program == "make":
             assert words[0] in make_targets(), f"{block}: {line}"
-        elif program == "pip":
-            extras = re.findall(r"agentfsm\[([\w,]+)\]", line)
-            known = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
-            assert {extra for each in extras for extra in each.split(",")} <= known, f"{block}: {line}"
         elif program.startswith(".venv/bin/"):
             assert all((ROOT / word).exists() for word in words if word.endswith(".py")), f"{block}: {line}"
         else:
-            assert program in {"#", "export", "git", "ollama", "openssl"}, f"{block}: nothing tests {line!r}"
+            assert program in {"#", "export", "git", "ollama", "openssl", "pip"}, f"{block}: nothing tests {line!r}"
 
 
 REPEATED = "$ agentfsm mutate"
@@ -170,45 +167,94 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
+def installs(text: str) -> set[str]:
+    """What is named after ``pip install``; the path to a checkout is left out."""
+    lines = re.findall(r"pip install ([^`\n]+)", text)
+    return {word.rpartition("/")[2] for line in lines for word in shlex.split(line, comments=True) if word[0] != "-"}
+
+
+def wanted(page: Path, line: int) -> tuple[str, ...]:
+    """What a reader has installed at a line of a page: what it has said so far.
+
+    A page without a block that installs anything comes after the quick start.
+    """
+    stands_alone = any(installs(block.text) for block in blocks(page))
+    read = "\n".join(page.read_text(encoding="utf-8").splitlines()[: line - 1])
+    named = installs(read if stands_alone else f"{QUICK_START.read_text(encoding='utf-8')}\n{read}")
+    extras, others = set[str](), set[str]()
+    for each in map(Requirement, named):
+        if each.name == "agentfsm":
+            extras |= each.extras
+        else:
+            others.add(str(each))
+    return (f"agentfsm[{','.join(sorted(extras))}]" if extras else "agentfsm", *sorted(others))
+
+
+PythonAt = Callable[[Path, int], Path]
+
+
+@pytest.fixture(scope="session")
+def python_at(tmp_path_factory: pytest.TempPathFactory) -> PythonAt:
+    """The Python at a line of a page. Where the same is installed, it is the same."""
+
+    @cache
+    def wheel() -> Path:
+        folder = tmp_path_factory.mktemp("dist")
+        build(folder)
+        return next(folder.glob("*.whl"))
+
+    @cache
+    def python(wanted: tuple[str, ...]) -> Path:
+        return install(wheel(), wanted, tmp_path_factory.mktemp("environment"))
+
+    def python_at(page: Path, line: int) -> Path:
+        try:
+            return python(wanted(page, line))
+        except PackageNotFoundError as error:
+            pytest.skip(f"{error.name} is not installed")
+
+    return python_at
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_blocks_of_a_page_run_and_print_what_it_says(page: Path, tmp_path: Path) -> None:
+def test_the_blocks_of_a_page_run_and_print_what_it_says(page: Path, python_at: PythonAt, tmp_path: Path) -> None:
     """All but the repeated ones, for which see ``tests/cli/test_mutate_command.py``."""
-    run_page(page, [block for block in blocks(page) if REPEATED not in block.text], tmp_path)
+    run_page(page, [block for block in blocks(page) if REPEATED not in block.text], python_at, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [page for page in PAGES if REPEATED in page.read_text()], ids=lambda page: page.stem)
-def test_every_block_of_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
-    run_page(page, blocks(page), tmp_path)
+def test_every_block_of_a_page_runs_and_prints_what_it_says(page: Path, python_at: PythonAt, tmp_path: Path) -> None:
+    run_page(page, blocks(page), python_at, tmp_path)
 
 
-def run_page(page: Path, chosen: list[Block], tmp_path: Path) -> None:
+def run_page(page: Path, chosen: list[Block], python_at: PythonAt, folder: Path) -> None:
     """Run these blocks of a page, in an empty folder."""
-    source = page.read_text(encoding="utf-8")
-    for word, module in OPTIONAL_MODULES.items():
-        if word in source and find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
-    if "os.fork" in source and not hasattr(os, "fork"):
+    if "os.fork" in page.read_text(encoding="utf-8") and not hasattr(os, "fork"):
         pytest.skip("there is no fork")
-    (tmp_path / "my_tools.py").write_text(MY_TOOLS)
+    (folder / "my_tools.py").write_text(MY_TOOLS)
     for block in chosen:
         if block.name:
-            (tmp_path / block.name).write_text(block.text)
+            (folder / block.name).write_text(block.text)
     printed: str | None = None
     for block in chosen:
+        reader = Reader(folder, python_at(page, block.line))
         match block.language:
+            case "python" if block.name:
+                reader.run_python(block, imports(block))
+                continue
             case _ if block.name:
                 continue
             case "python":
-                printed = run_python(block, tmp_path)
+                printed = reader.run_python(block, block.text)
                 continue
             case "text":
                 assert printed is not None, f"{block}: no python block directly before it"
                 assert printed == block.text, f"{block}: {printed}"
             case "console":
-                run_console(block, tmp_path)
+                reader.run_console(block)
             case "sh":
                 check_setup(block)
             case "{toctree}" | "{include}":
@@ -216,6 +262,31 @@ def run_page(page: Path, chosen: list[Block], tmp_path: Path) -> None:
             case _:
                 raise AssertionError(f"{block}: nothing tests a block of {block.language!r}")
         printed = None
+
+
+def imports(block: Block) -> str:
+    """What a block imports, as a program: a file may need a server."""
+    body = ast.parse(block.text).body
+    return ast.unparse([node for node in body if isinstance(node, ast.Import | ast.ImportFrom)])
+
+
+HELP = """
+import sys
+from agentfsm.cli import main
+sys.exit(max(main([name, "--help"]) for name in sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_of_a_page_have_help_or_name_the_extra_that_they_need(
+    page: Path, python_at: PythonAt, tmp_path: Path
+) -> None:
+    source = page.read_text(encoding="utf-8")
+    if names := sorted(app.commands.keys() & set(re.findall(r"(?:`|^\$ )agentfsm (\w+)", source, re.MULTILINE))):
+        done = Reader(tmp_path, python_at(page, source.count("\n"))).run("-c", HELP, *names)
+        lacks = r"(agentfsm: .* needs an optional package: pip install 'agentfsm\[[\w-]+\]'\n)+"
+        assert re.fullmatch("" if done.returncode == 0 else lacks, done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
@@ -280,9 +351,9 @@ def test_the_table_holds_every_row_in_its_order() -> None:
 
 
 @pytest.mark.slow
-def test_the_run_that_is_killed_is_in_the_store_once_and_complete(tmp_path: Path) -> None:
+def test_the_run_that_is_killed_is_in_the_store_once_and_complete(python_at: PythonAt, tmp_path: Path) -> None:
     (block,) = [block for block in blocks(README) if "SIGKILL" in block.text]
-    run_python(block, tmp_path)
+    Reader(tmp_path, python_at(README, block.line)).run_python(block, block.text)
     store = SqliteStore(tmp_path / "runs.db")
     (head,) = asyncio.run(store.heads())
     kinds = [record.kind for record in read_records(asyncio.run(store.records(head.run_id)), head.run_id)]

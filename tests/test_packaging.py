@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import agentfsm
+from tests.helpers.fresh_environment import build
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,10 +21,7 @@ ROOT = Path(__file__).parents[1]
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist."""
     folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)],
-        cwd=ROOT, check=True, capture_output=True, timeout=120,
-    )  # fmt: skip
+    build(folder)
     return folder
 
 

@@ -22,12 +22,16 @@ import click
 from agentfsm.agent import Agent
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.paths_command import load_path_source
-from agentfsm.errors import ConfigurationError
+from agentfsm.errors import ConfigurationError, MissingExtraError
 from agentfsm.loop.presets import Preset
 from agentfsm.machine.graph import Graph
-from agentfsm.testing.coverage import row_lines
 from agentfsm.testing.path_generation import graph_of
-from agentfsm.testing.table_mutants import KINDS, MUTANT_VARIABLE, Mutant, refusal_of, table_mutants
+
+try:
+    from agentfsm.testing.coverage import row_lines
+    from agentfsm.testing.table_mutants import KINDS, MUTANT_VARIABLE, Mutant, refusal_of, table_mutants
+except ImportError as reason:  # pytest is missing
+    raise MissingExtraError("agentfsm mutate", "testing") from reason
 
 __all__ = ["mutate"]
 

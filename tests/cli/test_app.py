@@ -138,8 +138,15 @@ def test_a_mistyped_command_is_answered_with_a_suggestion(cli: Cli) -> None:
 # -- as a process ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("missing", "command"), [(["click", "rich"], "--version"), (["rich"], "runs")])
-def test_a_missing_extra_prints_how_to_install_it(missing: list[str], command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("missing", "command", "said"),
+    [
+        (["click", "rich"], "--version", "the command line needs an optional package: pip install 'agentfsm[cli]'"),
+        (["rich"], "runs", "the command line needs an optional package: pip install 'agentfsm[cli]'"),
+        (["pytest"], "mutate", "agentfsm mutate needs an optional package: pip install 'agentfsm[testing]'"),
+    ],
+)
+def test_a_missing_extra_prints_how_to_install_it(missing: list[str], command: str, said: str, tmp_path: Path) -> None:
     """Modules that cannot be imported hide the real ones. Other extras bring click along, without rich."""
     for name in missing:
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(name={name!r})")
@@ -147,7 +154,7 @@ def test_a_missing_extra_prints_how_to_install_it(missing: list[str], command: s
     done = run_without_terminal([command], tmp_path, PYTHONPATH=path)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "agentfsm: the command line needs an optional package: pip install 'agentfsm[cli]'\n"
+    assert done.stderr == f"agentfsm: {said}\n"
 
 
 def test_a_missing_module_of_this_package_is_not_reported_as_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
