@@ -95,9 +95,14 @@ class _Day:
         self.failures: Counter[str] = Counter()
 
 
-def totals_by_day(runs: Iterable[Listed]) -> list[dict[str, Any]]:
-    """The runs of each day (UTC) on which some started, the latest day first."""
+def totals_by_day(runs: Sequence[Listed]) -> list[dict[str, Any]]:
+    """The runs of each day (UTC) on which some started, the latest day first.
+
+    What a sub-agent's run took and cost is in that of its caller, so it is added only where the caller is not one of
+    them.
+    """
     days: dict[str, _Day] = {}
+    counted = {info.run_id for info, _ in runs}
     for info, figures in runs:
         if info.started is None:
             continue
@@ -105,10 +110,11 @@ def totals_by_day(runs: Iterable[Listed]) -> list[dict[str, Any]]:
         day.runs += 1
         day.endings[info.ending or info.status] += 1
         day.failures += figures.failures
-        day.tokens += info.tokens or 0
-        if info.cost_usd is not None:
-            day.cost_usd = (day.cost_usd or 0.0) + info.cost_usd
-        day.seconds += max(0.0, (info.updated or info.started) - info.started)
+        if info.parent not in counted:
+            day.tokens += info.tokens or 0
+            if info.cost_usd is not None:
+                day.cost_usd = (day.cost_usd or 0.0) + info.cost_usd
+            day.seconds += max(0.0, (info.updated or info.started) - info.started)
     return [
         {
             "day": name,

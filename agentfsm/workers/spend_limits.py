@@ -76,7 +76,8 @@ class SpendLimits:
         now = self._now()
         at, spent = self._known.get(tag, (float("-inf"), 0.0))
         if not 0 <= now - at < KNOWN_FOR_S:
-            spent, query = 0.0, RunQuery(tag=tag, since=now - DAY_S, limit=500)
+            # a sub-agent's run has the tags of its caller, whose cost includes it
+            spent, query = 0.0, RunQuery(tag=tag, since=now - DAY_S, parent="", limit=500)
             while True:
                 page = await self._store.find_runs(query)
                 spent += sum(info.cost_usd or 0.0 for info in page.runs)

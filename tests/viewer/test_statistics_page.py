@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import agentfsm.viewer
-from agentfsm import Agent, Host, MemoryStore
+from agentfsm import Agent, Host, MemoryStore, RunInfo
 from agentfsm.testing import ScriptedModel, call
+from agentfsm.viewer.run_figures import Listed, figures_of, totals_by_day
 from tests.helpers.browser import elsewhere, has_text, site_page
 from tests.helpers.viewer_server import served
 
@@ -74,6 +75,18 @@ def test_filters_and_a_number_of_runs_choose_what_is_counted(browser: Any, site:
         page.goto("/statistics?tag=nobody")
         has_text(page.get_by_role("status").first, "No run is like that.")
         assert events == []
+
+
+def test_what_a_sub_agent_took_and_cost_is_counted_with_its_caller() -> None:
+    def ran(run_id: str, parent: str, usd: float) -> Listed:
+        info = RunInfo(
+            run_id, "finished", started=10.0, updated=10.0 + usd, cost_usd=usd, tokens=int(usd * 100), parent=parent
+        )
+        return Listed(info, figures_of(run_id, ()))
+
+    runs = [ran("r", "", 3.0), ran("r-1.0", "r", 2.0), ran("s-1.0", "s", 1.0)]  # s is not one of them
+    (day,) = totals_by_day(runs)
+    assert (day["runs"], day["cost"], day["tokens"], day["seconds"]) == (3, 4.0, 400, 4.0)
 
 
 def test_what_makes_no_sense_is_refused_with_a_reason(browser: Any, site: str) -> None:

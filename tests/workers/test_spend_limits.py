@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
 from agentfsm import Agent, ConfigurationError, Host, MemoryStore, Message, Reply, Usage
-from agentfsm.testing import ScriptedModel
+from agentfsm.testing import ScriptedModel, call
 from agentfsm.workers.spend_limits import DAY_S, KNOWN_FOR_S, SpendLimit, SpendLimits
 
 
@@ -33,6 +34,27 @@ def test_a_limit_is_reached_by_the_runs_with_its_tag_in_the_last_day() -> None:
         assert await limits.reached(["tenant:other"]) == ""
         clock[0] += DAY_S
         assert await limits.reached(["tenant:acme"]) == ""
+
+    asyncio.run(scenario())
+
+
+def test_what_sub_agents_cost_counts_once() -> None:
+    def costing(usd: float, text: str, *calls: Any) -> Reply:
+        return Reply(Message.assistant(text, calls), usage=Usage(input_tokens=1, cost_usd=usd))
+
+    async def scenario() -> None:
+        store = MemoryStore()
+        reader = Agent(ScriptedModel([costing(1.5, "It is at ten.")]))
+        helper = Agent(
+            ScriptedModel([costing(0.25, "", call("read", task="Read.")), costing(0.25, "At ten.")]),
+            tools=[reader.as_tool("read", "Reads.")],
+        )
+        model = ScriptedModel([costing(0.5, "", call("help", task="Look.")), costing(0.5, "At ten.")])
+        agent = Agent(model, tools=[helper.as_tool("help", "Helps.")], host=Host(store=store))
+        result = await agent.run("When?", tags=["tenant:acme"])
+        assert (result.usage.cost_usd, len(await store.heads())) == (3.0, 3)
+        assert await SpendLimits([SpendLimit("tenant:acme", 3.5)], store).reached(["tenant:acme"]) == ""
+        assert "cost 3.00 USD" in await SpendLimits([SpendLimit("tenant:acme", 3)], store).reached(["tenant:acme"])
 
     asyncio.run(scenario())
 
