@@ -54,6 +54,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "AgentfsmError",
     "BlankHumanReplyError",
@@ -412,10 +414,10 @@ class ToolError(AgentfsmError):
         kind: The value of a ``FailureKind`` that a tool may report: ``tool_error`` (default),
             ``ambiguous_input``, ``scope_too_large``, ``capability_gap``, ``kernel_invalidated``,
             ``environment_error`` or ``policy_violation``.
-        blockers: Concrete reasons why the work cannot continue.
+        blockers: Concrete reasons why the work cannot continue; a single one may be given as a string.
     """
 
-    def __init__(self, message: str, *, kind: str = "tool_error", blockers: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str, *, kind: str = "tool_error", blockers: str | Iterable[str] = ()) -> None:
         super().__init__(message)
         self.kind = kind
-        self.blockers = tuple(blockers)
+        self.blockers = (blockers,) if isinstance(blockers, str) else tuple(blockers)

@@ -290,6 +290,9 @@ class Message:
         files: The files of a user message that are no texts: PDFs.
         layout: Where its images and files stand among its texts, in the order of the prompt: for each, how long the
             content before it is, and its index in ``attachments``. Empty if they have no place of their own.
+
+    Raises:
+        ValueError: There is no such role.
     """
 
     role: Role
@@ -306,7 +309,9 @@ class Message:
     def __post_init__(self) -> None:
         if self.extra is not None:
             freeze_field(self, "extra")
-        if self.tool_calls.__class__ is not tuple or self.images.__class__ is not tuple:  # for untyped callers
+        if self.role.__class__ is not Role:  # here and below, for untyped callers
+            object.__setattr__(self, "role", Role(self.role))
+        if self.tool_calls.__class__ is not tuple or self.images.__class__ is not tuple:
             object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
             object.__setattr__(self, "images", tuple(self.images))
 
@@ -558,6 +563,9 @@ class Reply:
         refusal: The text of the model's refusal, or None.
         model: The model name that the provider reported, or an empty string.
         repairs: How the response broke its API's rules, and how it was read nevertheless; a run warns of each.
+
+    Raises:
+        ValueError: There is no such reason.
     """
 
     message: Message
@@ -566,6 +574,10 @@ class Reply:
     refusal: str | None = None
     model: str = ""
     repairs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.finish_reason.__class__ is not FinishReason:  # for untyped callers
+            object.__setattr__(self, "finish_reason", FinishReason(self.finish_reason))
 
 
 @read_only

@@ -6,12 +6,13 @@ A policy is pure: it gets the failure and the run *before* this failure is count
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from agentfsm.errors import ReadOnlyError
+from agentfsm.errors import ConfigurationError, ReadOnlyError
 from agentfsm.loop.detectors import CONTINUES
 from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.outcomes import RecoveryDecided
@@ -87,6 +88,9 @@ class DefaultPolicy:
         actions: What to do about a kind, instead of what the failure suggests.
         jitter: Maximum random addition to a backoff, as a fraction of it (0.1 adds up to 10 %). It comes from
             the run's seeded generator, so a replay waits as long.
+
+    Raises:
+        ConfigurationError: There is no such kind or action, or a budget is not a whole number.
     """
 
     budgets: Mapping[FailureKind, int] = field(
@@ -94,6 +98,17 @@ class DefaultPolicy:
     )
     actions: Mapping[FailureKind, Action] = field(default_factory=dict[FailureKind, Action])
     jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        try:
+            budgets = {FailureKind(kind): operator.index(retries) for kind, retries in self.budgets.items()}
+            actions = {FailureKind(kind): Action(action) for kind, action in self.actions.items()}
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"a policy has a number of retries, or an Action, for a FailureKind: {error}"
+            ) from None
+        object.__setattr__(self, "budgets", budgets)
+        object.__setattr__(self, "actions", actions)
 
     def retry_budget(self, kind: FailureKind) -> int:
         """How many times in a row a kind may be retried."""

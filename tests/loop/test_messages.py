@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -97,6 +98,17 @@ def test_what_was_said_cannot_be_changed(value):
 def test_a_reply_stops_of_itself_unless_it_says_otherwise():
     reply = Reply(Message.assistant("x"))
     assert (reply.finish_reason, reply.usage, reply.refusal, reply.model) == (FinishReason.STOP, Usage(), None, "")
+
+
+def test_roles_and_reasons_may_be_given_as_strings():
+    message: Any = Message("assistant", "x")  # type: ignore[arg-type]
+    reply: Any = Reply(message, "length")  # type: ignore[arg-type]
+    assert message.role is Role.ASSISTANT
+    assert reply.finish_reason is FinishReason.LENGTH
+    with pytest.raises(ValueError, match="'bot' is not a valid Role"):
+        Message("bot")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'max_tokens' is not a valid FinishReason"):
+        Reply(message, "max_tokens")  # type: ignore[arg-type]
 
 
 def test_a_request_waits_a_minute_unless_it_says_otherwise():

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentfsm import Behavior, Host, MemoryStore, RunResult, UserInputRequested
+from agentfsm import Behavior, ConfigurationError, Host, MemoryStore, RunResult, UserInputRequested
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind
@@ -90,6 +90,30 @@ def test_a_policy_may_have_its_own_budgets_and_actions():
     assert policy.decide(make_failure("no_progress"), run) is Action.handoff
     assert policy.decide(make_failure("tool_error"), run) is Action.handoff
     assert isinstance(policy, RecoveryPolicy)
+
+
+@pytest.mark.parametrize(
+    ("action", "decided"),
+    [("retry", [Action.retry, Action.handoff]), ("narrow_scope", [Action.narrow_scope, Action.handoff])],
+)
+def test_budgets_hold_for_kinds_and_actions_that_are_given_as_strings(action, decided):
+    policy = DefaultPolicy(budgets={"capability_gap": 1}, actions={"capability_gap": action})
+    runs = [make_run(failure_attempts={K.capability_gap: before}) for before in range(2)]
+    assert [policy.decide(make_failure("capability_gap"), run) for run in runs] == decided
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"budgets": {"tool_errors": 3}}, "'tool_errors' is not a valid FailureKind"),
+        ({"budgets": {"tool_error": "3"}}, "'str' object cannot be interpreted as an integer"),
+        ({"actions": {"tool_errors": "stop"}}, "'tool_errors' is not a valid FailureKind"),
+        ({"actions": {"tool_error": "give_up"}}, "'give_up' is not a valid Action"),
+    ],
+)
+def test_a_policy_for_what_does_not_exist_is_refused(wrong, named):
+    with pytest.raises(ConfigurationError, match=named):
+        DefaultPolicy(**wrong)
 
 
 def test_a_policy_changes_nothing():

@@ -171,6 +171,10 @@ def test_a_kind_that_is_none_is_a_tool_error(kind):
     assert result_of(raising(ToolError("x", kind=kind))).failure.kind is K.tool_error
 
 
+def test_a_single_blocker_may_be_a_string():
+    assert result_of(raising(ToolError("x", blockers="no printer"))).failure.blockers == ("no printer",)
+
+
 def test_blockers_that_are_not_strings_are_converted():
     reasons: Any = (1, ValueError("two"))
     assert result_of(raising(ToolError("x", blockers=reasons))).failure.blockers == ("1", "two")

@@ -43,6 +43,11 @@ def test_a_truncated_answer_that_is_continued_is_the_complete_output() -> None:
     assert PLAIN in requests[1].messages[-1].content
 
 
+def test_a_reason_that_a_models_class_gives_as_a_string_counts() -> None:
+    reply = Reply(Message.assistant("Once upon a time there"), "length")  # type: ignore[arg-type]
+    assert run_script(reply, " was a fox.").output == "Once upon a time there was a fox."
+
+
 def test_an_answer_that_is_repeated_in_full_is_not_joined() -> None:
     assert run_script(cut("Once upon"), "Once upon a time.").output == "Once upon a time."
 
