@@ -111,8 +111,7 @@ class Runs:
             answer with one of them is stored encrypted or not at all.
 
     Raises:
-        ConfigurationError: It is no store, or no name of a tenant.
-        ValueError: A secret is empty.
+        ConfigurationError: It is no store, no name of a tenant, or a secret is empty or not a text.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast, get_args
 
 import click
 
@@ -32,12 +32,13 @@ from agentfsm.journal.listing import find_listing
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import Record, SealedRecord, export_lines, open_record, read_record
 from agentfsm.journal.rehydrate import rehydrate
-from agentfsm.journal.run_info import RunInfo, RunQuery
+from agentfsm.journal.run_info import RunInfo, RunQuery, Status
 from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head, Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.messages import Usage
 from agentfsm.loop.quorum import Actor
+from agentfsm.machine.declaration import ENDINGS
 from agentfsm.report.ledger import HumanDecision, read_ledger
 from agentfsm.runs import Runs
 from agentfsm.testing.evaluation import CaseEnding, case_of_run
@@ -59,7 +60,7 @@ Examples:
 class _Search:
     """The options that say which runs are listed."""
 
-    status: Literal["running", "suspended", "finished"] | None
+    status: Status | None
     ending: str | None
     actor: str | None
     session: str | None
@@ -97,7 +98,6 @@ def _seconds(at: datetime | None) -> float | None:
 
 
 _TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"])
-_ENDINGS = ("completed", "handed_off", "partial", "cancelled", "aborted")
 
 
 def _parse_entries(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
@@ -116,8 +116,8 @@ def _search_options(command: CommandFunction) -> CommandFunction:
         _Search,
         "search",
         [
-            click.option("--status", type=click.Choice(["running", "suspended", "finished"]), help="With this status."),
-            click.option("--ending", type=click.Choice(_ENDINGS), help="That ended so."),
+            click.option("--status", type=click.Choice(get_args(Status)), help="With this status."),
+            click.option("--ending", type=click.Choice(ENDINGS), help="That ended so."),
             click.option("--actor", metavar="ID", help="That somebody with this id requested."),
             click.option("--session", metavar="ID", help="Of this conversation."),
             click.option("--tag", metavar="TAG", help="With this tag."),

@@ -11,11 +11,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from agentfsm.errors import ConfigurationError, JournalError
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.loop.canonical_json import decode
+from agentfsm.machine.declaration import ENDINGS
 
 if TYPE_CHECKING:
     from agentfsm.loop.human_input import PendingRequest
@@ -26,6 +28,7 @@ __all__ = [
     "RunInfo",
     "RunPage",
     "RunQuery",
+    "Status",
     "WaitingFor",
     "called_model",
     "first_info",
@@ -33,6 +36,8 @@ __all__ = [
     "info_of",
     "listed_metadata",
 ]
+
+Status = Literal["running", "suspended", "finished"]
 
 LISTED_LETTERS = 200
 """How much of a text is listed."""
@@ -83,7 +88,7 @@ class RunInfo:
     """
 
     run_id: str
-    status: Literal["running", "suspended", "finished"]
+    status: Status
     owner: str | None = None
     started: float | None = None
     updated: float | None = None
@@ -107,7 +112,7 @@ class RunQuery:
 
     Attributes:
         status: Those with this status.
-        ending: Those that ended so.
+        ending: Those that ended so; an empty string for those that have not ended.
         actor: Those that somebody with this id requested.
         session_id: Those of this conversation.
         tag: Those with this tag.
@@ -125,11 +130,12 @@ class RunQuery:
         after: The ``next`` of the page before; empty for the first page.
 
     Raises:
-        ConfigurationError: The limit is less than 1, ``after`` is not the ``next`` of a page, or an entry of the
-            metadata is a list or an object, which cannot be searched.
+        ConfigurationError: There is no such status or ending, a time is not a number, what is searched for is not a
+            text, the limit is less than 1, ``after`` is not the ``next`` of a page, or an entry of the metadata is a
+            list or an object, which cannot be searched.
     """
 
-    status: Literal["running", "suspended", "finished"] | None = None
+    status: Status | None = None
     ending: str | None = None
     actor: str | None = None
     session_id: str | None = None
@@ -148,6 +154,15 @@ class RunQuery:
     after: str = ""
 
     def __post_init__(self) -> None:
+        for name, known in (("status", get_args(Status)), ("ending", ("", *ENDINGS))):
+            if (value := getattr(self, name)) is not None and value not in known:
+                raise ConfigurationError(f"{name}={value!r}: it is one of {', '.join(filter(None, known))}")
+        for name in ("since", "until"):
+            if not isinstance(value := getattr(self, name), (int, float, NoneType)):
+                raise ConfigurationError(f"{name}={value!r}: it is in seconds since the epoch, as time.time() is")
+        for name in ("actor", "session_id", "tag", "model", "text", "waiting_role", "run_id", "exact_id", "parent"):
+            if not isinstance(value := getattr(self, name), (str, NoneType)):
+                raise ConfigurationError(f"{name}={value!r}: it is a text")
         if self.limit < 1:
             raise ConfigurationError(f"limit={self.limit}: a page has at least one run")
         if self.after and not (self.after.isascii() and self.after.isdigit() and len(self.after) < 19):
@@ -287,7 +302,7 @@ def _entry_text(value: object) -> str | None:
 def info_of(
     base: RunInfo,
     run: RunState,
-    status: Literal["running", "suspended", "finished"],
+    status: Status,
     updated: float,
     expires: float | None = None,
 ) -> RunInfo:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol, Self, TypeVar
 
 from agentfsm.journal.maintenance import StoreMaintenance
 from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
+from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, Status
 from agentfsm.journal.signals import SignalQueue
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 
-Status = Literal["running", "suspended", "finished"]
 WhichRuns = Status | Literal["cut off"]
 """Those with a status, or those that were begun and then left by their owner in the middle."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import SecretStr
 
-from agentfsm.errors import AgentfsmError, AuthenticationError
+from agentfsm.errors import AgentfsmError, AuthenticationError, ConfigurationError
 from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 from agentfsm.loop.messages import Message
 from agentfsm.loop.quorum import Actor
@@ -218,7 +218,8 @@ class Host:
             authenticated actor. Without it, whoever ``by`` names is recorded as claimed, not verified.
 
     Raises:
-        ValueError: A secret is empty, ``watchdog_s`` is not greater than 0, or there is no such monitor.
+        ConfigurationError: A secret is empty, or is given where a list of them belongs; the store is none;
+            ``watchdog_s`` is not greater than 0; or there is no such monitor.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -278,24 +279,38 @@ class Host:
         return secrets.token_hex(8)
 
     def __post_init__(self) -> None:
+        for name in ("old_secrets", "secrets"):
+            if isinstance(getattr(self, name), (str, bytes, SecretStr)):
+                raise ConfigurationError(f"{name} is a list, as in {name}=[...], not a single secret")
         object.__setattr__(self, "secret", _as_bytes(self.secret))
         object.__setattr__(self, "old_secrets", tuple(map(_as_bytes, self.old_secrets)))
-        if not self.secret or not all(self.old_secrets):
-            raise ValueError("a secret is empty: anyone could sign a suspension record with it")
         object.__setattr__(self, "secrets", tuple(map(_as_secret, self.secrets)))
         object.__setattr__(self, "keyring", Keyring(self.secret, self.old_secrets))
+        if self.store is not None and not hasattr(self.store, "find_runs"):
+            raise ConfigurationError(
+                f"store is a store, as in store=open_store('runs.db'), not {type(self.store).__name__}"
+            )
         if self.watchdog_s is not None and not self.watchdog_s > 0:
-            raise ValueError(f"watchdog_s must be greater than 0 seconds, or None, not {self.watchdog_s}")
+            raise ConfigurationError(f"watchdog_s must be greater than 0 seconds, or None, not {self.watchdog_s}")
         if self.monitor not in MONITORS:
-            raise ValueError(f"monitor is {self.monitor!r}; it must be one of {', '.join(MONITORS)}")
+            raise ConfigurationError(f"monitor is {self.monitor!r}; it must be one of {', '.join(MONITORS)}")
 
 
-def _as_bytes(secret: bytes | str) -> bytes:
-    return secret.encode() if isinstance(secret, str) else secret
+def _as_bytes(secret: object) -> bytes:
+    secret = secret.encode() if isinstance(secret, str) else secret
+    if not isinstance(secret, bytes):
+        raise ConfigurationError(f"a secret is bytes, not {type(secret).__name__}")
+    if not secret:
+        raise ConfigurationError("a secret is empty: anyone could sign a suspension record with it")
+    return secret
 
 
-def _as_secret(value: SecretStr | str) -> SecretStr:
-    return value if isinstance(value, SecretStr) else SecretStr(value)
+def _as_secret(value: object) -> SecretStr:
+    if isinstance(value, str):
+        return SecretStr(value)
+    if not isinstance(value, SecretStr):
+        raise ConfigurationError(f"secrets are texts, not {type(value).__name__}")
+    return value
 
 
 class Memory(Protocol):

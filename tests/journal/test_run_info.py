@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +330,20 @@ def test_a_changed_type_in_a_listing_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", [{"limit": 0}, {"metadata": {"a": [1]}}, {"after": "r1"}, {"after": "-1"}, {"after": "9" * 19}]
+    "query",
+    [
+        {"limit": 0},
+        {"metadata": {"a": [1]}},
+        {"after": "r1"},
+        {"after": "-1"},
+        {"after": "9" * 19},
+        {"status": "completed"},
+        {"ending": "finished"},
+        {"since": "2026-01-01"},
+        {"until": datetime(2026, 1, 1, tzinfo=UTC)},
+        {"tag": ["billing"]},
+        {"actor": Actor("ann")},
+    ],
 )
 def test_a_query_that_makes_no_sense_is_refused(query: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):

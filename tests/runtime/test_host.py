@@ -10,9 +10,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
+from agentfsm.errors import ConfigurationError
 from agentfsm.runtime.host import FileReplayGuard, Host, InMemoryReplayGuard, SystemClock
 
 
@@ -184,3 +187,22 @@ def test_a_host_names_no_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Host().replay_guard.claim("a")
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"secrets": "hunter2hunter2"}, r"secrets is a list, as in secrets=\[...\], not a single secret"),
+        ({"secrets": SecretStr("hunter2hunter2")}, "secrets is a list"),
+        ({"secrets": [7]}, "secrets are texts, not int"),
+        ({"old_secrets": b"the last secret"}, "old_secrets is a list"),
+        ({"secret": SecretStr("the secret")}, "a secret is bytes, not SecretStr"),
+        ({"old_secrets": [b""]}, "a secret is empty"),
+        ({"store": "runs.db"}, r"store is a store, as in store=open_store\('runs.db'\), not str"),
+        ({"watchdog_s": 0}, "watchdog_s must be greater than 0 seconds, or None, not 0"),
+        ({"monitor": "loud"}, "it must be one of off, warn, raise"),
+    ],
+)
+def test_what_a_host_cannot_have_is_refused_at_once(wrong: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        Host(**wrong)

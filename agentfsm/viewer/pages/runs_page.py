@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,14 +13,13 @@ from starlette.routing import Route
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.run_info import RunQuery
-from agentfsm.journal.store import Status
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json, ticks
 from agentfsm.viewer.viewer_page import LiveEvent, Page, PageError, event_response, json_response
 
 __all__ = ["PAGE", "query_of"]
 
 MAX_LIMIT = 200
-_TEXTS = ("ending", "actor", "session_id", "tag", "model", "text", "waiting_role", "run_id")
+_TEXTS = ("status", "ending", "actor", "session_id", "tag", "model", "text", "waiting_role", "run_id")
 
 
 def query_of(request: Request) -> RunQuery:
@@ -35,13 +34,10 @@ def query_of(request: Request) -> RunQuery:
     if name and not equals:
         raise PageError(400, f"{name!r} is no entry of metadata: write order=7")
     entries = {name: value} if equals else None
-    status: Any = given.get("status") or None
-    if status is not None and status not in get_args(Status):
-        raise PageError(400, f"there is no status {status!r}")
     try:
         times: dict[str, Any] = {name: float(given[name]) for name in ("since", "until") if given.get(name)}
         limit = min(int(given.get("limit") or 50), MAX_LIMIT)
-        query = RunQuery(status=status, metadata=entries, limit=limit, after=given.get("after", ""), **texts, **times)
+        query = RunQuery(metadata=entries, limit=limit, after=given.get("after", ""), **texts, **times)
     except (ValueError, ConfigurationError) as error:
         raise PageError(400, str(error)) from error
     return query if query.run_id else replace(query, parent=given.get("parent", ""))
