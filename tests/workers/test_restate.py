@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -84,8 +85,9 @@ async def serving(server: RestateServer, *queues: str, **options: Any) -> AsyncI
         yield waker, handled
         handled.may_end.set()
 
-        async def is_idle() -> bool:
-            return await waker.unfinished(0) == []
+        async def is_idle() -> bool:  # what the server has just delivered does not count as begun for a moment
+            due = await waker.next_due("")
+            return due is None or due > time.time()
 
         await until(is_idle)  # what the server has not heard the end of, it delivers to whoever serves next
     finally:
