@@ -364,6 +364,33 @@ async def _found(store: Store, **query: Any) -> list[str]:
     return ids
 
 
+async def keeps_apart_what_is_appended_at_once(make: OpenStore) -> None:
+    """Of runs whose records are appended at once, each gets its own; an append that is refused changes nothing."""
+    store = make()
+    before, after = SealedSnapshot("{}", "a" * 40), SealedSnapshot('{"at":2}', "b" * 40)
+    first, second = sealed_records(2)
+    leases = [await store.acquire(f"run{number}", "me", new=True) for number in range(6)]
+    for number, lease in enumerate(leases[:5]):
+        await store.append(lease, [first], "running", _listed(number, prompt="before"), before)
+    appended = await asyncio.gather(
+        store.append(leases[0], [second], "running"),
+        store.append(leases[1], [second], "running", _listed(1, prompt="after")),
+        store.append(leases[2], [second], "running", None, after),
+        store.append(leases[3], [second], "finished"),
+        store.append(leases[4], [first], "finished", _listed(4, prompt="after"), after),
+        store.append(leases[5], [first], "finished", _listed(5, prompt="after"), after),
+        return_exceptions=True,
+    )
+    _require([type(each) for each in appended] == [type(None)] * 4 + [StaleLease, type(None)])
+    _require([len(await store.records(lease.run_id)) for lease in leases] == [2, 2, 2, 2, 1, 1])
+    _require([head.status for head in await store.heads()] == ["running"] * 3 + ["finished", "running", "finished"])
+    _require([await store.snapshot(lease.run_id) for lease in leases] == [before, before, after, None, before, None])
+    _require(await _found(store, text="after") == ["run5", "run1"])
+    _require(await _found(store, text="before") == ["run4", "run3", "run2", "run0"])
+    _require(await store.maintenance.reindex() == [])
+    await store.aclose()
+
+
 async def lists_a_run_as_it_was_described(make: OpenStore) -> None:
     """What a run is listed by is returned as it was written last, also after the store was reopened."""
     store = make()
@@ -704,6 +731,7 @@ CHECKS: tuple[StoreCheck, ...] = (
     reads_a_part_of_the_records,
     seals_what_it_keeps,
     preserves_append_order,
+    keeps_apart_what_is_appended_at_once,
     lists_a_run_as_it_was_described,
     finds_runs_by_what_they_are_listed_by,
     finds_runs_by_every_part_of_their_prompt,

@@ -227,11 +227,13 @@ def test_a_run_whose_acquisition_was_cancelled_when_it_had_been_written_has_no_o
     asyncio.run(scenario())
 
 
-def test_an_owner_whose_lease_ran_out_cannot_write(url: str) -> None:
+@pytest.mark.parametrize("connection", ["kept", "lost"])
+def test_an_owner_whose_lease_ran_out_cannot_write(connection: str, url: str) -> None:
     """As a process that was frozen: its lease is not renewed, another one takes the run, and then it wakes up."""
+    proxy = CuttingProxy(url)
 
     async def scenario() -> None:
-        frozen = PostgresStore(url, liveness="lease", lease_s=0.2)
+        frozen = PostgresStore(proxy.url, liveness="lease", lease_s=0.2)
         async with opened(url, liveness="lease") as other:
             lease = await frozen.acquire("a", "the frozen one", new=True)
             records = sealed_records(2)
@@ -245,6 +247,8 @@ def test_an_owner_whose_lease_ran_out_cannot_write(url: str) -> None:
                     break
                 except StaleLease:
                     await asyncio.sleep(0.05)
+            if connection == "lost":
+                proxy.cut_next("before")
             with pytest.raises(StaleLease, match="the other one"):
                 await frozen.append(lease, records[1:], "finished")
             await other.append(taken, records[1:], "finished")
@@ -252,6 +256,7 @@ def test_an_owner_whose_lease_ran_out_cannot_write(url: str) -> None:
             await frozen.aclose()
 
     asyncio.run(scenario())
+    proxy.close()
 
 
 def test_an_approval_is_answered_by_another_process(url: str) -> None:
