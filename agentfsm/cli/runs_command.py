@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import click
 
@@ -26,7 +26,7 @@ from agentfsm.cli.local_store import (
     write_for_a_moment,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
-from agentfsm.errors import AgentfsmError, JournalError, StoreError, UnknownRunError
+from agentfsm.errors import AgentfsmError, JournalError, MissingExtraError, StoreError, UnknownRunError
 from agentfsm.journal.adoption import adopt as adopt_run
 from agentfsm.journal.listing import find_listing
 from agentfsm.journal.load import StoredRequest, pending_request
@@ -42,6 +42,9 @@ from agentfsm.machine.declaration import ENDINGS
 from agentfsm.report.ledger import HumanDecision, read_ledger
 from agentfsm.runs import Runs
 from agentfsm.testing.evaluation import CaseEnding, case_of_run
+
+if TYPE_CHECKING:
+    from agentfsm.workers import SetAside
 
 __all__ = ["adopt", "export", "fork", "runs", "show"]
 
@@ -153,7 +156,8 @@ def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
     how it ended or what it waits for. agentfsm show has the rest.
 
     An answer or a cancellation that no process has acted on yet is shown, and so is why the last answer was refused, if
-    the secret of the store is known.
+    the secret of the store is known. A run that workers have set aside is shown so, with the reason and how to put it
+    back, if the extra dbos is installed.
 
     A request that has expired is marked: no reply is accepted any more, and agentfsm resume RUN --dismiss REASON ends
     the run.
@@ -162,21 +166,108 @@ def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
     """
     store = open_existing_store(location)
     page = await_result(Runs(store).list(search.query()))
-    signals = _read_signals(store, location)
-    for info in page.runs:
-        head = await_result(store.head(info.run_id))
-        request = "" if head is None else _pending_request(store, head)
-        sent = _describe_sent(signals.get(info.run_id, ()), request)
-        if as_json:
-            data = {} if head is None else _head_json(head, request)
-            click.echo(json.dumps(asdict(info) | data | {"sent": sent}, default=str))
-        else:
-            click.echo(_run_line(info, request, sent))
+    for each in _listed_runs(store, location, page.runs):
+        click.echo(json.dumps(each.as_json(), default=str) if as_json else each.as_line())
     if not page.runs:
         which = "" if search.status is None else f"{search.status} "
         click.echo(f"agentfsm: there is no {which}run in {location.name}", err=True)
     elif page.next:
         click.echo(f"agentfsm: there are more: --after {page.next}", err=True)
+
+
+@dataclass(frozen=True)
+class _ListedRun:
+    """A run, and what is known of it beside what it is listed by.
+
+    Attributes:
+        info: What it is listed by.
+        head: Its head; None if it was purged in the meantime.
+        request: What it waits for, the error of a journal that cannot be read, or an empty string.
+        sent: What no process has acted on, and why the last answer was refused.
+        aside: That workers have set it aside, or None.
+    """
+
+    info: RunInfo
+    head: Head | None
+    request: StoredRequest | str
+    sent: Sequence[str]
+    aside: SetAside | None = None
+
+    @property
+    def expired(self) -> bool:
+        """Whether its request has expired."""
+        return isinstance(self.request, StoredRequest) and self.request.has_expired(time.time())
+
+    @property
+    def is_left_to_workers(self) -> bool:
+        """Whether it is for a worker to begin, to go on with or to end, and none does."""
+        if self.head is None or self.head.owner is not None or self.head.status == "finished":
+            return False
+        return self.head.status == "running" or not self.head.seq or bool(self.sent) or self.expired
+
+    def as_json(self) -> dict[str, Any]:
+        """As an object of JSON."""
+        head = {} if self.head is None else _head_json(self.head, self.request)
+        aside = None if self.aside is None else {"reason": self.aside.reason, "until": self.aside.until}
+        return asdict(self.info) | head | {"sent": self.sent, "set_aside": aside}
+
+    def as_line(self) -> str:
+        """On one line."""
+        info = self.info
+        started = "-" if info.started is None else f"{datetime.fromtimestamp(info.started, UTC):%Y-%m-%d %H:%M:%S}"
+        took = "" if info.started is None or info.updated is None else _duration(info.updated - info.started)
+        cost = "" if info.tokens is None else "unpriced" if info.cost_usd is None else f"{info.cost_usd:.4f} USD"
+        prompt = f'"{shorten(info.prompt, 60)}"' if info.prompt else ""
+        parts = (f"{info.status:<9}", started, took, cost, prompt, self._doing(), *self.sent, self._why_aside())
+        run_id = str(info.run_id)  # in a changed file it may have any type
+        return "  ".join([single_line(run_id), *(single_line(part) for part in parts if part)])
+
+    def _doing(self) -> str:
+        """Who runs it, what it waits for, or how it ended."""
+        if self.info.status == "running":
+            return f"owned by {self.info.owner}" if self.info.owner else "interrupted"
+        if self.request:
+            expired = "expired  " if self.expired else ""
+            return f"{expired}{_deadlines(self.request).strip()}  {shorten(self.request, 200)}".strip()
+        if self.info.waiting_for is not None and self.info.waiting_for.kind == "worker":
+            return "waits for a worker"
+        return self.info.ending.replace("_", " ")
+
+    def _why_aside(self) -> str:
+        """Why workers have set it aside, and what ends that; empty if they have not."""
+        if self.aside is None:
+            return ""
+        reason, until = self.aside.reason, self.aside.until
+        if until is not None:
+            return f"set aside until {datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M:%S}: {reason}"
+        return f"set aside: {reason}; to try it again: agentfsm worker --put-back {self.info.run_id}"
+
+
+def _listed_runs(store: Store, location: StoreLocation, infos: Sequence[RunInfo]) -> list[_ListedRun]:
+    """What is known of some runs."""
+    signals = _read_signals(store, location)
+    found: list[_ListedRun] = []
+    for info in infos:
+        head = await_result(store.head(info.run_id))
+        request = "" if head is None else _pending_request(store, head)
+        found.append(_ListedRun(info, head, request, _describe_sent(signals.get(info.run_id, ()), request)))
+    aside = _find_set_aside(location, [each.head for each in found if each.head and each.is_left_to_workers])
+    return [replace(each, aside=aside.get(each.info.run_id)) for each in found]
+
+
+def _find_set_aside(location: StoreLocation, heads: Sequence[Head]) -> Mapping[str, SetAside]:
+    """Which of some runs workers have set aside, and why; a note on stderr if the queues cannot be read."""
+    if not heads:
+        return {}
+    from agentfsm.workers import find_set_aside  # only if some run may be set aside
+
+    try:
+        return await_result(find_set_aside(location.url, heads))
+    except MissingExtraError:  # there may be no queues either
+        return {}
+    except StoreError as error:
+        click.echo(f"agentfsm: it is not known which runs are set aside: {error}", err=True)
+        return {}
 
 
 def _read_signals(store: Store, location: StoreLocation) -> dict[str, list[Signal]]:
@@ -196,25 +287,6 @@ def _describe_sent(signals: Iterable[Signal], request: StoredRequest | str) -> l
     """What no process has acted on, and why the last answer to what the run waits for was refused."""
     digest = request.digest if isinstance(request, StoredRequest) else ""
     return [str(each) for each in signals if each.kind != "refusal" or each.to[1] == digest]
-
-
-def _run_line(info: RunInfo, request: StoredRequest | str, sent: Sequence[str]) -> str:
-    """A run on one line."""
-    started = "-" if info.started is None else f"{datetime.fromtimestamp(info.started, UTC):%Y-%m-%d %H:%M:%S}"
-    took = "" if info.started is None or info.updated is None else _duration(info.updated - info.started)
-    cost = "" if info.tokens is None else "unpriced" if info.cost_usd is None else f"{info.cost_usd:.4f} USD"
-    doing = info.ending.replace("_", " ")
-    if info.status == "running":
-        doing = f"owned by {info.owner}" if info.owner else "interrupted"
-    elif request:
-        expired = "expired  " if isinstance(request, StoredRequest) and request.has_expired(time.time()) else ""
-        doing = f"{expired}{_deadlines(request).strip()}  {shorten(request, 200)}".strip()
-    elif info.waiting_for is not None and info.waiting_for.kind == "worker":
-        doing = "waits for a worker"
-    prompt = f'"{shorten(info.prompt, 60)}"' if info.prompt else ""
-    parts = (f"{info.status:<9}", started, took, cost, prompt, doing, *sent)
-    run_id = str(info.run_id)  # in a changed file it may have any type
-    return "  ".join([single_line(run_id), *(single_line(part) for part in parts if part)])
 
 
 def _duration(seconds: float) -> str:
@@ -276,7 +348,7 @@ def show(ctx: click.Context, run_id: str, as_json: bool, location: StoreLocation
     store = open_existing_store(location)
     run_id = await_result(Runs(store).find_id(run_id))
     rows = await_result(store.records(run_id))
-    if not as_json and (summary := _summary(store, run_id, _read_signals(store, location).get(run_id, ()))):
+    if not as_json and (summary := _summary(store, location, run_id)):
         click.echo(summary)
     graph: Any = {}
     readable, redacted = True, False
@@ -301,14 +373,12 @@ def show(ctx: click.Context, run_id: str, as_json: bool, location: StoreLocation
         ctx.exit(1)
 
 
-def _summary(store: Store, run_id: str, signals: Iterable[Signal]) -> str:
+def _summary(store: Store, location: StoreLocation, run_id: str) -> str:
     """The run as it is listed; empty if somebody changed that to what cannot be read, which verification reports."""
     try:
-        info, head = await_result(find_listing(store, run_id)), await_result(store.head(run_id))
-        if info is None or head is None:
-            return ""
-        request = _pending_request(store, head)
-        return _run_line(info, request, _describe_sent(signals, request))
+        info = await_result(find_listing(store, run_id))
+        listed = [] if info is None else _listed_runs(store, location, [info])
+        return "".join(each.as_line() for each in listed)
     except (StoreError, TypeError, ValueError, OverflowError, OSError):
         return ""
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from agentfsm.errors import ConfigurationError
+from agentfsm.journal.store import Head
 from agentfsm.journal.store_url import locate_store, server_database
 from agentfsm.workers.notices import Notice, NoticeError, Notify
 from agentfsm.workers.spend_limits import SpendLimit
 from agentfsm.workers.submission import Submission, submit
-from agentfsm.workers.waker import Activation, QueueSettings, SetAside, StartRate, Waker
+from agentfsm.workers.waker import Activation, QueueSettings, SetAside, StartRate, Waker, timer_key
 from agentfsm.workers.webhook import Webhook
 from agentfsm.workers.worker import Worker
 from agentfsm.workers.worker_metrics import WorkerMetrics
@@ -31,9 +33,13 @@ __all__ = [
     "Worker",
     "WorkerMetrics",
     "WorkerSettings",
+    "find_set_aside",
     "open_waker",
     "submit",
 ]
+
+KEYS_AT_ONCE = 1000
+"""How many activations the engine is asked for at a time."""
 
 
 def open_waker(
@@ -61,15 +67,57 @@ def open_waker(
     from agentfsm.workers.dbos_waker import DbosWaker  # an extra
 
     settings = QueueSettings(concurrency=concurrency, tenant_concurrency=tenant_concurrency, rate=rate, poll_s=poll_s)
-    file = locate_store(url).file
-    if file is None:
-        database = server_database(url)
-    else:
+    queue = _queue_file(url)
+    if queue is not None:
         _require_subseconds()
-        queue = file.absolute().with_name(f"{file.name}.queue")
         queue.touch(mode=0o600)  # it says who runs what
-        database = f"sqlite:///{queue}"
-    return DbosWaker(database, settings)
+    return DbosWaker(_queue_database(url, queue), settings)
+
+
+async def find_set_aside(url: str | Path, heads: Iterable[Head]) -> dict[str, SetAside]:
+    """Which of some runs are set aside, by run. Where there are no queues, there are none afterwards.
+
+    Args:
+        url: The URL of the store, or the path of a SQLite file.
+        heads: The heads of the runs.
+
+    Raises:
+        ConfigurationError: It is no URL of a store that other processes can reach.
+        agentfsm.errors.MissingExtraError: There may be queues, and the package that reads them is not installed.
+        agentfsm.errors.StoreError: The queues cannot be read.
+    """
+    keys = [key for head in heads for key in _activation_keys(head)]
+    queue = _queue_file(url)
+    if not keys or (queue is not None and not queue.exists()):
+        return {}
+    from agentfsm.workers.dbos_waker import DbosWaker  # an extra
+
+    waker = DbosWaker(_queue_database(url, queue), QueueSettings(), create=False)
+    found: list[SetAside] = []
+    try:
+        for first in range(0, len(keys), KEYS_AT_ONCE):
+            found += await waker.list_set_aside(keys[first : first + KEYS_AT_ONCE])
+    finally:
+        await waker.aclose()
+    return {each.activation.run_id: each for each in found}
+
+
+def _activation_keys(head: Head) -> tuple[str, ...]:
+    """The keys of the activations that go on with a run as it is now."""
+    if not head.seq:
+        return (Activation(head.run_id, 0, "").key,)
+    return Activation(head.run_id, head.epoch, "").key, timer_key(head.run_id, head.epoch)
+
+
+def _queue_file(url: str | Path) -> Path | None:
+    """The file with the queues beside a SQLite store; None for a store on a server."""
+    file = locate_store(url).file
+    return None if file is None else file.absolute().with_name(f"{file.name}.queue")
+
+
+def _queue_database(url: str | Path, queue: Path | None) -> str:
+    """The database with the queues, as the engine takes it."""
+    return server_database(url) if queue is None else f"sqlite:///{queue}"
 
 
 def _require_subseconds() -> None:

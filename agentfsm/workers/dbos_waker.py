@@ -49,11 +49,13 @@ class DbosWaker:
     Args:
         url: The database of DBOS: ``postgresql://...``, in which it has a schema of its own, or ``sqlite:///FILE``.
         settings: How its queues are served.
+        create: Whether its tables are created if they are missing; without them, nothing is set aside.
     """
 
-    def __init__(self, url: str, settings: QueueSettings) -> None:
+    def __init__(self, url: str, settings: QueueSettings, *, create: bool = True) -> None:
         self._url = url
         self._settings = settings
+        self._create = create
         self._serves = False
         self._active = 0
         self._opened: DBOSClient | None = None
@@ -150,15 +152,20 @@ class DbosWaker:
 
         await self._call(keep)
 
-    async def list_set_aside(self) -> list[SetAside]:
-        """The runs that are set aside; see ``Waker.list_set_aside``."""
-        return await self._call(lambda: list(self._set_aside(None)))
+    async def list_set_aside(self, keys: Collection[str] | None = None) -> list[SetAside]:
+        """The activations that are set aside; see ``Waker.list_set_aside``."""
+        return await self._call(lambda: list(self._set_aside(None if keys is None else list(keys))))
 
-    def _set_aside(self, prefix: str | None) -> Iterator[SetAside]:
+    def _set_aside(self, keys: list[str] | None, prefix: str | None = None) -> Iterator[SetAside]:
         filtered = None if self._url.startswith("sqlite") else {"state": SET_ASIDE}  # there, it cannot filter
-        found = self._client.list_workflows(
-            name=WORKFLOW, workflow_id_prefix=prefix, attributes=filtered, load_output=False
-        )
+        try:
+            found = self._client.list_workflows(
+                workflow_ids=keys, name=WORKFLOW, workflow_id_prefix=prefix, attributes=filtered, load_output=False
+            )
+        except sqlalchemy.exc.ProgrammingError as failure:
+            if type(failure.orig).__name__ == "UndefinedTable":
+                return
+            raise
         for each in found:
             if (attributes := _attributes(each)).get("state") == SET_ASIDE:
                 yield SetAside(_activation(each), str(attributes.get("reason", "")), attributes.get("until"))
@@ -167,7 +174,7 @@ class DbosWaker:
         """Have a run that is set aside delivered again; see ``Waker.put_back``."""
 
         def put_back() -> bool:
-            found = [each.activation for each in self._set_aside(f"{run_id}:")]
+            found = [each.activation for each in self._set_aside(None, f"{run_id}:")]
             for activation in found:
                 self._client.update_workflow_attributes(activation.key, {"state": PUT_BACK})
                 self._client.resume_workflow(activation.key, queue_name=activation.queue)
@@ -239,10 +246,11 @@ class DbosWaker:
 
     @property
     def _client(self) -> DBOSClient:
-        """What reads and writes the queues; the tables are created if they are missing."""
+        """What reads and writes the queues."""
         with self._opening:
             if self._opened is None:
-                DBOS.migrate(self._url, schema=SCHEMA)
+                if self._create:
+                    DBOS.migrate(self._url, schema=SCHEMA)
                 self._opened = DBOSClient(
                     system_database_url=self._url,
                     dbos_system_schema=SCHEMA,
@@ -253,11 +261,7 @@ class DbosWaker:
             return self._opened
 
     async def _call(self, work: Callable[[], Result]) -> Result:
-        """What a function of the engine returns, which blocks and so is called in a thread.
-
-        Raises:
-            StoreError: The engine's database cannot be reached or used.
-        """
+        """What a function of the engine returns, which blocks; a ``StoreError`` if its database cannot be used."""
         try:
             return await asyncio.to_thread(work)
         except (sqlalchemy.exc.SQLAlchemyError, error.DBOSException) as failure:

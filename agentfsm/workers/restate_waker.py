@@ -206,10 +206,13 @@ class RestateWaker:
         else:
             await self._restate.replace(await self._restate.find(f"{activation.key}#"), activation, aside=aside)
 
-    async def list_set_aside(self) -> list[SetAside]:
-        """The runs that are set aside; see ``Waker.list_set_aside``."""
-        found = [(each.activation, each.aside) for each in await self._restate.find("") if each.aside is not None]
-        return [SetAside(activation, aside["reason"], aside["until"]) for activation, aside in found]
+    async def list_set_aside(self, keys: Collection[str] | None = None) -> list[SetAside]:
+        """The activations that are set aside; see ``Waker.list_set_aside``."""
+        return [
+            SetAside(each.activation, each.aside["reason"], each.aside["until"])
+            for each in await self._restate.find("")
+            if each.aside is not None and (keys is None or each.activation.key in keys)
+        ]
 
     async def put_back(self, run_id: str) -> bool:
         """Have a run that is set aside delivered again; see ``Waker.put_back``."""

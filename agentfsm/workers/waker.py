@@ -217,8 +217,8 @@ class Waker(Protocol):
         """
         ...
 
-    async def list_set_aside(self) -> list[SetAside]:
-        """The runs that are set aside, the oldest first."""
+    async def list_set_aside(self, keys: Collection[str] | None = None) -> list[SetAside]:
+        """The activations that are set aside, the oldest first; those with some keys, or all of them."""
         ...
 
     async def put_back(self, run_id: str) -> bool:

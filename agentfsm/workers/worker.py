@@ -217,7 +217,7 @@ class Worker:
         attempts = attempts_without_progress(records, head)
         if attempts < self._settings.max_attempts or await self._waker.was_put_back(activation):
             return ""
-        return f"it was cut off {attempts} times in a row at the same point: see agentfsm show"
+        return f"it was cut off {attempts} times in a row at the same point"
 
     async def _begin(self, served: ServedAgent, activation: Activation, head: Head | None) -> str:
         if head is not None and head.seq:

@@ -153,6 +153,8 @@ def test_what_is_set_aside_is_not_delivered_until_it_is_put_back(server: Restate
             handled.may_end.set()
             assert await waker.wake(activation)
             (aside,) = await until(waker.list_set_aside)
+            assert await waker.list_set_aside([aside.activation.key]) == [aside]
+            assert await waker.list_set_aside([f"{aside.activation.key}:due"]) == []
             assert (aside.activation, aside.reason, aside.until) == (activation, "it kills its workers", 7.0)
             assert not await waker.wake(activation)
             assert await waker.next_due("poor:") is None

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+import agentfsm.workers
 from agentfsm import (
     Agent,
     Approval,
@@ -28,7 +30,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.agent.config import with_host
-from agentfsm.cli.app import run_app
+from agentfsm.cli.app import app, run_app
 from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import advance, hand_over
 from agentfsm.testing import ScriptedModel, call
@@ -45,6 +47,7 @@ pytestmark = pytest.mark.skipif(
 
 SECRET = b"the secret of this process, long enough"
 OTHER_SECRET = b"the secret of another process, long enough"
+START_OF_2100 = 4_102_444_800.0
 
 
 @asynccontextmanager
@@ -456,6 +459,122 @@ async def cut_off_often(folder: Path, agent: Agent[Any, Any], run_id: str) -> No
         await hand_over(run)
         for _ in range(5):
             await store.release(await store.acquire(run_id, "a worker", keyring=own.config.host.keyring))
+
+
+@pytest.mark.parametrize("why", ["it cannot begin", "it was cut off 6 times in a row at the same point"])
+def test_a_run_that_is_set_aside_is_listed_and_shown_as_such_until_it_is_put_back(why: str, tmp_path: Path) -> None:
+    def deps(context: RunContext) -> dict[str, Any]:
+        raise OSError(why)
+
+    async def scenario() -> str:
+        agent = Agent(ScriptedModel([call("look"), "Hello."]), tools=[tool(lambda: "seen", name="look")])
+        if "cut off" in why:
+            await cut_off_often(tmp_path, agent, "r")
+        else:
+            agent = Agent(ScriptedModel(["Hello."]), deps_type=dict, deps_factory=deps)
+        async with working(tmp_path, support=agent) as (runs, _, waker):
+            run_id = "r" if "cut off" in why else await runs.submit("support", "Say hello.")
+            await until(waker.list_set_aside)
+            return run_id
+
+    run_id = asyncio.run(scenario())
+    for words in (["runs"], ["show", run_id]):
+        doing, _, aside = command(tmp_path, *words).stdout.partition("\n")[0].partition("  set aside: ")
+        assert doing.endswith("interrupted" if "cut off" in why else "waits for a worker")
+        assert why in aside
+        assert aside.endswith(f"; to try it again: agentfsm worker --put-back {run_id}")
+    as_json = json.loads(command(tmp_path, "runs", "--json").stdout)["set_aside"]
+    assert (why in as_json["reason"], as_json["until"]) == (True, None)
+    command(tmp_path, "worker", "--put-back", run_id)
+    assert json.loads(command(tmp_path, "runs", "--json").stdout)["set_aside"] is None
+
+
+def test_a_run_that_is_set_aside_for_a_while_is_listed_with_the_time(tmp_path: Path) -> None:
+    set_aside(tmp_path, "r", until=START_OF_2100)
+    listed = command(tmp_path, "runs").stdout
+    assert listed.endswith("interrupted  set aside until 2100-01-01 00:00:00: it kills its workers\n")
+
+
+def command(folder: Path, *words: str) -> Result:
+    """What a command has printed about the store in a folder."""
+    result = CliRunner().invoke(app, [*words, "--store", str(folder / "runs.db")])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def set_aside(folder: Path, *run_ids: str, until: float | None = None) -> None:
+    """Cut runs off, and set them aside."""
+
+    async def scenario() -> None:
+        waker = open_waker(folder / "runs.db")
+        for run_id in run_ids:
+            await cut_off_often(folder, Agent(ScriptedModel(["Hello."])), run_id)
+            activation = Activation(run_id, 6, "support@1")
+            await waker.wake(activation)
+            await waker.set_aside(activation, "it kills its workers", until)
+        await waker.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_only_the_runs_that_are_listed_are_looked_up_in_the_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agentfsm.workers.dbos_waker import DbosWaker
+
+    asked: list[list[str]] = []
+    list_set_aside = DbosWaker.list_set_aside
+
+    async def listening(self: DbosWaker, keys: Any = None) -> Any:
+        asked.append(keys)
+        return await list_set_aside(self, keys)
+
+    monkeypatch.setattr(DbosWaker, "list_set_aside", listening)
+    monkeypatch.setattr(agentfsm.workers, "KEYS_AT_ONCE", 2)  # those of one run
+    set_aside(tmp_path, "first", "second", "third")
+    assert command(tmp_path, "runs", "--limit", "2").stdout.count("set aside: it kills its workers") == 2
+    assert asked == [["third:6", "third:6:due"], ["second:6", "second:6:due"]]
+
+
+def test_runs_are_listed_without_the_extra_of_workers_and_with_queues_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_aside(tmp_path, "r")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "dbos", None)
+        without.delitem(sys.modules, "agentfsm.workers.dbos_waker")
+        listed = command(tmp_path, "runs")
+    assert (listed.stdout.rstrip().endswith("interrupted"), listed.stderr) == (True, "")
+    (tmp_path / "runs.db.queue").write_bytes(b"not a database" * 1000)
+    listed = command(tmp_path, "runs")
+    assert listed.stdout.rstrip().endswith("interrupted")
+    said, _, more = listed.stderr.partition(": the queues of DBOS cannot be used: ")
+    assert (said, more.count("\n")) == ("agentfsm: it is not known which runs are set aside", 1)
+
+
+def test_listing_runs_makes_no_queue_and_loads_no_engine_for_runs_that_no_worker_has_to_act_on(tmp_path: Path) -> None:
+    asyncio.run(cut_off_often(tmp_path, Agent(ScriptedModel(["Hello."])), "cut off"))
+    command(tmp_path, "runs")
+    assert not (tmp_path / "runs.db.queue").exists()
+    (tmp_path / "other").mkdir()
+    asyncio.run(with_runs_that_wait_and_ended(tmp_path / "other"))
+    words = ["runs", "--store", str(tmp_path / "other" / "runs.db")]
+    check = f"import sys; from agentfsm.cli.app import run_app; run_app({words!r}); assert 'dbos' not in sys.modules"
+    listed = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True).stdout
+    assert [line.split()[1] for line in listed.splitlines()] == ["suspended", "finished"]
+
+
+async def with_runs_that_wait_and_ended(folder: Path) -> None:
+    """Leave a run that waits for somebody and one that has ended, beside queues."""
+    async with open_store(folder / "runs.db") as store:
+        agent = Agent(
+            ScriptedModel(["Hello.", call("pay", amount=5)]), tools=[pay], host=Host(store=store, secret=SECRET)
+        )
+        await agent.run("Say hello.")
+        assert isinstance((await agent.run("Pay.")).outcome, UserInputRequested)
+    waker = open_waker(folder / "runs.db")
+    await waker.wake(Activation("other", 0, "support"))
+    await waker.aclose()
 
 
 @pytest.mark.parametrize("why", ["over a spend limit", "cut off too often"])

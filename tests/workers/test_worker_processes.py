@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Allow, Runs, StoreError, open_store
+from agentfsm import Agent, Allow, Host, Runs, StoreError, open_store
 from agentfsm.cli.app import run_app
 from agentfsm.journal.run_info import WaitingFor
 from agentfsm.journal.verification import GOOD
-from agentfsm.workers import Waker, open_waker
+from agentfsm.runtime.run import advance, hand_over
+from agentfsm.testing import ScriptedModel
+from agentfsm.workers import Activation, Waker, open_waker
 from tests.helpers.child_process import child_environment
 from tests.helpers.postgres import new_database, shared_server
 from tests.helpers.webhook_receiver import Receiver, receiving
@@ -295,6 +297,47 @@ def test_a_role_without_rights_to_the_queues_is_told_how_it_gets_them(url: str) 
     command = [Path(sys.executable).with_name("dbos"), "migrate", "-s", url, "--schema", "agentfsm_dbos", "-r", role]
     subprocess.run(command, check=True, capture_output=True)
     assert asyncio.run(next_due(database)) is None
+
+
+@pytest.mark.slow
+def test_the_commands_find_what_is_set_aside_on_a_server_and_make_no_queues_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with shared_server() as server:
+        database = new_database(server)
+    role = f"agent_role_{uuid.uuid4().hex[:8]}"
+    other = database.replace("postgres:@", f"{role}@")
+
+    async def cut_off() -> None:
+        async with open_store(database) as store:
+            run = Agent(ScriptedModel(["Hello."]), host=Host(store=store, secret=SECRET)).run("Hello?", run_id="r")
+            await advance(run)
+            await hand_over(run)
+
+    async def set_aside() -> None:
+        async with opened(database) as (_, waker):
+            await waker.wake(Activation("r", 1, "support@1"))
+            await waker.set_aside(Activation("r", 1, "support@1"), "it kills its workers")
+
+    def listed(at: str) -> tuple[str, str]:
+        assert run_app(["runs", "--store", at]) == 0
+        printed = capsys.readouterr()
+        return printed.out.rstrip().rpartition("  ")[2], printed.err
+
+    asyncio.run(cut_off())
+    assert listed(database) == ("interrupted", "")
+    with psycopg.connect(database, autocommit=True) as db:
+        assert db.execute("SELECT to_regnamespace('agentfsm_dbos')").fetchone() == (None,)
+        asyncio.run(set_aside())
+        expected = "set aside: it kills its workers; to try it again: agentfsm worker --put-back r"
+        assert listed(database) == (expected, "")
+        db.execute(f"CREATE ROLE {role} LOGIN")
+        db.execute(f"GRANT USAGE ON SCHEMA agentfsm TO {role}")
+        db.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA agentfsm TO {role}")
+    doing, said = listed(other)
+    assert doing == "interrupted"
+    assert said.startswith("agentfsm: it is not known which runs are set aside: ")
+    assert "permission denied" in said
 
 
 async def next_due(url: str) -> float | None:
