@@ -208,7 +208,7 @@ def full_run_ids(store: Store, run_ids: Sequence[str]) -> list[str]:
     from agentfsm.runs import Runs  # loads pictures and reports: not for what only prints its help
 
     async def find() -> list[str]:
-        runs, purged = Runs(store), store.maintenance.was_purged
+        runs, purged = Runs(store), store.maintenance.tombstones
         return [each if await purged(each) else await runs.find_id(each) for each in run_ids]
 
     return await_result(find())

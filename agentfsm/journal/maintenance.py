@@ -242,8 +242,11 @@ class StoreMaintenance(Protocol):
         """
         ...
 
-    async def tombstones(self) -> list[Tombstone]:
+    async def tombstones(self, run_id: str | None = None) -> list[Tombstone]:
         """What remains of the runs that were purged, in the order in which those were created.
+
+        Args:
+            run_id: The id of a run, to read only what remains of runs with it; None for all.
 
         Raises:
             JournalError: One of them cannot be read.

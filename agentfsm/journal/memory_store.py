@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Self
 from weakref import ReferenceType, ref
 
@@ -96,8 +97,7 @@ class MemoryMaintenance:
         self._runs = runs
         self._signals = signals
         self._holds: dict[str, Hold] = {}
-        self._tombstones: dict[int, Tombstone] = {}
-        self._purged: set[str] = set()  # the ids that are not used again
+        self._tombstones: dict[str, list[Tombstone]] = {}
 
     async def prepare(self) -> None:
         """Do nothing: it can always be written."""
@@ -136,9 +136,7 @@ class MemoryMaintenance:
         for each in purged:
             del self._runs[each.run_id]
             self._holds.pop(each.run_id, None)
-            self._tombstones[each.number] = each
-            if each.seq:
-                self._purged.add(each.run_id)
+            self._tombstones.setdefault(each.run_id, []).append(each)
             for signal in await self._signals.pending(each.run_id):
                 await self._signals.remove(signal.id)
         return [each.run_id for each in purged]
@@ -152,13 +150,18 @@ class MemoryMaintenance:
         ended = head.status == "finished" or not head.seq
         return head.owner is None and ended and said == (stored.number, head.epoch, head.seq, head.hash)
 
-    async def tombstones(self) -> list[Tombstone]:
+    async def tombstones(self, run_id: str | None = None) -> list[Tombstone]:
         """What remains of the runs that were purged; see ``StoreMaintenance.tombstones``."""
-        return [self._tombstones[number] for number in sorted(self._tombstones)]
+        found = chain(*self._tombstones.values()) if run_id is None else self._tombstones.get(run_id, ())
+        return sorted(found, key=lambda each: each.number)
 
     async def was_purged(self, run_id: str) -> bool:
         """Whether a run that had records was purged; see ``StoreMaintenance.was_purged``."""
-        return run_id in self._purged
+        return self._had_records(run_id)
+
+    def _had_records(self, run_id: str) -> bool:
+        """Whether a run that was purged had records."""
+        return any(each.seq for each in self._tombstones.get(run_id, ()))
 
     async def reindex(self) -> list[str]:
         """Do nothing: runs are found by what they are listed by."""
@@ -186,9 +189,10 @@ class MemoryMaintenance:
         Raises:
             RunExistsError: A run with this id was purged.
         """
-        if run_id in self._purged:
+        if self._had_records(run_id):
             raise RunExistsError(f"run {run_id!r} existed until it was purged: its id cannot be used again")
-        return 1 + max([0, *self._tombstones, *(stored.number for stored in self._runs.values())])
+        buried = [each.number for each in chain(*self._tombstones.values())]
+        return 1 + max([0, *buried, *(stored.number for stored in self._runs.values())])
 
 
 class MemoryStore:

@@ -241,10 +241,10 @@ class _TenantMaintenance:
         self._own.purged.update(gone)
         return gone
 
-    async def tombstones(self) -> list[Tombstone]:
+    async def tombstones(self, run_id: str | None = None) -> list[Tombstone]:
         if not self._own.purged:  # whose any other run was, nobody can say
             return []
-        return [each for each in await self._store.maintenance.tombstones() if each.run_id in self._own.purged]
+        return [each for each in await self._store.maintenance.tombstones(run_id) if each.run_id in self._own.purged]
 
     async def was_purged(self, run_id: str) -> bool:
         return await self._store.maintenance.was_purged(run_id)

@@ -651,6 +651,7 @@ async def purges_whole_runs(make: OpenStore) -> None:
     await store.aclose()
     again = make()
     _require(await again.maintenance.tombstones() == tombstones)
+    _require([await again.maintenance.tombstones(run_id) for run_id in ("run2", "run1")] == [tombstones[1:], []])
     purged = [run_id for run_id in ("run0", "run1", "run2", "run3") if await again.maintenance.was_purged(run_id)]
     _require(purged == ["run0", "run2"])
     await _create(again, [_listed(3)])
@@ -680,6 +681,7 @@ async def purges_only_what_ended_and_did_not_change(make: OpenStore) -> None:
     await store.release(empty)
     _require(await store.maintenance.purge([await _tombstone(store, "empty")]) == ["empty"])
     _require(not await store.maintenance.was_purged("empty"))
+    _require([each.seq for each in await store.maintenance.tombstones("empty")] == [0])
     await store.acquire("empty", "me", new=True)  # nothing of it was lost
     _require([head.run_id for head in await store.heads()] == ["run0", "run1", "run2", "empty"])
     await store.aclose()

@@ -223,7 +223,7 @@ class Worker:
         if head is not None and head.seq:
             return "outdated"
         run_id = activation.run_id
-        if head is None and any(each.run_id == run_id for each in await self._store.maintenance.tombstones()):
+        if head is None and await self._store.maintenance.tombstones(run_id):
             return "outdated"  # it was purged while it was queued
         given = open_submission(activation.request, run_id, self._keyring)
         if given.agent != served.name:

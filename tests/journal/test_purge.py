@@ -139,10 +139,11 @@ def test_a_session_whose_runs_were_purged_goes_on_without_reading_every_tombston
     asyncio.run(main())
 
 
-def test_whether_a_run_was_purged_is_asked_by_an_index(tmp_path: Path) -> None:
+@pytest.mark.parametrize("query", [sqlite_maintenance._IS_PURGED, sqlite_maintenance._TOMBSTONES_OF_ID])
+def test_what_remains_of_one_purged_run_is_found_by_an_index(query: str, tmp_path: Path) -> None:
     asyncio.run(SqliteStore(tmp_path / "runs.db").maintenance.prepare())
     with closing(sqlite3.connect(tmp_path / "runs.db")) as db:
-        plan = db.execute(f"EXPLAIN QUERY PLAN {sqlite_maintenance._IS_PURGED}", ("r",)).fetchall()
+        plan = db.execute(f"EXPLAIN QUERY PLAN {query}", ("r",)).fetchall()
     assert any("USING INDEX tombstone_by_run_id" in row[-1] for row in plan)
 
 

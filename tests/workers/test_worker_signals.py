@@ -245,7 +245,9 @@ def test_a_run_that_was_cut_off_too_often_ends_if_it_was_cancelled_and_is_set_as
     asyncio.run(scenario())
 
 
-def test_a_queued_run_of_a_person_whose_data_was_erased_is_dropped_and_does_not_begin() -> None:
+def test_a_queued_run_of_a_person_whose_data_was_erased_is_dropped_and_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
         scene, queue, dropped = Scene(), HandWaker(), list[str]()
         submitted = list[Activation]()
@@ -266,10 +268,19 @@ def test_a_queued_run_of_a_person_whose_data_was_erased_is_dropped_and_does_not_
         worker = Worker({"clerk": scene.agent(call("send"), "ok")}, scene.store, cast("Waker", waker), secret=SECRET)
         serving = asyncio.create_task(worker.run())
         await waker.served.wait()
+        read: list[str | None] = []
+        tombstones = scene.store.maintenance.tombstones
+
+        async def reading(run_id: str | None = None) -> Any:
+            read.append(run_id)
+            return await tombstones(run_id)
+
+        monkeypatch.setattr(scene.store.maintenance, "tombstones", reading)
         words = [await waker.deliver(each) for each in submitted]
         worker.stop()
         await serving
         assert (words, scene.acted) == (["outdated", "finished"], ["send"])
+        assert read == [ann]  # and not what remains of all other runs
         assert [head.run_id for head in await scene.store.heads()] == [bob]
 
     asyncio.run(scenario())

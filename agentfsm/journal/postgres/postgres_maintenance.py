@@ -54,6 +54,9 @@ _BURY = """
     SELECT number, run_id, seq, content, mac FROM found RETURNING number, run_id
 """
 
+_TOMBSTONES = "SELECT content, encode(mac, 'hex') FROM agentfsm.tombstone ORDER BY number"
+_TOMBSTONES_OF_ID = "SELECT content, encode(mac, 'hex') FROM agentfsm.tombstone WHERE run_id = %s ORDER BY number"
+
 _DESCRIBE = """
     SELECT current_setting('server_version'),
         (SELECT sum(pg_total_relation_size(oid)) FROM pg_class
@@ -142,9 +145,9 @@ class PostgresMaintenance:
             purged += await self._session().write(bury)
         return purged
 
-    async def tombstones(self) -> list[Tombstone]:
+    async def tombstones(self, run_id: str | None = None) -> list[Tombstone]:
         """What remains of the runs that were purged; see ``StoreMaintenance.tombstones``."""
-        rows = await self._session().read(_select_tombstones, list[tuple[str, str]]())
+        rows = await self._session().read(lambda db: _select_tombstones(db, run_id), list[tuple[str, str]]())
         return [read_tombstone(*row) for row in rows]
 
     async def was_purged(self, run_id: str) -> bool:
@@ -263,11 +266,9 @@ async def _was_purged(db: Connection, run_id: str) -> bool:
     return row is not None and bool(row[0])
 
 
-async def _select_tombstones(db: Connection) -> list[tuple[str, str]]:
-    rows = await (
-        await db.execute("SELECT content, encode(mac, 'hex') FROM agentfsm.tombstone ORDER BY number")
-    ).fetchall()
-    return [(content, mac) for content, mac in rows]
+async def _select_tombstones(db: Connection, run_id: str | None) -> list[tuple[str, str]]:
+    found = await (db.execute(_TOMBSTONES) if run_id is None else db.execute(_TOMBSTONES_OF_ID, (run_id,)))
+    return [(content, mac) for content, mac in await found.fetchall()]
 
 
 async def _open_transactions(db: Connection) -> set[str]:

@@ -137,9 +137,9 @@ class SqliteMaintenance:
                 purged.append(each.run_id)
         return purged
 
-    async def tombstones(self) -> list[Tombstone]:
+    async def tombstones(self, run_id: str | None = None) -> list[Tombstone]:
         """What remains of the runs that were purged; see ``StoreMaintenance.tombstones``."""
-        rows = await self._reader.read(_select_tombstones, list[tuple[str, str]]())
+        rows = await self._reader.read(lambda db: _select_tombstones(db, run_id), list[tuple[str, str]]())
         return [read_tombstone(*row) for row in rows]
 
     async def was_purged(self, run_id: str) -> bool:
@@ -236,7 +236,12 @@ def _was_purged(db: sqlite3.Connection, run_id: str) -> bool:
     return sqlite_schema.has_tombstones(db) and bool(db.execute(_IS_PURGED, (run_id,)).fetchone()[0])
 
 
-def _select_tombstones(db: sqlite3.Connection) -> list[tuple[str, str]]:
+_TOMBSTONES = "SELECT content, lower(hex(mac)) FROM tombstone ORDER BY number"
+_TOMBSTONES_OF_ID = "SELECT content, lower(hex(mac)) FROM tombstone WHERE run_id = ? ORDER BY number"
+
+
+def _select_tombstones(db: sqlite3.Connection, run_id: str | None) -> list[tuple[str, str]]:
     if not sqlite_schema.has_tombstones(db):
         return []
-    return db.execute("SELECT content, lower(hex(mac)) FROM tombstone ORDER BY number").fetchall()
+    found = db.execute(_TOMBSTONES) if run_id is None else db.execute(_TOMBSTONES_OF_ID, (run_id,))
+    return found.fetchall()
