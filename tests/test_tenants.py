@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentfsm import (
     Host,
     MemoryStore,
     RunError,
+    RunExistsError,
     RunQuery,
     Runs,
     SqliteStore,
@@ -27,11 +29,12 @@ from agentfsm.cli.app import run_app
 from agentfsm.journal.erasure import ErasureQuery
 from agentfsm.journal.maintenance import Hold
 from agentfsm.journal.purge import RetentionRule
+from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.signals import read_signals
 from agentfsm.journal.store import Store
 from agentfsm.journal.tenant_store import TenantStore
 from agentfsm.loop.keys import Keyring
-from agentfsm.testing import ScriptedModel, call
+from agentfsm.testing import RecordingModel, ScriptedModel, call
 
 SECRET = b"the secret of this host, long enough"
 OWN, OTHER, NOBODYS = "acme-1", "evil-1", "none-1"
@@ -118,6 +121,32 @@ def test_whatever_is_done_with_the_run_of_another_is_done_with_no_run(store: Sto
         assert await view.head(run_id) is None
         assert await every._store.maintenance.holds() == {}
         assert await read_signals(every._store.signals, Keyring(SECRET)) == []
+
+    with_runs(store, work)
+
+
+def test_who_chooses_an_id_that_another_tenant_uses_or_used_learns_that_alone(store: Store) -> None:
+    async def work(own: Runs, every: Runs) -> None:
+        everything, view = every._store, own._store
+        for run_id, tags in (("queued", ["tenant:evil"]), ("gone", [])):
+            lease = await everything.acquire(run_id, "a process that submits it", new=True)
+            await everything.append(lease, (), "suspended", RunInfo(run_id, "suspended", tags=tuple(tags)))
+            await everything.release(lease)
+        assert set((await every.purge([f"{NOBODYS}-done", "gone"])).purged) == {f"{NOBODYS}-done", "gone"}
+        before = {head.run_id: head for head in await everything.heads()}
+        told: set[str] = set()
+        for run_id in (OTHER, f"{OTHER}-done", NOBODYS, f"{NOBODYS}-done", "queued"):
+            for new in (partial(view.acquire, run_id, "me", new=True), partial(own.fork, f"{OWN}-done", 1, run_id)):
+                with pytest.raises(RunExistsError) as raised:
+                    await new()
+                told.add(str(raised.value).replace(run_id, "RUN"))
+            assert await view.maintenance.was_purged(run_id)
+            assert await view.maintenance.tombstones(run_id) == []
+        assert told == {"the id 'RUN' cannot be used: another run has it or had it"}
+        assert {head.run_id: head for head in await everything.heads()} == before
+        await everything.release(await everything.acquire("claimed", "a process that died", new=True))
+        assert not any([await view.maintenance.was_purged(each) for each in (OWN, "gone", "unknown", "claimed")])
+        await view.release(await view.acquire("claimed", "me", new=True))
 
     with_runs(store, work)
 
@@ -250,6 +279,21 @@ def test_the_session_of_another_tenant_is_continued_by_its_id_unless_the_agent_h
         assert (await session(store).last_run()).status == "suspended"
         await getattr(session(store, "Paid."), action)(*given)
         assert (await session(store).last_run()).status == "finished"
+
+    asyncio.run(main())
+
+
+def test_two_tenants_with_stores_of_their_own_may_have_sessions_with_the_same_id(store: Store) -> None:
+    async def main() -> None:
+        for tenant in ("evil", "acme", "evil", "acme"):
+            host = Host(store=TenantStore(store, [tenant]), secret=SECRET)
+            model = RecordingModel(ScriptedModel([f"Hello, {tenant}."]))
+            await Agent(model, host=host).session("talk").run(f"I am {tenant}.", tags=[f"tenant:{tenant}"])
+            others = {"evil", "acme"} - {tenant}
+            assert not any(each in str(model.requests) for each in others)
+        for tenant in ("evil", "acme"):
+            found = await TenantStore(store, [tenant]).find_runs(RunQuery(session_id="talk"))
+            assert [info.prompt for info in found.runs] == [f"I am {tenant}."] * 2
 
     asyncio.run(main())
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Self
 
-from agentfsm.errors import ConfigurationError, JournalError, UnknownRunError
+from agentfsm.errors import ConfigurationError, JournalError, RunExistsError, UnknownRunError
 from agentfsm.journal.listing import find_listing
 from agentfsm.journal.maintenance import Damage, Fact, Hold, StoreMaintenance, Tombstone
 from agentfsm.journal.records import SealedRecord
@@ -118,9 +118,14 @@ class TenantStore:
         return replace(query, any_tag=self._tags)
 
     async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
-        """Acquire the lease of a run; see ``Store.acquire``. A new run is that of whom its tags name."""
+        """Acquire the lease of a run; see ``Store.acquire``. A new run is that of whom its tags name.
+
+        All tenants share the ids. For one that is taken, the error does not say whether its run is purged or another's.
+        """
         if not new:
             await self.require(run_id)
+        elif await self.maintenance.was_purged(run_id):
+            raise RunExistsError(f"the id {run_id!r} cannot be used: another run has it or had it")
         return await self._store.acquire(run_id, owner, new=new, keyring=keyring)
 
     def append(
@@ -204,7 +209,10 @@ class _TenantSignals:
 
 
 class _TenantMaintenance:
-    """What is done to the runs of some tenants; a ``StoreMaintenance``. It says nothing of the store as a whole."""
+    """What is done to the runs of some tenants; a ``StoreMaintenance``. It says nothing of the store as a whole.
+
+    Another tenant's run is here as one that was purged: there is no such run, and its id cannot be used.
+    """
 
     def __init__(self, own: TenantStore, store: Store) -> None:
         self._own = own
@@ -247,7 +255,12 @@ class _TenantMaintenance:
         return [each for each in await self._store.maintenance.tombstones(run_id) if each.run_id in self._own.purged]
 
     async def was_purged(self, run_id: str) -> bool:
-        return await self._store.maintenance.was_purged(run_id)
+        head = await self._store.head(run_id)
+        if head is None:
+            return await self._store.maintenance.was_purged(run_id)
+        listed = None if head.seq else await find_listing(self._store, run_id)
+        is_claim = listed is not None and not listed.tags  # of a process that has died, perhaps: it says nothing yet
+        return not is_claim and not await self._own.has(run_id)
 
     async def reindex(self) -> list[str]:
         return [each for each in await self._store.maintenance.reindex() if await self._own.has(each)]
