@@ -6,6 +6,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -179,16 +181,17 @@ def test_a_missing_folder_is_a_clear_error(tmp_path):
         asyncio.run(store.acquire("a", "me", new=True))
 
 
-def reachable(folder):
-    """Let another user come to a folder."""
-    folder.chmod(0o755)
-    for above in folder.parents:
-        if above.owner() == "root" and above != above.parent and str(above).startswith("/tmp/"):
-            above.chmod(0o755)
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder to which every user can come: pytest makes its own ones private again whenever it starts elsewhere."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
 
 
-def test_a_read_only_folder_is_a_clear_error(tmp_path):
-    folder = tmp_path / "locked"
+def test_a_read_only_folder_is_a_clear_error(shared_folder):
+    folder = shared_folder / "locked"
     folder.mkdir()
     code = (
         "import asyncio, os, sys; from agentfsm.journal.sqlite import SqliteStore\n"
@@ -196,7 +199,6 @@ def test_a_read_only_folder_is_a_clear_error(tmp_path):
         "try: asyncio.run(SqliteStore(sys.argv[1]).acquire('a', 'me', new=True))\n"
         "except Exception as e: print(type(e).__name__, e)"
     )
-    reachable(tmp_path)
     folder.chmod(0o555)
     got = subprocess.run([sys.executable, "-c", code, folder / "runs.db"], capture_output=True, text=True)
     assert got.stdout.startswith("StoreError"), got.stderr
@@ -204,14 +206,14 @@ def test_a_read_only_folder_is_a_clear_error(tmp_path):
     assert list(folder.iterdir()) == []
 
 
-def test_a_closed_store_is_one_file_that_can_be_copied_or_read_in_a_read_only_folder(tmp_path):
-    folder = tmp_path / "kept"
+def test_a_closed_store_is_one_file_that_can_be_copied_or_read_in_a_read_only_folder(shared_folder):
+    folder = shared_folder / "kept"
     folder.mkdir()
     store, _ = asyncio.run(keep(folder / "runs.db"))
     assert len(asyncio.run(store.records("a"))) == 2  # whoever has read it has a connection of its own
     store.close()
     assert not (folder / "runs.db-wal").exists()
-    with SqliteStore(shutil.copy(folder / "runs.db", tmp_path / "copy.db")) as copy:
+    with SqliteStore(shutil.copy(folder / "runs.db", shared_folder / "copy.db")) as copy:
         assert [head.run_id for head in asyncio.run(copy.heads())] == ["a"]
     # Path.as_uri imports urllib on first use, and a Python in root's home cannot be read after setuid.
     code = (
@@ -219,7 +221,6 @@ def test_a_closed_store_is_one_file_that_can_be_copied_or_read_in_a_read_only_fo
         "os.setuid(65534) if os.getuid() == 0 else None\n"
         "with SqliteStore(sys.argv[1]) as store: print(len(asyncio.run(store.records('a'))))"
     )
-    reachable(tmp_path)
     (folder / "runs.db").chmod(0o644)  # a store is its owner's alone
     folder.chmod(0o555)
     got = subprocess.run([sys.executable, "-c", code, folder / "runs.db"], capture_output=True, text=True)
@@ -227,8 +228,8 @@ def test_a_closed_store_is_one_file_that_can_be_copied_or_read_in_a_read_only_fo
     assert got.stdout == "2\n", got.stderr
 
 
-def test_an_inaccessible_folder_is_a_clear_error(tmp_path):
-    folder = tmp_path / "shut"
+def test_an_inaccessible_folder_is_a_clear_error(shared_folder):
+    folder = shared_folder / "shut"
     folder.mkdir()
     code = (
         "import asyncio, os, sys; from agentfsm.journal.sqlite import SqliteStore\n"
@@ -236,7 +237,6 @@ def test_an_inaccessible_folder_is_a_clear_error(tmp_path):
         "try: SqliteStore(sys.argv[1])\n"
         "except Exception as e: print(type(e).__name__, e)"
     )
-    reachable(tmp_path)
     folder.chmod(0o000)
     got = subprocess.run([sys.executable, "-c", code, folder / "runs.db"], capture_output=True, text=True)
     folder.chmod(0o755)
