@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, count
 from typing import Self
 from weakref import ReferenceType, ref
 
@@ -98,6 +98,7 @@ class MemoryMaintenance:
         self._signals = signals
         self._holds: dict[str, Hold] = {}
         self._tombstones: dict[str, list[Tombstone]] = {}
+        self._numbers = count(1)
 
     async def prepare(self) -> None:
         """Do nothing: it can always be written."""
@@ -191,8 +192,7 @@ class MemoryMaintenance:
         """
         if self._had_records(run_id):
             raise RunExistsError(f"run {run_id!r} existed until it was purged: its id cannot be used again")
-        buried = [each.number for each in chain(*self._tombstones.values())]
-        return 1 + max([0, *buried, *(stored.number for stored in self._runs.values())])
+        return next(self._numbers)
 
 
 class MemoryStore:

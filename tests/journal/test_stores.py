@@ -270,3 +270,27 @@ def test_claim_locks_the_store_before_the_first_write(tmp_path):
     other.claim()
     assert asyncio.run(other.heads()) == []
     other.close()
+
+
+def calls_of_a_new_run(among: int) -> int:
+    """How many calls of Python functions it takes to create a run in memory beside so many others."""
+    store = MemoryStore()
+    leases = [asyncio.run(store.acquire(f"r{number}", "me", new=True)) for number in range(among)]
+    calls = 0
+
+    def count(*event: object) -> None:
+        nonlocal calls
+        calls += event[1] == "call"
+
+    sys.setprofile(count)
+    try:
+        with pytest.raises(StopIteration):  # it awaits nothing
+            store.acquire("new", "me", new=True).send(None)
+    finally:
+        sys.setprofile(None)
+    assert len(leases) == among
+    return calls
+
+
+def test_a_new_run_in_memory_costs_the_same_however_many_others_there_are():
+    assert calls_of_a_new_run(500) == calls_of_a_new_run(5)
