@@ -159,6 +159,7 @@ class _FirstFailure:
 MIGRATION, APPROVALS = "tests/journal/test_migration.py", "tests/journal/test_approvals.py"
 REFUSALS = "tests/journal/test_require_transition.py"
 STORES, VERIFICATION = "tests/journal/test_stores.py", "tests/journal/test_verification.py"
+SNAPSHOTS, FORGED_SNAPSHOTS = "tests/journal/test_snapshots.py", "tests/journal/test_forged_snapshots.py"
 REPLAY, RESTORE, SECRETS, STOPPING = (
     "tests/journal/test_replay_and_fork.py",
     "tests/journal/test_rehydrate.py",
@@ -186,49 +187,49 @@ MUTANTS = (
         "agentfsm/journal/snapshot.py",
         "    if not keyring.check_seal(KeyPurpose.snapshot, _content_bytes(sealed), sealed.mac):\n",
         "    if False:\n",
-        "tests/journal/test_snapshots.py",
+        FORGED_SNAPSHOTS,
     ),
     Mutant(
         "the records after a snapshot are not verified",
         "agentfsm/journal/load.py",
         "    if not fits or not verify_after(",
         "    if not fits or None is verify_after(",
-        "tests/journal/test_snapshots.py",
+        FORGED_SNAPSHOTS,
     ),
     Mutant(
         "the records before a snapshot are not compared with it",
         "agentfsm/journal/load.py",
         "        if (len(records), records[-1].hash) != self._last:\n",
         "        if False:\n",
-        "tests/journal/test_snapshots.py",
+        FORGED_SNAPSHOTS,
     ),
     Mutant(
         "a snapshot is used with another first record",
         "agentfsm/journal/snapshot.py",
         'if first.hash != data["first"] or was_redacted(first):',
         "if was_redacted(first):",
-        "tests/journal/test_snapshots.py",
+        FORGED_SNAPSHOTS,
     ),
     Mutant(
         "a snapshot loses the instructions",
         "agentfsm/journal/snapshot.py",
         "(*self._system, *compaction.kept)",
         "compaction.kept",
-        "tests/journal/test_snapshots.py",
+        SNAPSHOTS,
     ),
     Mutant(
         "a snapshot forgets what earlier records withhold",
         "agentfsm/journal/snapshot.py",
         "            withholder.placeholder_for(secret)\n",
         "            pass\n",
-        "tests/journal/test_snapshots.py",
+        SNAPSHOTS,
     ),
     Mutant(
         "records after a snapshot may be sealed under any secret",
         "agentfsm/journal/verification.py",
         "    return not macs.doubt() and (head.seq, head.hash)",
         "    return (head.seq, head.hash)",
-        "tests/journal/test_snapshots.py",
+        FORGED_SNAPSHOTS,
     ),
     Mutant(
         "no head check",

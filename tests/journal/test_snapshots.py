@@ -1,27 +1,22 @@
-"""Snapshots: loading from one gives the run that its journal gives, and nobody can use one to change a run."""
+"""Snapshots: when a run gets one, what it holds, and that loading from it gives the run that its journal gives."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import random
-import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentfsm import (
-    Actor,
     Agent,
-    AgentGuardrails,
     Allow,
-    Approval,
     Counter,
     Deny,
     Host,
@@ -33,11 +28,9 @@ from agentfsm import (
     MemoryStore,
     Migration,
     RunCompleted,
-    RunError,
     Runs,
     SqliteStore,
     Summarize,
-    UnknownRunError,
     UserInputRequested,
     hook,
     tool,
@@ -45,123 +38,40 @@ from agentfsm import (
 from agentfsm.agent.resume import load_run
 from agentfsm.journal import snapshot as snapshots
 from agentfsm.journal.adoption import adopt
-from agentfsm.journal.hash_chain import GENESIS_HASH, RecordSealer
 from agentfsm.journal.listing import verify_listed_run
-from agentfsm.journal.load import LoadedRun, load_stored_run
+from agentfsm.journal.load import load_stored_run
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.redact import redact_text
-from agentfsm.journal.run_info import RunInfo, RunQuery
+from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.snapshot import snapshot_damage
-from agentfsm.journal.store import SHORT_JOURNAL_CHARS, Lease, SealedSnapshot, Status
-from agentfsm.journal.verification import GOOD, OPEN, TAMPERED
+from agentfsm.journal.store import SHORT_JOURNAL_CHARS
+from agentfsm.journal.verification import OPEN
 from agentfsm.loop import withholding
-from agentfsm.loop.keys import KeyPurpose, Keyring
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.messages import UNREAD
 from agentfsm.loop.state_json import dump_state
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
-
-SECRET = b"of the tests, and long enough"
-KEYS = Keyring(SECRET)
-MANAGERS = [Actor(name, ("manager",)) for name in ("ann", "bob")]
-CANARY = "canary-7f31-of-the-user"
-
-
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs get a snapshot wherever they may."""
-    monkeypatch.setattr(snapshots, "EVERY_RECORDS", 1)
-    monkeypatch.setattr(snapshots, "WAITING_RECORDS", 1)
-
-
-@tool
-def look(at: str) -> str:
-    """Look."""
-    return f"seen {at}"
-
-
-PAID = list[Callable[[], None]]()
-"""What is called when somebody is paid."""
-
-
-@contextlib.contextmanager
-def counting_payments() -> Iterator[list[None]]:
-    """A list that gets longer with each payment."""
-    paid = list[None]()
-    PAID[:] = [lambda: paid.append(None)]
-    try:
-        yield paid
-    finally:
-        PAID.clear()
-
-
-@tool(requires_approval=True)
-def pay(amount: int) -> str:
-    """Pay."""
-    for each in PAID:
-        each()
-    return f"paid {amount}"
-
-
-@tool(requires_approval=Approval(n=2, roles=("manager",)))
-def wire(amount: int) -> str:
-    """Wire."""
-    return f"wired {amount}"
-
-
-LIMITS = AgentGuardrails(max_iterations=100_000)
-NEWEST = KeepLast(turns=1, replies=1, max_compactions=10_000)
-
-
-def agent_on(store: Any, script: Sequence[Any], **options: Any) -> Agent[Any, Any]:
-    host = Host(store=store, secret=SECRET, clock=FakeClock(), seed=1)
-    options = {"tools": [look, pay, wire], "history": NEWEST, **options}
-    options = {"guardrails": LIMITS, **options}
-    return Agent(options.pop("model", None) or ScriptedModel(script), host=host, **options)
-
-
-def config_of(agent: Agent[Any, Any]) -> Any:
-    return agent._config  # pyright: ignore[reportPrivateUsage]
-
-
-def long_script(steps: int) -> list[Any]:
-    """So many calls, none of which is like another, and an answer."""
-    return [*(call("look", at=f"place {n}") for n in range(steps)), "Done."]
-
-
-class Recording(MemoryStore):
-    """A store that keeps what was appended."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.log: list[tuple[str, tuple[SealedRecord, ...], Status, RunInfo | None, SealedSnapshot | None]] = []
-        self.read = 0  # how many records were read so far
-
-    def append(
-        self,
-        lease: Lease,
-        records: Sequence[SealedRecord],
-        status: Status,
-        info: RunInfo | None = None,
-        snapshot: SealedSnapshot | None = None,
-    ) -> Awaitable[None]:
-        self.log.append((lease.run_id, tuple(records), status, info, snapshot))
-        return super().append(lease, records, status, info, snapshot)
-
-    async def records(self, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
-        found = await super().records(run_id, after, limit)
-        self.read += len(found)
-        return found
-
-    async def after_a_kill(self, appends: int, *, with_snapshots: bool) -> MemoryStore:
-        """The store that a process leaves that is killed after so many appends."""
-        store = MemoryStore()
-        lease = await store.acquire("r", "me", new=True, keyring=KEYS)
-        for _, records, status, info, snapshot in self.log[:appends]:
-            await store.append(lease, records, status, info, snapshot if with_snapshots else None)
-            if status != "running":
-                lease = await store.acquire("r", "me", keyring=KEYS)
-        await store.release(lease)
-        return store
+from tests.helpers.snapshot_runs import (
+    CANARY,
+    KEYS,
+    LIMITS,
+    MANAGERS,
+    NEWEST,
+    PAID,
+    SECRET,
+    Recording,
+    agent_on,
+    comparable,
+    config_of,
+    interrupted,
+    is_loaded_from_snapshot,
+    long_script,
+    look,
+    pay,
+    rows_of,
+    suspended_in,
+    wire,
+)
 
 
 def random_script(draw: random.Random) -> list[Any]:
@@ -197,20 +107,11 @@ async def go_on(store: Any, script: Sequence[Any], draw: random.Random, history:
             return result
 
 
-def comparable(loaded: LoadedRun) -> dict[str, Any]:
-    """All that a loaded run says, its messages apart."""
-    point = loaded.resume_point
-    told = {f.name: getattr(point, f.name) for f in fields(point) if f.name not in ("records", "base", "attempts")}
-    run = replace(loaded.run, messages=[])
-    others = (loaded.suspension_id, dict(loaded.pinned), loaded.asked, len(loaded.run.messages))
-    return {**told, "secrets": set(point.secrets), "state": dump_state(run), "others": others}
-
-
 @pytest.mark.parametrize("history", [None, NEWEST], ids=["all", "newest"])
 @pytest.mark.parametrize(
     ("seed", "every"), [(0, 17), *(pytest.param(seed, 1, marks=pytest.mark.slow) for seed in range(3))]
 )
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_run_that_was_killed_goes_on_from_its_snapshot_as_from_its_journal(
     seed: int, every: int, history: Any
 ) -> None:
@@ -241,11 +142,6 @@ def test_a_run_that_was_killed_goes_on_from_its_snapshot_as_from_its_journal(
     asyncio.run(scene())
 
 
-async def is_loaded_from_snapshot(agent: Agent[Any, Any]) -> bool:
-    loaded = await load_run(config_of(agent), "r", lazily=True)
-    return loaded.resume_point.base is not None and bool(loaded.resume_point.base.unread)
-
-
 async def prefixes_with_snapshots(store: Recording, run_id: str) -> list[str]:
     """What is wrong with each snapshot that a run got, as against its records up to then."""
     records, wrong = list[SealedRecord](), list[str]()
@@ -266,7 +162,7 @@ async def prefixes_with_snapshots(store: Recording, run_id: str) -> list[str]:
     ],
     ids=["whole history", "summaries", "hook"],
 )
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_each_snapshot_says_what_the_records_before_it_say(options: dict[str, Any]) -> None:
     store = Recording()
 
@@ -282,7 +178,7 @@ def test_each_snapshot_says_what_the_records_before_it_say(options: dict[str, An
 
 
 @pytest.mark.parametrize("history", [None, NEWEST], ids=["all", "newest"])
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_each_snapshot_of_a_run_that_goes_on_from_snapshots_says_what_the_records_say(history: Any) -> None:
     async def scene() -> None:
         store = Recording()
@@ -314,7 +210,7 @@ def test_a_run_that_goes_on_gets_a_snapshot_no_sooner_than_one_that_never_stoppe
     asyncio.run(scene())
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_run_with_sub_agents_has_snapshots_and_they_have_none() -> None:
     async def scene() -> None:
         store = Recording()
@@ -332,13 +228,6 @@ def test_a_run_with_sub_agents_has_snapshots_and_they_have_none() -> None:
 
 
 # -- what it costs ------------------------------------------------------------------------------------------
-
-
-async def interrupted(store: Any, steps: int, *, run_id: str = "r", **options: Any) -> None:
-    """A run that waits for an approval after so many steps."""
-    script = [*long_script(steps)[:-1], call("pay", amount=1)]
-    result = await agent_on(store, script, **options).run("Go.", run_id=run_id)
-    assert isinstance(result.outcome, UserInputRequested)
 
 
 @pytest.mark.slow
@@ -374,7 +263,7 @@ def test_a_snapshot_does_not_grow_with_the_run_and_a_short_run_has_none() -> Non
     assert sizes[2] < sizes[1] * 1.2
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_long_snapshot_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = list[int]()
     restore = snapshots.Snapshot.restore
@@ -398,7 +287,7 @@ def test_a_long_snapshot_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("prompt", ["text", "image"])
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_run_whose_next_request_is_very_long_has_no_snapshot(prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MAX_LETTERS", 20_000)
 
@@ -411,7 +300,7 @@ def test_a_run_whose_next_request_is_very_long_has_no_snapshot(prompt: str, monk
     assert [asyncio.run(has_snapshot(letters)) for letters in (15_000, 21_000)] == [True, False]
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_finished_run_has_no_snapshot() -> None:
     async def scene() -> None:
         store = Recording()
@@ -422,22 +311,8 @@ def test_a_finished_run_has_no_snapshot() -> None:
     asyncio.run(scene())
 
 
-@pytest.mark.usefixtures("often")
-def test_a_finished_run_does_not_go_on_from_a_snapshot_that_somebody_puts_back() -> None:
-    async def scene() -> None:
-        store = MemoryStore()
-        await interrupted(store, 12)
-        before = await store.snapshot("r")
-        await agent_on(store, ["Done."]).resume("r", Allow())
-        store._runs["r"].snapshot = before  # pyright: ignore[reportPrivateUsage]
-        with pytest.raises(RunError, match="has finished"):
-            await agent_on(store, ["Done again."]).resume("r")
-
-    asyncio.run(scene())
-
-
 @pytest.mark.parametrize(("replies", "expected"), [(1, True), (20, False)])
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_run_with_a_history_policy_has_no_snapshot_before_that_leaves_anything_out(
     replies: int, expected: bool
 ) -> None:
@@ -449,7 +324,7 @@ def test_a_run_with_a_history_policy_has_no_snapshot_before_that_leaves_anything
     asyncio.run(scene())
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_request_expires_for_a_run_that_is_loaded_from_its_snapshot_when_it_does_without_one() -> None:
     async def scene() -> None:
         store = MemoryStore()
@@ -463,7 +338,7 @@ def test_a_request_expires_for_a_run_that_is_loaded_from_its_snapshot_when_it_do
     asyncio.run(scene())
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_run_that_goes_on_from_a_snapshot_with_another_model_is_listed_with_its_first_one() -> None:
     class Other(ScriptedModel):
         name = "another"
@@ -480,7 +355,7 @@ def test_a_run_that_goes_on_from_a_snapshot_with_another_model_is_listed_with_it
     asyncio.run(scene())
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_run_gets_no_snapshot_while_it_is_not_known_whether_a_call_ran() -> None:
     async def scene() -> None:
         whole = Recording()
@@ -494,7 +369,7 @@ def test_a_run_gets_no_snapshot_while_it_is_not_known_whether_a_call_ran() -> No
     asyncio.run(scene())
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_run_that_was_migrated_has_no_snapshot_and_gets_none() -> None:
     async def scene() -> None:
         store = Recording()
@@ -517,7 +392,7 @@ def test_a_run_that_was_migrated_has_no_snapshot_and_gets_none() -> None:
 # -- who may see what ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_model_gets_the_instructions_of_a_run_that_is_loaded_from_its_snapshot() -> None:
     async def scene() -> None:
         store = MemoryStore()
@@ -531,7 +406,7 @@ def test_a_model_gets_the_instructions_of_a_run_that_is_loaded_from_its_snapshot
     asyncio.run(scene())
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_functions_of_the_users_see_the_whole_transcript_of_a_resumed_run() -> None:
     seen = list[int]()
 
@@ -552,7 +427,7 @@ def test_functions_of_the_users_see_the_whole_transcript_of_a_resumed_run() -> N
     asyncio.run(scene(hooks=[watch]))
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_run_that_is_handed_out_has_its_whole_transcript() -> None:
     async def scene() -> None:
         store = MemoryStore()
@@ -566,7 +441,7 @@ def test_a_run_that_is_handed_out_has_its_whole_transcript() -> None:
     asyncio.run(scene())
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_who_iterates_a_run_that_goes_on_sees_its_whole_transcript_and_journal_at_each_event() -> None:
     async def scene() -> None:
         store = MemoryStore()
@@ -582,7 +457,7 @@ def test_who_iterates_a_run_that_goes_on_sees_its_whole_transcript_and_journal_a
     asyncio.run(scene())
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_run_that_waits_within_a_reply_of_many_calls_has_no_snapshot_that_holds_all_of_them() -> None:
     async def has_snapshot(calls: int) -> bool:
         store = MemoryStore()
@@ -595,7 +470,7 @@ def test_a_run_that_waits_within_a_reply_of_many_calls_has_no_snapshot_that_hold
     assert [asyncio.run(has_snapshot(snapshots.MAX_CALLS + more)) for more in (0, 1)] == [True, False]
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_model_that_is_sent_the_whole_history_gets_all_of_it_after_a_resume() -> None:
     async def scene() -> None:
         store = MemoryStore()
@@ -608,7 +483,7 @@ def test_a_model_that_is_sent_the_whole_history_gets_all_of_it_after_a_resume() 
     asyncio.run(scene())
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_ids_of_calls_stay_unique_in_the_whole_transcript() -> None:
     async def ids(*, with_snapshots: bool) -> list[str]:
         store = Recording()
@@ -623,7 +498,7 @@ def test_ids_of_calls_stay_unique_in_the_whole_transcript() -> None:
     assert found == asyncio.run(ids(with_snapshots=False))
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_secrets_of_old_messages_are_withheld_after_a_resume_and_in_the_snapshot(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -670,7 +545,7 @@ def ask_to_reveal(name: str) -> str:
 REVEALED = {"ONE_API_KEY": "s3cr3t-0ne-0f-the-env1ronment", "OTHER_API_KEY": "an0ther-s3cr3t-0f-the-env1ronment"}
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_secret_is_still_withheld_after_snapshots_of_a_run_that_was_loaded_from_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -695,7 +570,7 @@ def test_a_secret_is_still_withheld_after_snapshots_of_a_run_that_was_loaded_fro
 
 
 @pytest.mark.parametrize(("most", "can_encrypt", "expected"), [(2, True, True), (1, True, False), (2, False, False)])
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_run_has_no_snapshot_once_it_has_withheld_very_many_values_or_one_that_cannot_be_opened_again(
     most: int, can_encrypt: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -718,118 +593,10 @@ def test_a_run_has_no_snapshot_once_it_has_withheld_very_many_values_or_one_that
     asyncio.run(scene())
 
 
-# -- who may change what ------------------------------------------------------------------------------------
+# -- what becomes of it ------------------------------------------------------------------------------------
 
 
-async def suspended_in(path: Path, run_id: str = "r", steps: int = 12, prompt: str = "Go.") -> None:
-    async with SqliteStore(path) as store:
-        script = [*long_script(steps)[:-1], call("pay", amount=1)]
-        await agent_on(store, script).run(prompt, run_id=run_id)
-
-
-def change(path: Path, statement: str, *values: Any) -> None:
-    db = sqlite3.connect(path)
-    db.execute(statement, values)
-    db.commit()
-    db.close()
-
-
-def rows_of(path: Path, statement: str) -> list[Any]:
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        return db.execute(statement).fetchall()
-
-
-async def loads_as_without(path: Path) -> bool:
-    """Whether a run is loaded from its snapshot; it is the same run either way."""
-    async with SqliteStore(path) as store:
-        config = config_of(agent_on(store, ()))
-        lazy, whole = await load_run(config, "r", lazily=True), await load_run(config, "r")
-        assert comparable(lazy) == comparable(whole)
-        assert lazy.resume_point.base is not None
-        return bool(lazy.resume_point.base.unread)
-
-
-async def report(path: Path) -> tuple[int, str]:
-    async with SqliteStore(path) as store:
-        found = await verify_listed_run(store, "r", keyring=KEYS)
-        return found.code, found.reason
-
-
-EDITS = {
-    "limits": (
-        "UPDATE snapshot SET content = replace(content, '\"max_iterations\":100000', '\"max_iterations\":9')",
-        "",
-    ),
-    "approval": ("UPDATE snapshot SET content = replace(content, '\"approved\":false', '\"approved\":true')", ""),
-    "seal": ("UPDATE snapshot SET mac = x'00112233445566778899aabbccddeeff00112233'", ""),
-    "no seal": ("UPDATE snapshot SET mac = x''", ""),
-    "no text": ("UPDATE snapshot SET content = ''", ""),
-    "bytes": ("UPDATE snapshot SET content = x'ff00ff'", ""),
-    "another run's": (
-        "UPDATE snapshot SET content = (SELECT content FROM snapshot WHERE id = 2), mac = (SELECT mac FROM snapshot"
-        " WHERE id = 2) WHERE id = 1",
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.usefixtures("often")
-def test_an_edited_snapshot_is_not_used_and_verify_reports_it(edit: str, tmp_path: Path) -> None:
-    path = tmp_path / "runs.db"
-
-    async def scene() -> None:
-        await suspended_in(path)
-        await suspended_in(path, "other")
-        assert await loads_as_without(path)
-        assert (await report(path))[0] == OPEN
-        before = rows_of(path, "SELECT * FROM snapshot WHERE id = 1")
-        change(path, EDITS[edit][0])
-        assert rows_of(path, "SELECT * FROM snapshot WHERE id = 1") != before
-        assert not await loads_as_without(path)
-        code, reason = await report(path)
-        assert code == TAMPERED
-        assert "its snapshot" in reason
-        async with SqliteStore(path) as store:
-            assert (await agent_on(store, ["Done."]).resume("r", Allow())).output == "Done."
-        assert (await report(path))[0] == GOOD
-
-    asyncio.run(scene())
-
-
-@pytest.mark.usefixtures("often")
-def test_a_snapshot_may_be_deleted_or_be_an_older_one(tmp_path: Path) -> None:
-    async def scene() -> None:
-        store = Recording()
-        await interrupted(store, 12)
-        made = [snapshot for *_, snapshot in store.log if snapshot is not None]
-        assert len(made) > 5
-        newest = await load_run(config_of(agent_on(store, ())), "r", lazily=True)
-        for each in (None, *made):
-            store._runs["r"].snapshot = each  # pyright: ignore[reportPrivateUsage]
-            loaded = await load_run(config_of(agent_on(store, ())), "r", lazily=True)
-            assert comparable(loaded) == comparable(newest)
-            assert (await verify_listed_run(store, "r", keyring=KEYS)).code == OPEN
-
-    asyncio.run(scene())
-
-
-@pytest.mark.parametrize(("name", "value"), [("installed_release", lambda: "99.0"), ("FORMAT", 0)])
-@pytest.mark.usefixtures("often")
-def test_a_snapshot_of_another_release_or_version_is_not_used(
-    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scene() -> None:
-        store = Recording()
-        await interrupted(store, 12)
-        monkeypatch.setattr(snapshots, name, value)
-        assert not await is_loaded_from_snapshot(agent_on(store, ()))
-        assert (await verify_listed_run(store, "r", keyring=KEYS)).code == OPEN
-
-    asyncio.run(scene())
-
-
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_run_whose_secret_was_replaced_goes_on_from_its_snapshot() -> None:
     async def scene() -> None:
         store = MemoryStore()
@@ -846,248 +613,7 @@ def test_a_run_whose_secret_was_replaced_goes_on_from_its_snapshot() -> None:
     asyncio.run(scene())
 
 
-@pytest.mark.usefixtures("often")
-def test_a_snapshot_of_a_history_that_was_cut_off_is_not_used() -> None:
-    async def scene() -> None:
-        store = Recording()
-        await interrupted(store, 12)
-        rest = await store.after_a_kill(len(store.log) - 8, with_snapshots=True)
-        rest._runs["r"].snapshot = await store.snapshot("r")  # pyright: ignore[reportPrivateUsage]
-        assert not await is_loaded_from_snapshot(agent_on(rest, ()))
-        found = await verify_listed_run(rest, "r", keyring=KEYS)
-        assert (found.code, "that of other records" in found.reason) == (TAMPERED, True)
-
-    asyncio.run(scene())
-
-
-async def two_histories() -> list[MemoryStore]:
-    """Two copies of a store with a run that went on in each of them, to other places, and waits after as many steps."""
-    start = Recording()
-    await interrupted(start, 1)
-    copies = [await start.after_a_kill(3, with_snapshots=False) for _ in range(2)]
-    for name, store in zip(("place", "hall"), copies, strict=True):
-        script = [*(call("look", at=f"{name} {n}") for n in range(12)), call("pay", amount=1)]
-        assert isinstance((await agent_on(store, script).resume("r")).outcome, UserInputRequested)
-    return copies
-
-
-@pytest.mark.usefixtures("often")
-def test_a_snapshot_of_another_history_of_the_run_is_not_used_and_verify_reports_it() -> None:
-    async def scene() -> None:
-        ours, theirs = await two_histories()
-        theirs._runs["r"].snapshot = await ours.snapshot("r")  # pyright: ignore[reportPrivateUsage]
-        assert not await is_loaded_from_snapshot(agent_on(theirs, ()))
-        found = await verify_listed_run(theirs, "r", keyring=KEYS)
-        assert (found.code, "that of other records" in found.reason) == (TAMPERED, True)
-
-    asyncio.run(scene())
-
-
-@pytest.mark.usefixtures("often")
-def test_a_run_does_not_go_on_with_earlier_records_of_another_of_its_histories() -> None:
-    async def scene() -> None:
-        ours, theirs = await two_histories()
-        ours._runs["r"].records[:] = await theirs.records("r")  # pyright: ignore[reportPrivateUsage]
-        model = RecordingModel(ScriptedModel(["Done."]))
-        with pytest.raises(JournalError, match="is not that of its snapshot"):
-            await agent_on(ours, (), model=model).resume("r", Allow())
-        assert not any("hall" in message.content for request in model.requests for message in request.messages)
-
-    asyncio.run(scene())
-
-
-def with_later_time(record: SealedRecord) -> str:
-    return record.body.replace('"ts":', '"ts":1')
-
-
-def chained(records: Sequence[SealedRecord], previous: str, sealer: RecordSealer) -> list[SealedRecord]:
-    """Records with hashes and MACs as if they had been written after another one."""
-    return sealer.seal_commit(records[0].seq, [(with_later_time(each), each.hidden) for each in records], previous)
-
-
-def renumbered(record: SealedRecord, seq: int) -> SealedRecord:
-    return record._replace(seq=seq, body=record.body.replace(f'"seq":{record.seq},', f'"seq":{seq},'))
-
-
-OTHERS = Keyring(b"another secret, and long enough")
-
-TAILS: dict[str, Callable[[list[SealedRecord], str], list[SealedRecord]]] = {
-    "changed": lambda tail, _: [tail[0]._replace(body=with_later_time(tail[0])), *tail[1:]],
-    "rewritten, with the MACs of before": lambda tail, previous: [
-        new._replace(mac=old.mac) for old, new in zip(tail, chained(tail, previous, RecordSealer(None)), strict=True)
-    ],
-    "rewritten without MACs": lambda tail, previous: chained(tail, previous, RecordSealer(None)),
-    "rewritten under another secret": lambda tail, previous: chained(tail, previous, RecordSealer(OTHERS.current)),
-    "with a step left out, by somebody with the secret": lambda tail, previous: chained(
-        [renumbered(each, tail[0].seq + place) for place, each in enumerate([*tail[:3], *tail[4:]])],
-        previous,
-        RecordSealer(KEYS.current),
-    ),
-    "cut off": lambda tail, _: tail[:-8],
-    "gone": lambda tail, _: [],
-}
-"""What somebody does with the records after a snapshot."""
-
-
-@pytest.mark.parametrize("edit", TAILS)
-@pytest.mark.usefixtures("often")
-def test_nothing_is_done_in_a_run_whose_records_after_its_snapshot_were_changed(edit: str) -> None:
-    async def scene() -> None:
-        store = Recording()
-        await interrupted(store, 12)
-        kept = store._runs["r"]  # pyright: ignore[reportPrivateUsage]
-        kept.snapshot = next(made for *_, made in reversed(store.log[:-8]) if made is not None)
-        seq = json.loads(kept.snapshot.content)["seq"]
-        assert len(kept.records) - seq > 15
-        assert await is_loaded_from_snapshot(agent_on(store, ()))
-        kept.records[seq:] = tail = TAILS[edit](kept.records[seq:], kept.records[seq - 1].hash)
-        if "rewritten" in edit or "left out" in edit:
-            kept.head = replace(kept.head, seq=tail[-1].seq, hash=tail[-1].hash)
-        with counting_payments() as paid, pytest.raises(JournalError, match="cannot be resumed: "):
-            await agent_on(store, ["Done."]).resume("r", Allow())
-        assert not paid
-
-    asyncio.run(scene())
-
-
-@pytest.mark.usefixtures("often")
-def test_a_run_does_not_go_on_from_its_snapshot_if_its_row_says_something_else_than_its_records() -> None:
-    async def scene() -> None:
-        whole = Recording()
-        await interrupted(whole, 12)
-        for changed in ({"seq": 1, "hash": GENESIS_HASH}, {"status": "suspended"}, {"epoch": 0}):
-            newest = max(number for number, (*_, made) in enumerate(whole.log[:-1], 1) if made is not None)
-            store = await whole.after_a_kill(newest, with_snapshots=True)
-            assert await is_loaded_from_snapshot(agent_on(store, ()))
-            kept = store._runs["r"]  # pyright: ignore[reportPrivateUsage]
-            kept.head = replace(kept.head, **changed)  # which seals it: as somebody with the secret might
-            with pytest.raises(JournalError, match="cannot be resumed: record"):
-                await agent_on(store, ["Done."]).resume("r")
-
-    asyncio.run(scene())
-
-
-@pytest.mark.parametrize("edit", ["epoch = epoch + 1", "mac = NULL", "status = 'running'", "seq = seq + 1"])
-@pytest.mark.usefixtures("often")
-def test_nothing_is_done_in_a_run_with_a_snapshot_whose_row_was_changed(edit: str, tmp_path: Path) -> None:
-    path = tmp_path / "runs.db"
-
-    async def scene() -> None:
-        await suspended_in(path)
-        assert await loads_as_without(path)
-        change(path, f"UPDATE run SET {edit}")
-        async with SqliteStore(path) as store:
-            with counting_payments() as paid, pytest.raises(JournalError, match="cannot be resumed: record"):
-                await agent_on(store, ["Done."]).resume("r", Allow())
-            assert not paid
-
-    asyncio.run(scene())
-
-
-@pytest.mark.usefixtures("often")
-def test_a_snapshot_whose_journal_is_gone_is_not_used() -> None:
-    async def scene() -> None:
-        store = MemoryStore()
-        await interrupted(store, 3)
-        assert await store.snapshot("r") is not None
-        store._runs["r"].records.clear()  # pyright: ignore[reportPrivateUsage]  # as somebody with all rights might
-        with pytest.raises(UnknownRunError):
-            await agent_on(store, ["Done."]).resume("r", Allow())
-
-    asyncio.run(scene())
-
-
-@pytest.mark.usefixtures("often")
-def test_verify_compares_what_a_snapshot_says_with_the_records_whoever_sealed_it() -> None:
-    async def scene() -> None:
-        store = MemoryStore()
-        await interrupted(store, 12)
-        sealed = await store.snapshot("r")
-        assert sealed is not None
-        edits: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            ({}, {"counters": {"steps": 1}}),
-            ({}, {"granted_tokens": 5}),
-            ({}, {"withheld": ["x"]}),
-            ({"attempts": {"12.1": 2}}, {}),
-            ({"visited": ["pre_step"]}, {}),
-            ({"asked": []}, {}),
-            ({"epoch": 2}, {}),
-            ({"suspension": None}, {}),
-        ]
-        for about, state in edits:
-            data = json.loads(sealed.content)
-            data |= about
-            data["state"] |= state
-            text = json.dumps(data)
-            mac = KEYS.current.seal(KeyPurpose.snapshot, text.encode())
-            store._runs["r"].snapshot = SealedSnapshot(text, mac)  # pyright: ignore[reportPrivateUsage]
-            found = await verify_listed_run(store, "r", keyring=KEYS)
-            assert (found.code, found.reason) == (TAMPERED, "its snapshot says something else than its records")
-        data = json.loads(sealed.content)
-        text = json.dumps(data | {"count": data["count"] + 1})
-        mac = KEYS.current.seal(KeyPurpose.snapshot, text.encode())
-        store._runs["r"].snapshot = SealedSnapshot(text, mac)  # pyright: ignore[reportPrivateUsage]
-        assert "another number of messages" in (await verify_listed_run(store, "r", keyring=KEYS)).reason
-
-    asyncio.run(scene())
-
-
-@pytest.mark.parametrize("history", [None, NEWEST], ids=["all", "newest"])
-@pytest.mark.usefixtures("often")
-def test_an_older_record_that_was_edited_is_noticed_before_anything_made_of_it_is_sent(
-    history: Any, tmp_path: Path
-) -> None:
-    path = tmp_path / "runs.db"
-
-    async def scene() -> None:
-        async with SqliteStore(path) as store:
-            await interrupted(store, 12, history=history)
-        db = sqlite3.connect(path)
-        (hidden,) = db.execute("SELECT hidden FROM journal WHERE instr(hidden, 'seen place 3')").fetchone()
-        db.execute("UPDATE journal SET hidden = ? WHERE hidden = ?", (hidden.replace(b"place 3", b"place 7"), hidden))
-        db.commit()
-        db.close()
-        model = RecordingModel(ScriptedModel(["Done."]))
-        async with SqliteStore(path) as store:
-            with pytest.raises(JournalError, match="cannot be continued: record"):
-                await agent_on(store, (), model=model, history=history).resume("r", Allow())
-            head = await store.head("r")
-            assert head is not None
-            assert head.status == "running"
-        assert not any("place 7" in message.content for request in model.requests for message in request.messages)
-        assert (await report(path))[0] == TAMPERED
-
-    asyncio.run(scene())
-
-
-FORGERIES: dict[str, Callable[[SealedRecord], SealedRecord]] = {
-    "body": lambda record: record._replace(body=with_later_time(record)),
-    "body and hash": lambda record: chained([record], GENESIS_HASH, RecordSealer(None))[0],
-    "hidden value": lambda record: record._replace(hidden=record.hidden.replace("Go.", "No.")),
-    "no hidden value": lambda record: record._replace(
-        hidden=f"[{','.join('null' for _ in json.loads(record.hidden))}]"
-    ),
-}
-
-
-@pytest.mark.parametrize("forgery", FORGERIES)
-@pytest.mark.usefixtures("often")
-def test_nothing_is_done_in_a_run_with_a_forged_first_record(forgery: str) -> None:
-    async def scene() -> None:
-        store = MemoryStore()
-        await interrupted(store, 12)
-        records = store._runs["r"].records  # pyright: ignore[reportPrivateUsage]
-        forged = FORGERIES[forgery](records[0])
-        assert forged != records[0]
-        records[0] = forged
-        with counting_payments() as paid, pytest.raises(JournalError, match="cannot be resumed: record"):
-            await agent_on(store, ["Done."]).resume("r", Allow())
-        assert not paid
-
-    asyncio.run(scene())
-
-
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_redacted_value_is_in_no_byte_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
 
@@ -1107,32 +633,7 @@ def test_a_redacted_value_is_in_no_byte_of_the_file(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("where", ["prompt", "call"])
-@pytest.mark.usefixtures("often")
-def test_a_snapshot_from_before_a_redaction_that_somebody_puts_back_is_not_used_and_verify_reports_it(
-    where: str,
-) -> None:
-    async def scene() -> None:
-        store = MemoryStore()
-        script = [*long_script(8)[:-1], call("look", at=CANARY if where == "call" else "home"), call("pay", amount=1)]
-        await agent_on(store, script).run(f"I am {CANARY}." if where == "prompt" else "Go.", run_id="r")
-        before = await store.snapshot("r")
-        await redact_text(store, CANARY, KEYS)
-        assert (await verify_listed_run(store, "r", keyring=KEYS)).code == OPEN
-        store._runs["r"].snapshot = before  # pyright: ignore[reportPrivateUsage]
-        with counting_payments() as paid, pytest.raises(JournalError, match="was redacted"):
-            await agent_on(store, ["Done."]).resume("r", Allow())
-        assert not paid
-        found = await verify_listed_run(store, "r", keyring=KEYS)
-        assert (found.code, found.reason) == (
-            TAMPERED,
-            "its snapshot is from before a redaction; the run does not use it",
-        )
-
-    asyncio.run(scene())
-
-
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_purged_run_leaves_no_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
 
@@ -1148,7 +649,7 @@ def test_a_purged_run_leaves_no_snapshot(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("snapshots_often")
 def test_a_run_under_another_secret_or_graph_is_loaded_from_its_journal(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     others = Keyring(b"another secret, and long enough")
