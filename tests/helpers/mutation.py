@@ -225,6 +225,20 @@ MUTANTS = (
         SNAPSHOTS,
     ),
     Mutant(
+        "a snapshot is made in the midst of the calls of a state",
+        "agentfsm/journal/snapshot.py",
+        "if run.state_calls or len(run.batch) > MAX_CALLS:",
+        "if len(run.batch) > MAX_CALLS:",
+        SNAPSHOTS,
+    ),
+    Mutant(
+        "votes after a snapshot are not held against its request",
+        "agentfsm/journal/history_verifier.py",
+        "            new._request_ref, new._quorum = known.request_ref, known.quorum\n",
+        "            new._request_ref = known.request_ref\n",
+        FORGED_SNAPSHOTS,
+    ),
+    Mutant(
         "records after a snapshot may be sealed under any secret",
         "agentfsm/journal/verification.py",
         "    return not macs.doubt() and (head.seq, head.hash)",

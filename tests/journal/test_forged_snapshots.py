@@ -34,6 +34,7 @@ from agentfsm.testing import RecordingModel, ScriptedModel, call
 from tests.helpers.snapshot_runs import (
     CANARY,
     KEYS,
+    MANAGERS,
     NEWEST,
     Recording,
     agent_on,
@@ -246,6 +247,49 @@ def test_nothing_is_done_in_a_run_whose_records_after_its_snapshot_were_changed(
         with counting_payments() as paid, pytest.raises(JournalError, match="cannot be resumed: "):
             await agent_on(store, ["Done."]).resume("r", Allow())
         assert not paid
+
+    asyncio.run(scene())
+
+
+def in_epoch_2(record: SealedRecord) -> SealedRecord:
+    return record._replace(body=record.body.replace('"epoch":3', '"epoch":2'))
+
+
+VOTES: dict[str, Callable[[list[SealedRecord]], list[SealedRecord]]] = {
+    "one of the two that are needed": lambda after: [after[0], in_epoch_2(renumbered(after[4], after[1].seq))],
+    "by somebody without the role": lambda after: [
+        after[0],
+        after[1]._replace(body=after[1].body.replace('"roles":["manager"]', '"roles":["clerk"]')),
+    ],
+}
+"""What somebody with the secret makes of two replies, each of which was recorded with its vote, and the request between
+the two."""
+
+
+@pytest.mark.parametrize("votes", VOTES)
+@pytest.mark.usefixtures("snapshots_often")
+def test_votes_after_a_snapshot_are_held_against_the_rule_of_the_request_before_it(votes: str) -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        await agent_on(store, [*long_script(12)[:-1], call("wire", amount=1)]).run("Go.", run_id="r")
+        kept = store._runs["r"]  # pyright: ignore[reportPrivateUsage]
+        asked, snapshot = kept.head, kept.snapshot
+        assert snapshot is not None
+        assert json.loads(snapshot.content)["seq"] == asked.seq
+        for manager in MANAGERS:
+            await agent_on(store, ["Done."]).resume("r", Allow(), by=manager)
+        after = kept.records[asked.seq :]
+
+        def cut_off_after(records: Sequence[SealedRecord]) -> None:
+            tail = chained(records, asked.hash, RecordSealer(KEYS.current))
+            kept.records[asked.seq :], kept.snapshot = tail, snapshot
+            kept.head = replace(asked, seq=tail[-1].seq, hash=tail[-1].hash, epoch=2, status="running", owner=None)
+
+        cut_off_after(after[:2])
+        assert await is_loaded_from_snapshot(agent_on(store, ()))
+        cut_off_after(VOTES[votes](after))
+        with pytest.raises(JournalError, match="cannot be resumed: record"):
+            await agent_on(store, ["Done."]).resume("r")
 
     asyncio.run(scene())
 

@@ -30,6 +30,7 @@ from agentfsm import (
     RunCompleted,
     Runs,
     SqliteStore,
+    StateContext,
     Summarize,
     UserInputRequested,
     hook,
@@ -72,6 +73,7 @@ from tests.helpers.snapshot_runs import (
     suspended_in,
     wire,
 )
+from tests.runtime.test_state_context import waiting
 
 
 def random_script(draw: random.Random) -> list[Any]:
@@ -365,6 +367,49 @@ def test_a_run_gets_no_snapshot_while_it_is_not_known_whether_a_call_ran() -> No
         assert isinstance(result.outcome, UserInputRequested)
         assert result.outcome.kind == "in_doubt"
         assert await store.snapshot("r") is None
+
+    asyncio.run(scene())
+
+
+@tool(requires_approval=True)
+def send(text: str) -> str:
+    """Send, which cannot be taken back."""
+    return f"sent {text}"
+
+
+@pytest.mark.parametrize("kind", ["approval", "in_doubt"])
+@pytest.mark.usefixtures("snapshots_often")
+def test_a_run_that_waits_in_the_midst_of_the_calls_of_a_user_defined_state_gets_no_snapshot(kind: str) -> None:
+    seen: list[str] = []
+
+    @tool
+    def glance(at: str) -> str:
+        """Look, and be counted."""
+        seen.append(at)
+        return f"seen {at}"
+
+    async def review(context: StateContext) -> str:
+        await context.call_tool("glance", {"at": "home"})
+        return (await context.call_tool("send", {"text": "hello"})).content
+
+    async def scene() -> None:
+        options: dict[str, Any] = {"tools": [look, glance, send], "graph": waiting(review), "history": None}
+        whole = Recording()
+        result = await agent_on(whole, long_script(6), **options).run("Go.", run_id="r")
+        store: MemoryStore = whole
+        if kind == "in_doubt":
+            await agent_on(whole, (), **options).resume("r", Allow())
+            sends = [json.loads(added[-1].body).get("name") == "send" for _, added, *_ in whole.log]
+            store = await whole.after_a_kill(1 + sends.index(True), with_snapshots=True)
+            result = await agent_on(store, (), **options).resume("r")
+        assert isinstance(result.outcome, UserInputRequested)
+        assert result.outcome.kind == kind
+        snapshot = await store.snapshot("r")
+        assert snapshot is not None
+        assert json.loads(snapshot.content)["state"]["state"] == "call_llm"  # from before the calls
+        result = await agent_on(store, (), **options).resume("r", Allow() if kind == "approval" else ItDidNotRun())
+        assert result.run_state.state_results["review"] == "sent hello"
+        assert seen == ["home"]
 
     asyncio.run(scene())
 
