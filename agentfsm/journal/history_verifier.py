@@ -24,6 +24,8 @@ from agentfsm.journal.hash_chain import InvalidRecordError
 from agentfsm.journal.records import FORMAT_VERSION, MIGRATION_BASES, RenameMap
 from agentfsm.journal.store import Head
 from agentfsm.loop.canonical_json import decode
+from agentfsm.loop.failures import Action
+from agentfsm.loop.outcomes import CALL_MODEL, CHECK_BUDGETS
 from agentfsm.loop.quorum import APPROVING_REPLIES, Actor, Quorum
 from agentfsm.loop.stored_table import StoredTable, read_table
 from agentfsm.machine.declaration import Transition
@@ -69,6 +71,10 @@ def _read_quorum(request: Data) -> Quorum | None:
         return _QUORUM.validate_python(decode(json.dumps(request["quorum"])))
     except (ValueError, ConfigurationError) as error:
         raise InvalidRecordError(f"the rule of its request cannot be read: {error}") from error
+
+
+_DROPS_CALLS = (CHECK_BUDGETS, CALL_MODEL)
+"""In states with these effects no call is open: one that still waited was not run, and its request is void."""
 
 
 class KnownHistory(NamedTuple):
@@ -271,10 +277,8 @@ class HistoryVerifier:
         self._verify_quorum(row, kind, body)
         self._path.add(transition)
         self.state, self._ended = target, row.ends
+        self._follow_request(row, kind, outcome)
         if "waiting" in outcome:
-            self._quorum = _read_quorum(outcome["waiting"])
-            if self._quorum is not None and (self._quorum.votes or self._quorum.escalated):
-                raise InvalidRecordError("its request for an approval has votes already")
             if "held" in outcome:  # the suspended sub-agents stay as they are
                 self._started_effects = {
                     eid: policy for eid, policy in self._started_effects.items() if eid in self._finished_effects
@@ -298,8 +302,23 @@ class HistoryVerifier:
         if kind in APPROVING_REPLIES:
             self._quorum = quorum.with_vote(actor)
 
+    def _follow_request(self, row: Transition, kind: str, outcome: Data) -> None:
+        """Follow which request for approvals the run has; none if a row of the user's led past its wait."""
+        if "waiting" in outcome:
+            self._quorum = _read_quorum(outcome["waiting"])
+            if self._quorum is not None and (self._quorum.votes or self._quorum.escalated):
+                raise InvalidRecordError("its request for an approval has votes already")
+        source, target = self._table.states[row.source], self._table.states[row.target]
+        if source.waits:
+            return
+        left_state_call = "charge" in outcome and not (target.waits or target.final)
+        went_on = kind == "ran" or target.effect in _DROPS_CALLS
+        asks_a_question = kind == "recovered" and outcome["action"] == Action.ask_user
+        if left_state_call or went_on or asks_a_question:
+            self._quorum = None
+
     def _verify_quorum(self, row: Transition, kind: str, body: Data) -> None:
-        """Verify that a run leaves its wait for an approval only by enough votes or a denial, or ends."""
+        """Verify that a run leaves its wait for an approval by enough votes or a denial, drops the call, or ends."""
         quorum, states = self._quorum, self._table.states
         if quorum is None or not states[row.source].waits:
             return
@@ -307,12 +326,15 @@ class HistoryVerifier:
             if not quorum.is_due(body["ts"] / 1000 + 0.001):  # times of records are cut off to milliseconds
                 raise InvalidRecordError("it escalates a request that was not due yet")
             self._quorum = replace(quorum, escalated=True)
-        if states[row.target].waits:
+        target = states[row.target]
+        if target.waits:
             return
-        if not states[row.target].final:
+        if not target.final:
             reply = body["out"]["answered"]["reply"]["kind"] if kind == "answered" else ""
             settled = self.waiting_for == "in_doubt"  # whether the call ran, which one of them says
-            if reply != "deny" and not settled and (reply not in APPROVING_REPLIES or quorum.missing):
+            approved = reply in APPROVING_REPLIES and not quorum.missing
+            dropped = target.effect in _DROPS_CALLS and (reply in APPROVING_REPLIES or kind == "escalated")
+            if not (reply == "deny" or settled or approved or dropped):
                 raise InvalidRecordError(
                     f"it goes on with {len(quorum.votes)} of the {quorum.rule.n} approvals that the request needs"
                 )

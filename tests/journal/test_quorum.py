@@ -19,10 +19,12 @@ from agentfsm import (
     ActorIsRequesterError,
     ActorRoleError,
     Agent,
+    AgentGuardrails,
     Allow,
     Approval,
     AuthenticationError,
     ConfigurationError,
+    Counter,
     Deny,
     Edit,
     FileReplayGuard,
@@ -35,19 +37,25 @@ from agentfsm import (
     MemoryStore,
     RepeatedVoteError,
     RunAborted,
+    RunCompleted,
     RunResult,
     Runs,
+    RunState,
     SqliteStore,
+    StateContext,
+    StateSpec,
     SuspensionExpiredError,
     SuspensionUsedError,
     ToolDefinitionError,
+    Transition,
     UserInputRequested,
     tool,
     with_votes,
 )
 from agentfsm.journal.hash_chain import InvalidRecordError
 from agentfsm.journal.history_verifier import HistoryVerifier
-from agentfsm.journal.verification import GOOD, verify
+from agentfsm.journal.verification import GOOD, OPEN, verify
+from agentfsm.loop.guards import approval_decided, approval_required, doubt_settled, escalated, in_doubt, vote_recorded
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
 ANN, BOB, CY = (Actor(name, ("manager",)) for name in ("ann", "bob", "cy"))
@@ -417,6 +425,90 @@ def test_verify_checks_the_votes_against_the_rule_in_the_journal() -> None:
     assert "with 2 of the 3 approvals" in found(rule(n=3))
     assert "other votes" in found(drop_vote)
     assert "not due yet" in found(early)
+
+
+def with_announcement(skip: Any) -> Any:
+    """A graph with a state whose effect pays, and a row past the wait for its approval."""
+
+    async def announce(context: StateContext) -> str:
+        return (await context.call_tool("pay", {"amount": 5})).content
+
+    waiting_rows = [
+        Transition("asking", approval_decided, "announce"),
+        Transition("asking", doubt_settled, "announce"),
+        Transition("asking", vote_recorded, "asking", spends="votes"),
+        Transition("asking", escalated, "asking", spends="escalations"),
+    ]
+    graph = with_votes(LOOP).with_state(
+        StateSpec("announce", effect=announce),
+        [Transition("announce", None, "terminal", ends="completed")],
+        entered_by="post_llm.otherwise",
+    )
+    graph = graph.with_state(
+        StateSpec("asking", waits=True), waiting_rows, entered_by=Transition("announce", approval_required, "asking")
+    )
+    graph = graph.with_transition(Transition("announce", in_doubt, "asking"))
+    return graph.with_transition(Transition("announce", skip, "pre_step"), before="approval_required")
+
+
+def in_a_hurry(run: RunState) -> bool:
+    return run.model_calls < 2
+
+
+def past_dispatch() -> Any:
+    """A table in which a batch goes on, once, where a call of it needs an approval."""
+    graph = with_votes(LOOP).with_counter(Counter("hurries", 1))
+    hurry = Transition("dispatch_tool", in_a_hurry, "recover", spends="hurries")
+    return graph.with_transition(hurry, before="approval_required")
+
+
+def past_the_vote() -> Any:
+    """A table in which the model is asked again as soon as somebody has voted."""
+    graph = with_votes(LOOP).with_counter(Counter("hurries", 1))
+    hurry = Transition("suspended", in_a_hurry, "pre_step", spends="hurries")
+    return graph.with_transition(hurry, before="vote_recorded")
+
+
+@pytest.mark.parametrize(
+    ("graph", "script"),
+    [
+        (with_announcement(in_a_hurry), ["Soon.", "Now."]),
+        (past_dispatch(), [call("pay", amount=5), call("pay", amount=5), "Paid."]),
+        (past_the_vote(), [call("pay", amount=5), call("pay", amount=5), "Paid."]),
+    ],
+    ids=["past a call of a state", "past a call of a batch", "past a vote"],
+)
+@pytest.mark.parametrize("limit", [1, 9])
+def test_a_run_whose_table_leads_past_the_wait_for_an_approval_verifies_and_goes_on(
+    graph: Any, script: list[Any], limit: int
+) -> None:
+    paid: list[int] = []
+
+    @tool(requires_approval=Approval(2))
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    async def main() -> None:
+        host = Host(store=MemoryStore(), secret=b"of the tests")
+        limits = AgentGuardrails(max_iterations=limit)
+        agent = Agent(ScriptedModel(script), tools=[pay], graph=graph, guardrails=limits, host=host)
+        outcome = (await agent.run("Pay.", run_id="r")).outcome
+        asked = []
+        while isinstance(outcome, UserInputRequested):
+            asked.append(outcome.kind)
+            report = await Runs(host.store, secret=b"of the tests").verify("r")  # type: ignore[arg-type]
+            assert (report.code, report.reason) == (OPEN, "")
+            reply: Any = Allow() if outcome.kind == "approval" else "Go on."
+            outcome = (await agent.resume("r", reply, by=(BOB, CY)[len(asked) % 2])).outcome
+        assert isinstance(outcome, RunCompleted)
+        assert asked.count("limit") == (limit == 1) * (len(script) - 1)
+        assert asked.count("approval") >= 2
+        assert paid == [5]
+        assert verify("r", await host.store.records("r")).code == GOOD  # type: ignore[union-attr]
+
+    asyncio.run(main())
 
 
 def test_verify_finds_a_call_that_starts_while_its_votes_are_missing() -> None:
