@@ -157,10 +157,11 @@ async def fences_a_stale_lease(make: OpenStore) -> None:
     await store.release(lease)
     current = await store.acquire("a", "the second")
     next_record = sealed_records(1, 1, current.hash)
-    error = await _raises(StaleLease, store.append(stale, next_record, "running"))
-    _require("the second" in str(error))
-    await _raises(StaleLease, store.redact(stale, 1, ""))
-    await store.release(stale)  # a stale lease: no effect
+    for each in (stale, lease):
+        error = await _raises(StaleLease, store.append(each, next_record, "running"))
+        _require("the second" in str(error))
+        await _raises(StaleLease, store.redact(each, 1, ""))
+        await store.release(each)  # a stale lease: no effect
     head = await _existing_head(store, "a")
     _require((head.seq, head.owner) == (1, "the second"))
     await store.append(current, next_record, "running")
@@ -174,8 +175,8 @@ async def accepts_only_the_next_record(make: OpenStore) -> None:
     records = sealed_records(3)
     await _raises(StaleLease, store.append(lease, records[1:], "running"))
     await store.append(lease, records[:2], "running")
-    await _raises(StaleLease, store.append(lease, records[:1], "running"))
-    await _raises(StaleLease, store.append(lease, records[1:], "running"))
+    for others in (records[:1], records[:2], records[1:]):
+        await _raises(StaleLease, store.append(lease, others, "running"))
     _require(await store.records("a") == records[:2])
     await store.aclose()
 
@@ -187,6 +188,7 @@ async def releases_the_lease_at_the_end(make: OpenStore) -> None:
     records = sealed_records(2)
     await store.append(lease, records[:1], "suspended")
     await _raises(StaleLease, store.append(lease, records[1:], "running"))
+    await _raises(StaleLease, store.redact(lease, 1, ""))
     again = await store.acquire("a", "you")
     await store.append(again, records[1:], "running")
     await store.aclose()

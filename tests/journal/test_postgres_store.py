@@ -33,8 +33,9 @@ from agentfsm import (
 from agentfsm.agent.resume import load_run
 from agentfsm.journal.listing import verify_listed_run
 from agentfsm.journal.maintenance import Tombstone, seal_tombstone
+from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.redact import redact_text
-from agentfsm.journal.store import consistent_read
+from agentfsm.journal.store import consistent_read, seal_row
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel, call
@@ -259,6 +260,40 @@ def test_an_owner_whose_lease_ran_out_cannot_write(connection: str, url: str) ->
     proxy.close()
 
 
+@pytest.mark.parametrize(("meanwhile", "epoch", "seq"), [("taken", 3, 1), ("appended", 2, 2), ("suspended", 2, 1)])
+def test_a_run_that_another_process_changes_while_it_is_acquired_is_read_again(
+    meanwhile: str, epoch: int, seq: int, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_owner, records, keyring = postgres_store._change_owner, sealed_records(2), Keyring(SECRET)
+
+    async def scenario() -> None:
+        async with opened(url, liveness="lease") as first, opened(url) as store:
+            lease = await first.acquire("a", "the first", new=True, keyring=keyring)
+            await first.append(lease, records[:1], "running")
+            execute(url, "UPDATE agentfsm.owner SET alive_until = '-infinity'")
+            if meanwhile == "taken":
+                await first.release(lease)
+
+            async def change_late(*args: Any) -> bool:
+                monkeypatch.setattr(postgres_store, "_change_owner", change_owner)
+                if meanwhile == "taken":
+                    await first.release(await first.acquire("a", "the first", keyring=keyring))
+                elif meanwhile == "appended":
+                    await first.append(lease, records[1:], "running")
+                else:
+                    await first.append(lease, (), "suspended")
+                return await change_owner(*args)
+
+            monkeypatch.setattr(postgres_store, "_change_owner", change_late)
+            taken = await store.acquire("a", "the second", keyring=keyring)
+            assert (taken.epoch, taken.seq) == (epoch, seq)
+            head = await store.head("a")
+            assert head is not None
+            assert head.mac == seal_row(keyring, head.row)
+
+    asyncio.run(scenario())
+
+
 def test_an_approval_is_answered_by_another_process(url: str) -> None:
     paid: list[int] = []
 
@@ -366,15 +401,20 @@ async def waits_for_a_lock(url: str) -> None:
         pass
 
 
+async def finished_run(store: PostgresStore, records: list[SealedRecord]) -> Tombstone:
+    """Write the first run of the store, and return what is to remain of it."""
+    await store.append(await store.acquire("a", "me", new=True), records, "finished")
+    head = await store.head("a")
+    assert head is not None
+    return seal_tombstone(Tombstone(1, "a", head.epoch, head.seq, head.hash, 0), Keyring(SECRET))
+
+
 @pytest.mark.parametrize("way", ["purge", "redact"])
 def test_a_hold_that_is_being_committed_is_waited_for_and_holds(way: str, url: str) -> None:
     async def scenario() -> None:
         async with opened(url) as store:
             records = sealed_records(1, hidden='[["00","x"]]')
-            await store.append(await store.acquire("a", "me", new=True), records, "finished")
-            head = await store.head("a")
-            assert head is not None
-            tombstone = seal_tombstone(Tombstone(1, "a", head.epoch, head.seq, head.hash, 0), Keyring(SECRET))
+            tombstone = await finished_run(store, records)
             lease = await store.acquire("a", "me") if way == "redact" else None
             with psycopg.connect(url) as db:
                 db.execute("INSERT INTO agentfsm.hold (id, reason, held_by, since) VALUES (1, 'case 7', 'Ann', 0)")
@@ -415,6 +455,54 @@ def test_a_commit_whose_answer_is_lost_is_neither_lost_nor_repeated(url: str) ->
     proxy.close()
     assert proxy.cuts == 30
     assert execute(url, "SELECT count(*), max(seq) FROM agentfsm.journal") == [(60, 60)]
+
+
+def test_a_purge_whose_answer_is_lost_says_what_it_has_purged(url: str) -> None:
+    proxy = CuttingProxy(url)
+
+    async def scenario() -> None:
+        async with opened(proxy.url) as store:
+            tombstone = await finished_run(store, sealed_records(1))
+            proxy.cut_next("after", b"COMMIT")
+            assert await store.maintenance.purge([tombstone]) == ["a"]
+            assert await store.maintenance.tombstones() == [tombstone]
+
+    asyncio.run(scenario())
+    proxy.close()
+    assert proxy.cuts == 1
+
+
+def test_a_connection_that_only_the_server_still_keeps_is_ended_and_its_runs_go_on(url: str) -> None:
+    async def scenario() -> None:
+        async with opened(url) as store:
+            lease, records = await store.acquire("a", "me", new=True), sealed_records(1)
+            session = store._queue().session
+            kept, session._db = session._db, None
+            await store.append(lease, records, "finished")
+            assert await store.records("a") == records
+            assert kept is not None
+            with pytest.raises(psycopg.OperationalError):
+                await kept.execute("SELECT 1")
+
+    asyncio.run(scenario())
+
+
+def test_after_an_answer_to_something_else_it_is_asked_again_on_another_connection(url: str) -> None:
+    """As from a pooler that lost its server: psycopg then raises an error of its own, which has no code."""
+    asked: list[Any] = []
+
+    async def work(db: Any, again: bool) -> bool:
+        asked.append(db)
+        if not again:
+            raise psycopg.InternalError("an answer to something else")
+        return db.closed
+
+    async def scenario() -> None:
+        async with opened(url) as store:
+            assert await store._queue().session.write(work) is False
+            assert asked[0].closed
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow
@@ -460,16 +548,20 @@ def test_a_server_that_stays_away_is_an_error_that_says_so(url: str) -> None:
 # -- a server that is away, or has no space -----------------------------------------------------------
 
 
-def hurry(times: float) -> None:
-    """Let the time of the running event loop pass so many times as fast."""
+def hurry(times: float, patches: pytest.MonkeyPatch) -> None:
+    """Let the time of the running event loop pass so many times as fast, and that of the pool of connections."""
     loop: Any = asyncio.get_running_loop()
     selector, time, select, begun = loop._selector, loop.time, loop._selector.select, loop.time()
     loop.time = lambda: begun + times * (time() - begun)
     selector.select = lambda timeout=None: select(timeout and timeout / times)
+    for module in ("pool_async", "sched_async"):
+        patches.setattr(f"psycopg_pool.{module}.monotonic", loop.time)
 
 
 @pytest.mark.parametrize("away_s", [50, 75])
-def test_a_server_that_is_away_for_a_minute_is_waited_for_and_nothing_is_lost(away_s: int, url: str) -> None:
+def test_a_server_that_is_away_for_a_minute_is_waited_for_and_nothing_is_lost(
+    away_s: int, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     proxy = CuttingProxy(url)
     records = sealed_records(3)
 
@@ -478,7 +570,7 @@ def test_a_server_that_is_away_for_a_minute_is_waited_for_and_nothing_is_lost(aw
             lease = await store.acquire("a", "me", new=True)
             await store.append(lease, records[:1], "running")
             assert await store.records("a") == records[:1]
-            hurry(50)
+            hurry(20, monkeypatch)
             proxy.is_away = True
             append = asyncio.ensure_future(store.append(lease, records[1:2], "running"))
             read = asyncio.ensure_future(store.records("a"))
@@ -567,6 +659,41 @@ def test_a_server_without_space_is_a_clear_error_and_what_was_acknowledged_stays
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
         disk.rmdir()
+
+
+# -- rows that others left or changed ------------------------------------------------------------------
+
+
+def test_what_says_that_a_dead_process_lives_is_deleted_by_the_next_one(url: str) -> None:
+    async def scenario() -> None:
+        async with opened(url, liveness="lease") as store:
+            await store.maintenance.prepare()
+        for key, until in ((1, "yesterday"), (2, "tomorrow")):
+            execute(url, f"INSERT INTO agentfsm.owner (key, renewed_at, alive_until) VALUES ({key}, now(), '{until}')")
+        async with opened(url, liveness="lease") as store:
+            await store.maintenance.prepare()
+            assert execute(url, "SELECT key FROM agentfsm.owner ORDER BY key") == [(2,), (store._queue().session.key,)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("change", ["status = 'finished'", "mac = NULL"])
+def test_a_row_that_somebody_without_the_secret_changed_is_neither_acquired_nor_sealed(change: str, url: str) -> None:
+    keyring, row = Keyring(SECRET), "SELECT epoch, owner, seq, status, mac FROM agentfsm.run"
+    records = [record._replace(mac="ab" * 20) for record in sealed_records(1)]
+
+    async def scenario() -> None:
+        async with opened(url) as store:
+            lease = await store.acquire("a", "me", new=True, keyring=keyring)
+            await store.append(lease, records, "running")
+            execute(url, f"UPDATE agentfsm.run SET {change}")
+            changed = execute(url, row)
+            await store.release(lease)
+            with pytest.raises(StoreError, match="somebody without the secret changed its row"):
+                await store.acquire("a", "me", keyring=keyring)
+            assert execute(url, row) == changed
+
+    asyncio.run(scenario())
 
 
 # -- what it refuses ----------------------------------------------------------------------------------
