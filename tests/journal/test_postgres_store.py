@@ -677,6 +677,17 @@ def test_what_says_that_a_dead_process_lives_is_deleted_by_the_next_one(url: str
     asyncio.run(scenario())
 
 
+def test_a_purge_deletes_a_snapshot_that_a_finished_run_should_not_have(url: str) -> None:
+    async def scenario() -> None:
+        async with opened(url) as store:
+            tombstone = await finished_run(store, sealed_records(1))
+            execute(url, "INSERT INTO agentfsm.snapshot (id, content, mac) VALUES (1, '{}', '\\x00')")
+            assert await store.maintenance.purge([tombstone]) == ["a"]
+            assert execute(url, "SELECT count(*) FROM agentfsm.snapshot") == [(0,)]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("change", ["status = 'finished'", "mac = NULL"])
 def test_a_row_that_somebody_without_the_secret_changed_is_neither_acquired_nor_sealed(change: str, url: str) -> None:
     keyring, row = Keyring(SECRET), "SELECT epoch, owner, seq, status, mac FROM agentfsm.run"
