@@ -181,8 +181,8 @@ def lane_of(spec: StateSpec, *, initial: bool = False) -> Lane:
 
 def box_of(spec: StateSpec, lane: Lane, rows: tuple[TableRow, ...]) -> Box:
     """A state and its rows as a box."""
-    kinds: dict[Lane, RowKind] = {"main": "happy", "left": "recover", "right": "wait", "end": "stop"}
-    return Box(spec, "stop" if spec.final else kinds[lane], lane, rows)
+    kind: RowKind = "recover" if lane == "left" else "happy"
+    return Box(spec, "stop" if spec.final else "wait" if spec.waits else kind, lane, rows)
 
 
 def view_rows(graph: Graph, state: str, lanes: dict[str, Lane]) -> tuple[TableRow, ...]:
@@ -194,12 +194,14 @@ def view_rows(graph: Graph, state: str, lanes: dict[str, Lane]) -> tuple[TableRo
 
 
 def _row_kind(graph: Graph, transition: Transition, lanes: dict[str, Lane]) -> RowKind:
-    ends = {lanes[transition.source], lanes[transition.target]}
-    if graph.spec(transition.target).final:
+    source, target = graph.spec(transition.source), graph.spec(transition.target)
+    if target.final:
         return "done" if transition.ends == "completed" else "stop"
-    if "right" in ends:
-        return "resume" if lanes[transition.target] != "right" else "wait"
-    return "recover" if "left" in ends else "happy"
+    if target.waits:
+        return "wait"
+    if source.waits:
+        return "resume"
+    return "recover" if "left" in {lanes[source.name], lanes[target.name]} else "happy"
 
 
 def order_boxes(boxes: list[Box]) -> tuple[Box, ...]:

@@ -217,6 +217,22 @@ def test_the_initial_state_is_at_the_top_and_final_states_at_the_bottom_whatever
     assert [b.name for b in build_view(graph).spine] == ["a", "b", "z"]
 
 
+def test_what_waits_is_drawn_as_waiting_in_whatever_lane() -> None:
+    graph = Graph(
+        (StateSpec("a"), StateSpec("w", waits=True), StateSpec("b", lane="right"), StateSpec("z", final=True)),
+        (
+            Transition("a", never_guard("asks"), "w"),
+            Transition("a", None, "b"),
+            Transition("w", never_guard("answered"), "b"),
+            Transition("b", None, "z", ends="completed"),
+        ),
+    )
+    boxes = build_view(graph).boxes
+    assert {box.name: box.kind for box in boxes} == {"a": "happy", "w": "wait", "b": "happy", "z": "stop"}
+    kinds = {row.transition.id: row.kind for box in boxes for row in box.rows}
+    assert kinds == {"a.asks": "wait", "a.otherwise": "happy", "w.answered": "resume", "b.otherwise": "done"}
+
+
 def test_text_widths_are_large_enough() -> None:
     # Widths in Helvetica (Adobe's AFM file): an advance of 556/1000 for most letters, 222 for i and l.
     assert text_width("aeo", 10) >= 3 * 5.56
