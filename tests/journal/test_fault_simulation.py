@@ -25,7 +25,7 @@ def test_every_simulated_run_ends_like_an_uninterrupted_one_and_goes_the_same_wa
     assert told["crashes"] > count
     assert told["forks"] > count / 10
     assert told["doubts"] > count / 10
-    assert told["changes"] > count
+    assert told["changes"] > count * 0.8  # of 100 histories, some batches have fewer than 100
     assert told["from snapshots"] > count
     assert told == run_helper("fault_simulation", "memory", str(first), str(count))  # by another process: by the seed
     counted(
