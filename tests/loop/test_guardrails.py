@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from agentfsm.errors import ReadOnlyError
-from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.failures import Failure
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.models.settings import ModelSettings
+from agentfsm.runtime.permissions import PermissionRule
 
 DEFAULTS = {
     "max_iterations": 50,
@@ -129,3 +133,20 @@ def test_a_loop_that_could_never_be_seen_is_refused():
 )
 def test_the_number_of_steps_is_always_finite(limits, steps):
     assert AgentGuardrails(**limits).step_limit == steps
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: AgentGuardrails(no_such_limit=1),  # type: ignore[call-arg]
+        lambda: Behavior(no_such_rule=1),  # type: ignore[call-arg]
+        lambda: ModelSettings(no_such_setting=1),  # type: ignore[call-arg]
+        lambda: PermissionRule(tool=["not", "a", "text"], decision="allow"),  # type: ignore[call-arg, arg-type]
+        lambda: Failure(kind="no_such_kind", explanation="unknown"),  # type: ignore[arg-type]
+    ],
+    ids=["limits", "behavior", "settings", "permission", "failure"],
+)
+def test_objects_that_are_models_of_pydantic_refuse_with_its_error_what_they_do_not_know(wrong: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        wrong()
+    assert isinstance(caught.value, ValueError)
