@@ -194,7 +194,7 @@ class Worker:
             return await self._begin(served, activation, head)
         if head is None or head.epoch != activation.epoch or head.owner is not None:
             return "outdated"
-        records = await self._store.records(head.run_id)
+        records, cancellation = await asyncio.gather(self._store.records(head.run_id), self._cancellation(head.run_id))
         if self._agents.for_run(head.run_id, records) is not served:
             return "outdated"  # queues are not sealed: what is in one does not say which agent a run belongs to
         if head.status == "finished":
@@ -202,7 +202,7 @@ class Worker:
             return "outdated"
         if activation.is_timer and head.status == "suspended":
             return await self._act_when_due(served, head)
-        if head.status == "running" and await self._cancellation(head.run_id) is None:
+        if head.status == "running" and cancellation is None:
             if reason := await self._reason_to_set_aside(activation, head, records):
                 return await self._set_aside(activation, reason)
             return await self._drive(served, head.run_id, served.agent.resume(head.run_id))
