@@ -189,12 +189,14 @@ class Worker:
         if activation.notice and self._notices is not None:
             return await self._notices.deliver(activation)
         served = self._agents.by_queue(activation.queue)
-        head = await self._store.head(activation.run_id)
+        store, run_id = self._store, activation.run_id
         if activation.epoch == 0:
-            return await self._begin(served, activation, head)
+            return await self._begin(served, activation, await store.head(run_id))
+        head, records, cancellation = await asyncio.gather(
+            store.head(run_id), store.records(run_id), self._cancellation(run_id)
+        )
         if head is None or head.epoch != activation.epoch or head.owner is not None:
             return "outdated"
-        records, cancellation = await asyncio.gather(self._store.records(head.run_id), self._cancellation(head.run_id))
         if self._agents.for_run(head.run_id, records) is not served:
             return "outdated"  # queues are not sealed: what is in one does not say which agent a run belongs to
         if head.status == "finished":

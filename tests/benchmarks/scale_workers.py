@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentfsm import Runs
@@ -15,10 +16,18 @@ APPROVED_EVERY = 5
 
 
 class Workers:
-    """The worker processes."""
+    """The worker processes.
 
-    def __init__(self, url: str, folder: Path, steps: int) -> None:
-        self._command = [sys.executable, "-m", "agentfsm", "worker", "tests.helpers.scale_app:scale", "--store", url]
+    Args:
+        url: The database.
+        folder: Where they write what they did.
+        steps: How many steps each run has.
+        options: More options of ``agentfsm worker``.
+    """
+
+    def __init__(self, url: str, folder: Path, steps: int, options: Sequence[str] = ()) -> None:
+        worker = [sys.executable, "-m", "agentfsm", "worker", "tests.helpers.scale_app:scale"]
+        self._command = [*worker, "--store", url, *options]
         self._env = child_environment() | {
             "AGENTFSM_SECRET": SECRET,
             "SCALE_FOLDER": str(folder),
