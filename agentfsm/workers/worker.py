@@ -189,12 +189,9 @@ class Worker:
         if activation.notice and self._notices is not None:
             return await self._notices.deliver(activation)
         served = self._agents.by_queue(activation.queue)
-        store, run_id = self._store, activation.run_id
         if activation.epoch == 0:
-            return await self._begin(served, activation, await store.head(run_id))
-        head, records, cancellation = await asyncio.gather(
-            store.head(run_id), store.records(run_id), self._cancellation(run_id)
-        )
+            return await self._begin(served, activation, await self._store.head(activation.run_id))
+        head, records, cancellation = await self._read(activation.run_id)
         if head is None or head.epoch != activation.epoch or head.owner is not None:
             return "outdated"
         if self._agents.for_run(head.run_id, records) is not served:
@@ -209,6 +206,17 @@ class Worker:
                 return await self._set_aside(activation, reason)
             return await self._drive(served, head.run_id, served.agent.resume(head.run_id))
         return await self._drive(served, head.run_id, await next_run(served.agent.config, head.run_id, lazily=True))
+
+    async def _read(self, run_id: str) -> tuple[Head | None, Sequence[SealedRecord], Signal | None]:
+        """The head, the records and the cancellation of a run, read at once; if one cannot be read, none is read on."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                head = group.create_task(self._store.head(run_id))
+                records = group.create_task(self._store.records(run_id))
+                cancellation = group.create_task(self._cancellation(run_id))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return head.result(), records.result(), cancellation.result()
 
     async def _cancellation(self, run_id: str) -> Signal | None:
         """The cancellation that waits for a run, if one does."""

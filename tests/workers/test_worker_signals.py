@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from agentfsm import Actor, Agent, Allow, Approval, Edit, Host, MemoryStore, Runs, UserInputRequested, tool
+from agentfsm import Actor, Agent, Allow, Approval, Edit, Host, MemoryStore, Runs, StoreError, UserInputRequested, tool
 from agentfsm.journal.erasure import ErasureQuery
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Store
@@ -320,5 +320,32 @@ def test_a_run_that_somebody_moves_to_the_queue_of_another_agent_is_not_worked_o
         worker.stop()
         await serving
         assert scene.acted == []
+
+    asyncio.run(scenario())
+
+
+def test_nothing_of_an_activated_run_is_read_on_where_its_head_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        reads, ended = asyncio.Event(), asyncio.Event()
+
+        async def read(run_id: str) -> Any:
+            reads.set()
+            try:
+                await asyncio.Event().wait()  # as long as the server is away
+            finally:
+                ended.set()
+
+        async def fail(run_id: str) -> Any:
+            await reads.wait()
+            raise StoreError("the server is away")
+
+        monkeypatch.setattr(scene.store, "records", read)
+        monkeypatch.setattr(scene.store, "head", fail)
+        agent = scene.agent()
+        worker = Worker({"clerk": agent}, scene.store, cast("Waker", HandWaker()), secret=SECRET)
+        queue = worker.queues[-1]
+        assert await worker._deliver(Activation("r", 1, queue)) == "store failed"
+        assert ended.is_set()
 
     asyncio.run(scenario())
