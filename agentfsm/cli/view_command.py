@@ -1,4 +1,4 @@
-"""``agentfsm view``: the viewer of a store, served to this machine."""
+"""``agentfsm view`` and ``link``: the viewer of a store, served to this machine, and a link into it for one person."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import click
 from agentfsm.cli.local_store import (
     await_result,
     checkpoint_log,
+    complete_run_id,
     open_existing_store,
+    open_runs,
     require_keyring,
     store_option,
     store_secrets,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from agentfsm.viewer.viewer_context import ViewerContext
 
-__all__ = ["view"]
+__all__ = ["link", "view"]
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8642
@@ -47,7 +49,9 @@ SIGN_IN_S = 15 * 60
 STOP_S = 3
 """How long a request has to end when the viewer stops."""
 
-_EXAMPLES = """\b
+HOUR_S = 3600
+
+_VIEW_EXAMPLES = """\b
 Examples:
   agentfsm view                                    the runs of your store
   agentfsm view --store runs.db --open
@@ -57,7 +61,7 @@ Examples:
 """
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(epilog=_VIEW_EXAMPLES)
 @store_option
 @tenant_option
 @click.option("--as", "name", default="", metavar="NAME", help="Who you are; then you can answer, too.")
@@ -162,3 +166,32 @@ async def _serve(server: Server, listening: socket.socket, context: ViewerContex
         await asyncio.sleep(0.1)
     context.stopping.set()
     await serving
+
+
+_LINK_EXAMPLES = """\b
+Examples:
+  agentfsm link 3f9c0a1b2c3d4e5f --as ann
+  agentfsm link 3f9c0a1b2c3d4e5f --as bob --hours 2 --url https://agents.example.org/
+"""
+
+
+@click.command(epilog=_LINK_EXAMPLES)
+@click.argument("run_id", metavar="RUN", shell_complete=complete_run_id)
+@click.option("--as", "name", metavar="NAME", required=True, help="Who gets the link; the answers are theirs.")
+@click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role of that person; repeatable.")
+@click.option("--url", default=f"http://{LOOPBACK}:{DEFAULT_PORT}/", show_default=True, help="Where the viewer is.")
+@click.option("--hours", default=24.0, show_default=True, help="How long it can be opened.")
+@store_option
+@tenant_option
+def link(run_id: str, name: str, roles: tuple[str, ...], url: str, hours: float, location: StoreLocation) -> None:
+    """Print a link with which NAME may see and answer RUN in the viewer, for a mail or a message.
+
+    It works once, in the browser that opens it first, and shows no other run. Send it to nobody else: the answers are
+    recorded as NAME's, verified. The viewer at --url must have the secret of the store.
+    """
+    from agentfsm.viewer import one_time_link
+
+    _, stored_runs = open_runs(location)
+    found = await_result(stored_runs.find_id(run_id))
+    secret = store_secrets(location)[0]
+    click.echo(one_time_link(url, found, Actor(name, roles), secret=secret, validity_s=hours * HOUR_S))
