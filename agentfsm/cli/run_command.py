@@ -37,7 +37,7 @@ from agentfsm.cli.terminal_prompt import TerminalPrompter, must_say_who, valid_r
 from agentfsm.errors import ConfigurationError, HumanReplyError, SessionOpenError
 from agentfsm.loop.events import UserInputRequested
 from agentfsm.loop.keys import SECRET_VARIABLE
-from agentfsm.loop.messages import MEDIA_TYPES, File, Image
+from agentfsm.loop.messages import File, Image, image_media_type
 from agentfsm.loop.quorum import Quorum
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision
@@ -335,8 +335,7 @@ _prompt_options = collect_options(
 
 
 def _as_part(name: str, content: bytes) -> Image | File:
-    is_image = any(head.match(content) for head in MEDIA_TYPES.values())
-    return Image.from_bytes(content) if is_image else File.from_bytes(content, name)
+    return Image.from_bytes(content) if image_media_type(content) else File.from_bytes(content, name)
 
 
 def _read_part(option: str, path: Path, read: Callable[[bytes], Image | File]) -> Image | File:

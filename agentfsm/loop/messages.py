@@ -42,6 +42,7 @@ __all__ = [
     "ToolResult",
     "Transcript",
     "Usage",
+    "image_media_type",
     "new_message",
     "new_tool_call",
     "new_tool_result",
@@ -60,6 +61,11 @@ MEDIA_TYPES: Mapping[str, re.Pattern[bytes]] = {
 Sources: https://docs.anthropic.com/en/docs/build-with-claude/vision,
 https://platform.openai.com/docs/guides/images-vision
 """
+
+
+def image_media_type(content: bytes) -> str | None:
+    """The media type of an image that models accept, as its contents show it; None if it is nothing of the kind."""
+    return next((name for name, head in MEDIA_TYPES.items() if head.match(content)), None)
 
 
 @read_only
@@ -100,7 +106,7 @@ class Image:
             ValueError: The file is empty, or not of a type that models accept.
         """
         if media_type is None:
-            media_type = next((name for name, head in MEDIA_TYPES.items() if head.match(content)), None)
+            media_type = image_media_type(content)
         if media_type is None:
             raise ValueError(f"the file is not an image that models accept: {', '.join(MEDIA_TYPES)}")
         return cls(media_type, base64.b64encode(content).decode())

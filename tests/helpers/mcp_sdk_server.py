@@ -183,7 +183,7 @@ def today() -> str:
 
 @server.resource("note://picture", mime_type="image/png")
 def picture() -> bytes:
-    return b"\x89PNG"
+    return b"\x89PNG\r\n\x1a\n"
 
 
 @server.resource("note://{name}")

@@ -26,6 +26,7 @@ from agentfsm import (
     FailureKind,
     Handoff,
     Host,
+    Image,
     MissingExtraError,
     RunCancelled,
     RunResult,
@@ -232,14 +233,25 @@ def test_an_image_result_is_sent_to_the_model_as_an_image(world: World) -> None:
         ("image/svg+xml", "PHN2Zy8+", "[image, image/svg+xml, 6 bytes: not shown]"),  # no provider accepts it
         ("image/png", "%%%", "[image, image/png: its data cannot be read]"),
         ("image/png", "", "[image, image/png, 0 bytes: not shown]"),
-        ("image/png", "A" * (MAX_IMAGE_CHARS + 4), "[image, image/png, 3,932,163 bytes: not shown]"),
+        ("image/png", "iVBORw0KGgoA".ljust(MAX_IMAGE_CHARS + 4, "A"), "[image, image/png, 3,932,163 bytes: not shown]"),
+        ("image/png", "PGh0bWw+", "[image, image/png, 6 bytes: not shown]"),  # an error page
     ],
 )
-def test_an_image_that_is_too_large_for_providers_is_not_sent(kind: str, data: str, note: str) -> None:
+def test_an_image_that_providers_would_reject_is_not_sent(kind: str, data: str, note: str) -> None:
     from mcp.types import CallToolResult, ImageContent
 
     result = CallToolResult(content=[ImageContent(type="image", data=data, mime_type=kind)])
     assert asyncio.run(result_content(result, None)) == note
+
+
+@pytest.mark.parametrize("said", ["image/png", "image/jpeg", "IMAGE/PNG", "image/png; charset=binary", "image/*"])
+def test_an_image_is_sent_with_the_type_that_it_has(said: str) -> None:
+    from mcp.types import CallToolResult, ImageContent
+
+    result = CallToolResult(content=[ImageContent(type="image", data=PIXEL, mime_type=said)])
+    (shown,) = asyncio.run(result_content(result, None))
+    assert isinstance(shown, Image)
+    assert (shown.media_type, shown.data) == ("image/png", PIXEL)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_the_list_of_resources(sdk_server: SdkServer) -> None:
     ("uri", "content"),
     [
         ("note://today", ResourceContent("note://today", "text/plain", text="buy <milk>")),
-        ("note://picture", ResourceContent("note://picture", "image/png", data=b"\x89PNG")),
+        ("note://picture", ResourceContent("note://picture", "image/png", data=b"\x89PNG\r\n\x1a\n")),
         ("note://mine", ResourceContent("note://mine", "text/plain", text="the note mine")),
     ],
 )
@@ -173,7 +173,7 @@ def test_the_model_reads_resources_as_data(sdk_server: SdkServer) -> None:
     }
     assert json.loads(listed)["templates"][0]["uri_template"] == "note://{name}"
     assert text == "<resource>\nbuy &lt;milk&gt;\n</resource>"
-    assert picture == "[image, image/png, 4 bytes]"
+    assert picture == "[image, image/png, 8 bytes]"
     assert "letter://x" in missing
 
 

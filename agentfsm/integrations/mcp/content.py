@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.messages import MEDIA_TYPES, Image
+from agentfsm.loop.messages import Image, image_media_type
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
@@ -99,8 +99,9 @@ async def binary_content(label: str, mime_type: str | None, data: str, files: Pa
         path = files / (hashlib.sha256(content).hexdigest()[:16] + (mimetypes.guess_extension(kind) or ".bin"))
         await asyncio.to_thread(_write, path, content)
         notes.append(f"[{label}, {kind}, {len(content):,} bytes: saved as {path}]")
-    if kind in MEDIA_TYPES and content and len(data) <= MAX_IMAGE_CHARS:
-        return [*notes, Image.from_bytes(content, kind)]
+    # Providers reject an image whose type is not the one that it has, and servers often say another.
+    if kind.lower().startswith("image/") and image_media_type(content) and len(data) <= MAX_IMAGE_CHARS:
+        return [*notes, Image.from_bytes(content)]
     return notes or [f"[{label}, {kind}, {len(content):,} bytes: not shown]"]
 
 
