@@ -12,7 +12,7 @@ from functools import cache
 
 from agentfsm.analysis.code_comparison import DigestOnly
 from agentfsm.analysis.compared_table import ComparedRow, ComparedTable
-from agentfsm.analysis.exclusive_guards import Required, required_values
+from agentfsm.analysis.exclusive_guards import Required, are_disjoint, required_values
 from agentfsm.machine.declaration import Exhausted
 
 __all__ = ["DecisionChange", "MovedRow", "decision_changes", "moved_rows", "ranked_decisions"]
@@ -162,7 +162,7 @@ def _exclusive_names(before: Sequence[ComparedRow], after: Sequence[ComparedRow]
 
 def _values_differ(mine: Sequence[Required], theirs: Sequence[Required]) -> bool:
     """Whether two guards need the same value to be equal to different constants, whichever of their versions runs."""
-    return bool(mine and theirs) and all(_disjoint(a, b) for a in mine for b in theirs)
+    return bool(mine and theirs) and all(are_disjoint(a, b) for a in mine for b in theirs)
 
 
 def _one_needs_what_is_empty(a: ComparedRow, b: ComparedRow) -> bool:
@@ -171,10 +171,6 @@ def _one_needs_what_is_empty(a: ComparedRow, b: ComparedRow) -> bool:
         isinstance(empty.guard, Exhausted) and empty.guard.counter.name in spending.declared.spends
         for spending, empty in ((a, b), (b, a))
     )
-
-
-def _disjoint(a: Required, b: Required) -> bool:
-    return any(path in b and a[path].isdisjoint(b[path]) for path in a)
 
 
 def _count(names: frozenset[str], exclusive: Mapping[str, Collection[str]]) -> int:

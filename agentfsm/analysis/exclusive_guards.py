@@ -20,7 +20,7 @@ from typing import cast
 
 from agentfsm.analysis.code_comparison import parsed_statement
 
-__all__ = ["are_exclusive", "required_values"]
+__all__ = ["are_disjoint", "required_values"]
 
 Constants = frozenset[object]
 Required = Mapping[str, Constants]
@@ -48,15 +48,9 @@ _Value = _Path | _Constant | None
 """What an expression is known to be; None if that is not known."""
 
 
-def are_exclusive(first: object, second: object) -> bool:
-    """Whether two guards can never hold for the same run, as far as their source says.
-
-    Args:
-        first: A guard.
-        second: Another one.
-    """
-    a, b = required_values(first), required_values(second)
-    return any(path in b and a[path].isdisjoint(b[path]) for path in a)
+def are_disjoint(first: Required, second: Required) -> bool:
+    """Whether no run has the values that both of two guards require, so that they never hold together."""
+    return any(path in second and first[path].isdisjoint(second[path]) for path in first)
 
 
 def required_values(guard: object) -> Required:

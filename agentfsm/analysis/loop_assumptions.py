@@ -252,13 +252,13 @@ class _VariableBuilder(_RowReader):
         for counter in self.graph.counters:
             limit = self.limit_of(counter)
             cap = 1 if limit is None else limit + 1  # spent once more than the limit: as far as guards can tell
-            updates = [u for row in self.rows for u in self._counter_updates(counter, row, cap, limit)]
+            updates = [u for row in self.rows for u in self._counter_updates(counter, row, cap)]
             start = min(cap, self.graph.states[0].spends.count(counter.name))
             refilled = any(counter.name in row.refills for row in self.rows)
             unseen = self.charged_unseen(counter)
             yield Variable(counter.name, cap, tuple(updates), start=start, accelerated=not refilled, lower_bound=unseen)
 
-    def _counter_updates(self, counter: Counter, row: Transition, cap: int, limit: int | None) -> Iterator[Update]:
+    def _counter_updates(self, counter: Counter, row: Transition, cap: int) -> Iterator[Update]:
         name = counter.name
         spent = row.spends.count(name) + self.target(row).spends.count(name)
         refilled = name in row.refills

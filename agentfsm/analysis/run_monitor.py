@@ -32,7 +32,7 @@ from agentfsm.analysis.state_space import Configuration, StateSpace
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = ["ModelMismatch", "ProofModel", "RunMonitor", "follow_rows"]
+__all__ = ["ModelMismatch", "ProofModel", "RunMonitor"]
 
 MAX_CONFIGURATIONS = 2_000
 """If a run can be in more configurations than this, only its state and its counters are followed from there on."""
@@ -407,27 +407,3 @@ def _why_not(space: StateSpace, place: int, configurations: Iterable[Configurati
 
 def _text(assumption: GuardAssumption | None) -> str:
     return "as it has no guard" if assumption is None else f"as {assumption.text}"
-
-
-def follow_rows(model: ProofModel, guardrails: AgentGuardrails, rows: Iterable[str]) -> ModelMismatch | None:
-    """Follow a run by the ids of the rows that it took; the first move that the model does not allow, or None.
-
-    Args:
-        model: The model of the run's graph.
-        guardrails: The limits of the run.
-        rows: The ids, from the run's first move.
-
-    Raises:
-        GraphError: The graph has no row with one of these ids.
-    """
-    full, _ = model.spaces(guardrails)
-    here = {full.initial}
-    places = {row.id: place for place, row in enumerate(full.graph.transitions)}
-    for row_id in rows:
-        full.graph.transition(row_id)
-        after = {c for config in here for taken, c in full.moves(config) if taken == places[row_id]}
-        if not after:
-            shown = tuple(full.describe(c) for c in sorted(here)[:3])
-            return ModelMismatch(row_id, _why_not(full, places[row_id], here), shown)
-        here = after
-    return None

@@ -213,7 +213,6 @@ class Context:
         "may_lack_values",
         "model_cache",
         "model_requests",
-        "observer_failures",
         "once_hooks_run",
         "prompt",
         "recorder",
@@ -243,7 +242,6 @@ class Context:
         self.has_listeners = bool(config.observers)
         self._logs_info = logger.isEnabledFor(logging.INFO)
         self.builds_events = self.has_listeners or logger.isEnabledFor(logging.DEBUG)
-        self.observer_failures = 0
         self.once_hooks_run: set[int] = set()
         self.take_charge: Callable[[], Charge] | None = None
         self.may_lack_values = False
@@ -410,7 +408,6 @@ class Context:
             try:
                 each.function(event)
             except (Exception, asyncio.CancelledError) as error:  # an observer can neither fail nor cancel a run
-                self.observer_failures += 1
                 failures.append(f"observer {each.name} raised {type(error).__name__}")
                 logger.warning("run %s: %s", self.run.run_id, failures[-1])
         if self._listener is not None:

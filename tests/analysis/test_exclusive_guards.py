@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentfsm.analysis.exclusive_guards import are_exclusive, required_values
+from agentfsm.analysis.exclusive_guards import are_disjoint, required_values
 from agentfsm.loop import detectors, failures, guards
 from agentfsm.loop.failures import Action
 from agentfsm.loop.transition_table import LOOP
@@ -84,6 +84,11 @@ def stops(run: Any) -> bool:
 
 def wanted(run: Any) -> bool:
     return run.action in WANTED
+
+
+def are_exclusive(first: object, second: object) -> bool:
+    """Whether two guards can never hold for the same run, as far as their source says."""
+    return are_disjoint(required_values(first), required_values(second))
 
 
 GUARDS = {
