@@ -221,8 +221,8 @@ class _RowReader:
     def closes_batch(self, row: Transition) -> bool:
         return self.into_effect(row, CHECK_BUDGETS, CALL_MODEL)
 
-    def asked_by(self, row: Transition, guard: Guard) -> bool:
-        return row.guard is guard or self.precedes(row, guard)  # a row is only taken if its guard was asked
+    def evaluated_by(self, row: Transition, guard: Guard) -> bool:
+        return row.guard is guard or self.precedes(row, guard)  # a row is only taken if its guard was evaluated
 
     def unless_agent(self, why: str, condition: str) -> str:
         """A reason, with the condition on the agent unless it was read from the agent."""
@@ -400,7 +400,7 @@ class _VariableBuilder(_RowReader):
         spec = self.source(row)
         if spec.effect is CALL_MODEL or (spec.effect is RUN_CALLS and self.traits.sub_agents) or callable(spec.effect):
             return [Update.of(row, to=(1,))]
-        checked = self.asked_by(row, d.token_limit) and self.asked_by(row, d.cost_limit)
+        checked = self.evaluated_by(row, d.token_limit) and self.evaluated_by(row, d.cost_limit)
         return [Update.of(row, to=(0,))] if checked else []
 
     def _spent(self, row: Transition, limit: Guard) -> list[Update]:

@@ -252,7 +252,7 @@ def _decision_json(decision: Decision) -> dict[str, Any]:
         "from": str(decision.source),
         "to": str(decision.target),
         "guard": decision.guard,
-        "asked": [{"guard": name, "answer": answer} for name, answer in decision.tried],
+        "tried": [{"guard": name, "answer": answer} for name, answer in decision.tried],
     }
     if decision.guard_result is not None:
         move["found"] = to_jsonable_python(decision.guard_result, serialize_unknown=True)

@@ -166,8 +166,13 @@ def _describe_record(record: Record, graph: Any) -> str:
 
 def _describe_transition(data: Any, graph: Any) -> str:
     source = data["transition"].rpartition(".")[0]
-    false_guards = [guard for state, guard, *_ in graph["transitions"] if state == source][: len(data["tried"]) - 1]
-    not_taken = f"  not: {', '.join(false_guards)}" if false_guards else ""
+    guards = [guard for state, guard, *_ in graph["transitions"] if state == source]
+    answers = list(zip(guards, data["tried"][:-1], strict=False))
+    not_taken = "".join(
+        f"  {what}: {', '.join(names)}"
+        for what, digit in (("not", "0"), ("raised", "e"))
+        if (names := [guard for guard, answer in answers if answer == digit])
+    )
     failure = f"  {data['failure']['kind']}: {data['failure'].get('explanation')}" if "failure" in data else ""
     ((kind, outcome),) = data["out"].items()
     describe = _REPLY_FORMATTERS.get(kind)

@@ -340,15 +340,15 @@ class HistoryVerifier:
                 )
         self._quorum = None
 
-    def _verify_guards(self, row: Transition, asked: str) -> None:
-        """Verify that every guard before a row was asked and did not hold, or that one raised and aborted the run."""
+    def _verify_guards(self, row: Transition, tried: str) -> None:
+        """Verify that no guard before a row held, or that one raised and aborted the run."""
         place = self._table.places[row.id]
-        if asked == "0" * place + "1":
+        if tried == "0" * place + "1":
             return
         last = max(p for other, p in self._table.places.items() if self._table.rows[other].source == row.source)
-        if row.ends == "aborted" and asked.endswith("e1") and set(asked[:-2]) <= {"0"} and len(asked) - 2 <= last:
+        if row.ends == "aborted" and tried.endswith("e1") and set(tried[:-2]) <= {"0"} and len(tried) - 2 <= last:
             return
-        raise InvalidRecordError(f"{row.id} needs the guards {'0' * place}1 (1: true), and the record has {asked}")
+        raise InvalidRecordError(f"{row.id} needs the guards {'0' * place}1 (1: true), and the record has {tried}")
 
     def _intent(self, body: Data) -> None:
         eid, policy = body["eid"], body["policy"]

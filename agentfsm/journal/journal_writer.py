@@ -114,8 +114,12 @@ class RecordWriter:
     def _write_transition(self, entry: JournalEntry) -> str | None:
         """The body of a transition without a failure, cancellation or abort, as most are; None for any other."""
         _, time, outcome, cancel, elapsed_us, silence_us, decision, aborted = entry
-        verdict = decision.guard_result
-        if cancel is not None or aborted is not None or (verdict is not None and isinstance(verdict, Failure)):
+        guard_result = decision.guard_result
+        if (
+            cancel is not None
+            or aborted is not None
+            or (guard_result is not None and isinstance(guard_result, Failure))
+        ):
             return None
         row = decision.transition
         cached = self._row_cache.get(id(row))
@@ -196,7 +200,7 @@ _GUARD_DIGITS: Mapping[bool | None, str] = {True: "1", False: "0", None: "e"}
 def _row_fields(decision: Decision) -> Data:
     """The transition that was taken.
 
-    ``tried`` has a character for each guard that was asked, in order: 1 for the one that held, 0 for those that did
+    ``tried`` has a character for each guard that was evaluated, in order: 1 for the one that held, 0 for those that did
     not, e for one that raised.
     """
     row = decision.transition

@@ -489,7 +489,7 @@ class RunView(RunState):  # type: ignore[misc]  # it is frozen, and a run is not
         """A view with other values, as ``dataclasses.replace`` makes it."""
         _set_values(self, _make_view(RunState(**changes))._values)
 
-    def ask(self, role: str, function: Callable[..., _T], *arguments: Any) -> _T:
+    def call(self, role: str, function: Callable[..., _T], *arguments: Any) -> _T:
         """What a function of the user's returns for this view.
 
         Args:

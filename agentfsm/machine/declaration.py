@@ -362,11 +362,11 @@ def silent_while(field: str, value: object) -> Callable[[G], G]:
     """Declare that a guard does not hold while a field of the run has a value; the function itself is unchanged.
 
     Declared of several fields, it does not hold while all of them have these values. The engine compares the fields of
-    a state's built-in guards at once, and asks the guards only if some value differs.
+    a state's built-in guards at once, and evaluates the guards only if some value differs.
 
     Args:
         field: The field's name; with a dot, that of a field of what the run has in this field, such as
-            ``guardrails.max_tokens``. A guard is asked if the run has nothing there.
+            ``guardrails.max_tokens``. A guard is evaluated if the run has nothing there.
         value: The value.
     """
 

@@ -1,10 +1,10 @@
 """The engine: a graph compiled onto one shared ``transitions.Machine``, which makes every move of a run.
 
 The rows are ``transitions.Transition`` objects with ``Condition`` objects, and the machine's own ``set_state`` changes
-the state. Of the library's documented extension points four are used: ``condition_cls`` asks a guard and records its
-result, ``transition_cls`` spends what the row declares, ``event_cls`` asks the rows in order, and ``state_cls`` looks
-up the value that a model gets once, and not in each move. The methods that the first three replace walk eight lists of
-callbacks in each move (10 to 20 microseconds) and do not say which guard decided. There are no callbacks,
+the state. Of the library's documented extension points four are used: ``condition_cls`` evaluates a guard and records
+its result, ``transition_cls`` spends what the row declares, ``event_cls`` tries the rows in order, and ``state_cls``
+looks up the value that a model gets once, and not in each move. The methods that the first three replace walk eight
+lists of callbacks in each move (10 to 20 microseconds) and do not tell which guard decided. There are no callbacks,
 auto-transitions or registered models, so only a row of the table can move a run.
 """
 
@@ -31,7 +31,7 @@ M = TypeVar("M", bound=transitions.Machine)
 class RunSnapshot(Protocol):
     """What guards that are not built in may see of a run."""
 
-    def ask(self, role: str, function: Callable[..., Any]) -> Any:
+    def call(self, role: str, function: Callable[..., Any]) -> Any:
         """What a function returns for this view; an attempt to change the run raises, and names the function."""
         ...
 
@@ -53,12 +53,12 @@ class Steppable(Protocol):
 
 
 class Decision(NamedTuple):
-    """Why a run moved: the transition taken, and each guard that was asked with its result.
+    """Why a run moved: the transition taken, and each guard that was evaluated, with its result.
 
     Attributes:
         transition: The row that was taken.
-        tried: Pairs of guard name and result, in the order in which they were asked; the last one decided. The result
-            is None for a guard that raised, and False for a row whose counter is empty.
+        tried: Pairs of guard name and result, in the order of evaluation; the last one decided. The result is None for
+            a guard that raised, and False for a row whose counter is empty.
         guard_result: What the deciding guard returned, if that is more than True (a ``Failure``); else None.
     """
 
@@ -109,11 +109,11 @@ class _Step:
     view: RunSnapshot | None
     guard_result: object
 
-    def ask(self, guard: Guard) -> object:
+    def evaluate(self, guard: Guard) -> object:
         """What a guard that is not built in returns for an immutable view of the run."""
         if self.view is None:
             self.view = self.model.view()
-        return self.view.ask("guard", guard)
+        return self.view.call("guard", guard)
 
 
 class _GuardRaisedError(Exception):
@@ -125,22 +125,22 @@ class _GuardRaisedError(Exception):
 
 
 class _GuardCondition(Condition):
-    """A guard, asked with the run itself if it is built in, and with an immutable view of it if it is not."""
+    """A guard: it gets the run itself if it is built in, and an immutable view of it if it is not."""
 
     def __init__(self, func: Any, target: bool = True) -> None:
         super().__init__(func, target)
         self.guard: Guard = func
         self.built_in = False
-        self._ask: Callable[[Any], object] = func.__call__ if isinstance(func, Exhausted) else func
+        self._function: Callable[[Any], object] = func.__call__ if isinstance(func, Exhausted) else func
 
     def check(self, event_data: Any) -> bool:
         """As in ``transitions``; also keeps what the guard returned, if that is more than True."""
         try:
             if self.built_in:
-                ask = self._ask  # calling an attribute that is not a method is slower than calling a variable
-                result = ask(event_data.model)
+                function = self._function  # calling an attribute that is not a method is slower than calling a variable
+                result = function(event_data.model)
             else:
-                result = event_data.ask(self.guard)
+                result = event_data.evaluate(self.guard)
             if not result:
                 return False
             if result is not True:
@@ -220,7 +220,7 @@ class _StateRows:
 
 
 class _StepEvent(transitions.Event):
-    """The machine's only event: ask the rows of the run's state in order, and take the first that holds."""
+    """The machine's only event: try the rows of the run's state in order, and take the first that holds."""
 
     def __init__(self, name: str, machine: transitions.Machine) -> None:
         super().__init__(name, machine)
@@ -263,8 +263,8 @@ class _StepEvent(transitions.Event):
     ) -> Decision | None:
         """Move a run after a guard raised.
 
-        The run takes the row of its state that ends it as aborted, and no other guard is asked. In a graph without one,
-        the guard counts as not holding.
+        The run takes the row of its state that ends it as aborted, and no other guard is evaluated. In a graph without
+        such a row, the guard counts as not holding.
         """
         run = step.model
         run.abort(raised.row.id, error)
@@ -324,8 +324,8 @@ class Machine:
     def __init__(self, graph: Graph, built_in: Collection[Guard] = ()) -> None:
         self.graph = graph
         self.specs = dict(graph.specs)
-        asked = {id(row.guard) for row in graph.transitions}
-        trusted = frozenset(guard for guard in built_in if id(guard) in asked)
+        used = {id(row.guard) for row in graph.transitions}
+        trusted = frozenset(guard for guard in built_in if id(guard) in used)
         step = _cached_step_event(graph, trusted)
         assert isinstance(step, _StepEvent)  # noqa: S101  # ``_TransitionsMachine.event_cls``
         self._step_event = step
@@ -358,7 +358,7 @@ class Machine:
     def to_transitions(self, machine_class: Callable[..., M] | None = None, model: object = None) -> M:
         """The graph as a machine of the library's own classes, for its tools.
 
-        A model's trigger is ``step``; its guards get the model, and are asked in the order of the table. What rows
+        A model's trigger is ``step``; its guards get the model, and are evaluated in the order of the table. What rows
         spend is not part of it. For a picture by that library::
 
             from functools import partial

@@ -158,13 +158,13 @@ def ledger_html(rows: Sequence[LedgerRow], prefix: str = "") -> str:
     heads = ("move", "record", "time", "from", "guard that held", "to", "guards that said no, in order", "outcome")
     head = "".join(f"<th scope=col>{name}" for name in heads)
     body = "".join(_ledger_row(row, prefix) for row in rows)
-    caption = "Every move, with the guards that were asked before it"
+    caption = "Every move, with the guards that were evaluated before it"
     table = f'<table class="ledger"><caption>{caption}</caption><thead><tr>{head}<tbody>{body}</table>'
     return _scroll(caption, table, long=True)
 
 
 def _ledger_row(row: LedgerRow, prefix: str) -> str:
-    raised = [each.name for each in row.asked if each.answer == "raised"]
+    raised = [each.name for each in row.tried if each.answer == "raised"]
     said_no = ", ".join(row.said_no) + (f"; raised an error: {', '.join(raised)}" if raised else "")
     parts = [
         escape(row.outcome.replace("_", " ")) + (f": {_text(clip(row.summary, MAX_SUMMARY))}" if row.summary else ""),
@@ -236,8 +236,8 @@ def decision_cells(decision: HumanDecision) -> list[Cell]:
 
 
 def _held(row: LedgerRow) -> Cell:
-    """The guard that held in a move, and those that were asked before it."""
-    before = f"after {escape(', '.join(row.said_no))} said no" if row.said_no else "asked first"
+    """The guard that held in a move, and those before it that did not."""
+    before = f"after {escape(', '.join(row.said_no))} said no" if row.said_no else "evaluated first"
     return f"<b>{escape(row.transition)}</b>, {before}"
 
 
@@ -336,7 +336,9 @@ def graph_html(ledger: RunLedger) -> str:
         return "<p>The journal does not pin a graph that can be read.</p>"
     taken = Counter(row.transition for row in ledger.moves)
     heads = ("in", "n", "guard", "to", "ends the run", "spends", "taken")
-    table = table_html("The rows of the graph, in the order in which they are asked", heads, _graph_rows(graph, taken))
+    table = table_html(
+        "The rows of the graph, in the order in which they are evaluated", heads, _graph_rows(graph, taken)
+    )
     stated = escape(str(ledger.table.get("fingerprint", "")))
     return f"<p>{_text(graph.name)}, fingerprint <code>{stated}</code> (SHA-256 of the table).</p>{table}"
 

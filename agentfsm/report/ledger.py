@@ -1,4 +1,4 @@
-"""What a run's journal says, as data: its moves with the guards asked, human decisions, transcript, failures, costs.
+"""What a run's journal says, as data: its moves and their guards, human decisions, transcript, failures, costs.
 
 The journal may be tampered with, redacted in part, or of a run that has not ended: a record that cannot be read is
 named in ``problems``, and everything else is still there. Nothing is verified here; ``agentfsm.journal.verification``
@@ -21,7 +21,6 @@ from agentfsm.loop.stored_table import StoredTable, read_table
 
 __all__ = [
     "REDACTED_TEXT",
-    "AskedGuard",
     "CostLine",
     "FailureEntry",
     "HumanDecision",
@@ -29,6 +28,7 @@ __all__ = [
     "LedgerRow",
     "RunLedger",
     "TranscriptEntry",
+    "TriedGuard",
     "read_ledger",
 ]
 
@@ -37,14 +37,14 @@ Data = dict[str, Any]
 REDACTED_TEXT = "(redacted)"
 """What stands in the place of a redacted value."""
 
-_ANSWERS = {"0": "no", "1": "held", "e": "raised"}
+_ANSWERS = {"0": "no", "e": "raised"}
 
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, AgentfsmError)
 """What reading a record of a journal that somebody changed can raise."""
 
 
-class AskedGuard(NamedTuple):
-    """A guard that was asked, and its answer: ``no``, ``held``, or ``raised`` for one that raised an error."""
+class TriedGuard(NamedTuple):
+    """A guard that was evaluated, and its answer: ``no``, ``held``, or ``raised`` for one that raised an error."""
 
     name: str
     answer: str
@@ -61,7 +61,7 @@ class LedgerRow:
         source: The state that it left.
         target: The state that it led to.
         guard: The guard that held, or ``otherwise``.
-        asked: Every guard that was asked, in order, with its answer; the last one held.
+        tried: Every guard that was evaluated, in order, with its answer; the last one held.
         outcome: The kind of outcome on which it was made, such as ``replied``.
         summary: What the outcome says: calls, results, an answer.
         failure: The kind and the explanation of the failure that was detected, or an empty string.
@@ -79,7 +79,7 @@ class LedgerRow:
     source: str
     target: str
     guard: str
-    asked: tuple[AskedGuard, ...]
+    tried: tuple[TriedGuard, ...]
     outcome: str
     summary: str
     failure: str
@@ -97,8 +97,8 @@ class LedgerRow:
 
     @property
     def said_no(self) -> tuple[str, ...]:
-        """The guards that were asked before the one that held."""
-        return tuple(each.name for each in self.asked if each.answer == "no")
+        """The guards that did not hold, in order."""
+        return tuple(each.name for each in self.tried if each.answer == "no")
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,7 +493,8 @@ class LedgerReader:
         row = table.rows[data["transition"]]
         source = str(row.source)
         names = [r.name for r in table.rows.values() if r.source == source]
-        asked = tuple(AskedGuard(n, _ANSWERS[a]) for n, a in zip(names, data["tried"], strict=False))
+        before = zip(names, data["tried"][:-1], strict=False)  # the last answer is the row's, also if a guard raised
+        tried = (*(TriedGuard(name, _ANSWERS[digit]) for name, digit in before), TriedGuard(row.name, "held"))
         ((kind, outcome),) = data["out"].items()
         failure = data.get("failure") or data.get("aborted")
         failure_text = "" if failure is None else f"{failure['kind']}: {text_of(failure.get('explanation', ''))}"
@@ -506,7 +507,7 @@ class LedgerReader:
                 source=source,
                 target=str(row.target),
                 guard=row.name,
-                asked=asked,
+                tried=tried,
                 outcome=str(kind),
                 summary=self._summary(kind, outcome),
                 failure=failure_text,

@@ -423,7 +423,7 @@ class _Dice:
         """Itself: it is small."""
         return self
 
-    def ask(self, role: str, function: Callable[..., Any]) -> Any:
+    def call(self, role: str, function: Callable[..., Any]) -> Any:
         """What a guard says about it."""
         return function(self)
 

@@ -18,7 +18,7 @@ _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, AgentfsmError
 
 
 class MoveKind(NamedTuple):
-    """A row of the graph, and which guards were asked before it; many moves of a run share one.
+    """A row of the graph, and which guards were evaluated before it; many moves of a run share one.
 
     Attributes:
         id: The id of the transition.
@@ -26,7 +26,7 @@ class MoveKind(NamedTuple):
         guard: The guard that held.
         target: The state that it leads to.
         ends: How it ends the run, or an empty string.
-        said_no: The guards that were asked before it.
+        said_no: The guards before it that did not hold.
         raised: Those that raised an error.
         failure: The kind of failure that was detected, or an empty string.
     """

@@ -165,7 +165,7 @@ def move_json(row: LedgerRow) -> Data:
         "source": shown(row.source),
         "guard": shown(row.guard),
         "target": shown(row.target),
-        "asked": [[shown(each.name), each.answer] for each in row.asked],
+        "tried": [[shown(each.name), each.answer] for each in row.tried],
         "outcome": shown(row.outcome),
         "summary": shown(row.summary[:MAX_SUMMARY]),
         "failure": shown(row.failure[:MAX_SUMMARY]),

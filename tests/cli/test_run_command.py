@@ -137,8 +137,8 @@ def test_json_contains_the_outcome_and_every_transition_with_its_guards(cli: Cli
         ("recover", "otherwise", "pre_step"),
     ]
     failed = data["transitions"][4]
-    assert failed["asked"][0] == {"guard": "cancelled", "answer": False}
-    assert failed["asked"][-1] == {"guard": "invalid_arguments", "answer": True}
+    assert failed["tried"][0] == {"guard": "cancelled", "answer": False}
+    assert failed["tried"][-1] == {"guard": "invalid_arguments", "answer": True}
     assert failed["found"]["kind"] == "invalid_arguments"
 
 

@@ -47,7 +47,7 @@ class Run:
     def view(self) -> Run:
         return self
 
-    def ask(self, role: str, function: Callable[..., Any]) -> Any:
+    def call(self, role: str, function: Callable[..., Any]) -> Any:
         return function(self)
 
     def abort(self, by: str, error: BaseException) -> None:

@@ -191,6 +191,19 @@ def test_show(path):
     assert [d["seq"] for d in data] == list(range(1, len(data) + 1))
 
 
+def test_show_says_which_guard_raised(tmp_path):
+    def faulty(run):
+        raise OSError("no disk")
+
+    with SqliteStore(tmp_path / "runs.db") as db:
+        graph = LOOP.with_detector("call_llm", faulty, before="otherwise")
+        Agent(ScriptedModel(["x"]), graph=graph, host=Host(store=db)).run_sync("go", run_id="one")
+    text = command("show", "one", "--store", tmp_path / "runs.db")
+    (line,) = (each for each in text.splitlines() if "call_llm.aborted ->" in each)
+    assert "  raised: faulty" in line
+    assert "faulty" not in line.partition("not: ")[2].partition("  ")[0]
+
+
 def test_verify(path):
     assert command("verify", "whole", "--store", path).startswith("whole  good (")
     assert "waits for a human reply (approval)" in command("verify", "--store", path, code=4)

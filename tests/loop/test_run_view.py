@@ -105,7 +105,7 @@ def test_no_change_of_a_view_is_possible_and_each_names_who_tried(change: Any):
             change(given)
 
     with pytest.raises(ReadOnlyError, match=r"guard .*meddle tried to change the run"):
-        view.ask("guard", meddle)
+        view.call("guard", meddle)
     assert run == before
     assert dataclasses.replace(view) == dataclasses.replace(before.view())
 
@@ -150,7 +150,7 @@ def test_a_view_copies_the_calls_of_the_batch_only_if_somebody_reads_them():
 
 
 def test_asking_returns_what_the_function_returns():
-    assert full_run().view().ask("guard", lambda run, more: (run.state, more), 5) == ("post_tool", 5)
+    assert full_run().view().call("guard", lambda run, more: (run.state, more), 5) == ("post_tool", 5)
 
 
 def test_attempts_of_earlier_code_are_seen_by_whoever_asks_next():
@@ -159,7 +159,7 @@ def test_attempts_of_earlier_code_are_seen_by_whoever_asks_next():
         run.view().state = "terminal"  # type: ignore[misc]
     assert run.change_attempts == ["user code tried to change the run: set 'state' of the run"]
     with pytest.raises(ReadOnlyError, match="set 'state'"):
-        run.view().ask("guard", lambda view: None)
+        run.view().call("guard", lambda view: None)
 
 
 def test_a_view_can_be_copied_pickled_and_replaced():

@@ -62,7 +62,7 @@ class Puppet:
     guardrails: Limits = field(default_factory=Limits)
     views: int = 0
 
-    def ask(self, role: str, function: Callable[..., Any]) -> Any:
+    def call(self, role: str, function: Callable[..., Any]) -> Any:
         return function(self)
 
     def view(self) -> Puppet:
@@ -627,7 +627,7 @@ class Snapshot:
     answers: dict[str, Any]
     asked: list[str]
 
-    def ask(self, role: str, function: Callable[..., Any]) -> Any:
+    def call(self, role: str, function: Callable[..., Any]) -> Any:
         assert role == "guard"
         return function(self)
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from agentfsm import Actor, Agent, Allow, Approval, Deny, Edit, Host, tool
+from agentfsm import Actor, Agent, Allow, Approval, Deny, Edit, Failure, Host, RunState, tool
 from agentfsm.journal.fork import fork
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.report.fragments import summary_html
-from agentfsm.report.ledger import AskedGuard, CostLine, RunLedger, read_ledger
+from agentfsm.report.ledger import CostLine, RunLedger, TriedGuard, read_ledger
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, waiting_run
 
@@ -47,7 +47,7 @@ def transferred(*answers: tuple[Actor, Allow | Deny]) -> RunLedger:
     return ledger_of("it", store)
 
 
-def test_a_move_has_the_guards_that_were_asked_in_order_and_the_one_that_held() -> None:
+def test_a_move_has_the_guards_that_were_evaluated_in_order_and_the_one_that_held() -> None:
     store, _ = finished_run(MemoryStore(), "whole")
     ledger = ledger_of("whole", store)
     assert (ledger.status, ledger.state, ledger.ending, ledger.answer) == (
@@ -61,7 +61,7 @@ def test_a_move_has_the_guards_that_were_asked_in_order_and_the_one_that_held() 
     for row in ledger.moves:
         place = names[row.source].index(row.guard)
         assert row.said_no == tuple(names[row.source][:place])
-        assert row.asked[-1] == AskedGuard(row.guard, "held")
+        assert row.tried[-1] == TriedGuard(row.guard, "held")
     busy = ledger.moves[6]
     assert (busy.transition, busy.target, busy.said_no) == (
         "call_llm.transient_provider",
@@ -75,6 +75,23 @@ def test_a_move_has_the_guards_that_were_asked_in_order_and_the_one_that_held() 
     assert overloaded.action == "retry, after 2 s: to pre_step"
     assert [row.target for row in ledger.moves[:-1]] == [row.source for row in ledger.moves[1:]]
     assert ledger.moves[-1].ends == "completed"
+
+
+def faulty(run: RunState) -> Failure | None:
+    raise OSError("no disk")
+
+
+def test_a_guard_that_raised_is_followed_by_the_row_that_aborted_the_run() -> None:
+    store, graph = MemoryStore(), LOOP.with_detector("post_llm", faulty, before="no_progress")
+    agent = Agent(ScriptedModel(["done"]), graph=graph, host=Host(clock=FakeClock(), store=store))
+    agent.run_sync("Go.", run_id="it")
+    move = ledger_of("it", store).moves[-1]
+    before = [row.name for row in graph.rows("post_llm")]
+    assert move.tried == (
+        *(TriedGuard(name, "no") for name in before[: before.index("faulty")]),
+        TriedGuard("faulty", "raised"),
+        TriedGuard("aborted", "held"),
+    )
 
 
 def test_budgets_are_what_is_left() -> None:

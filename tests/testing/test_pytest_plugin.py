@@ -216,7 +216,7 @@ class Run:
     def view(self):
         return self
 
-    def ask(self, role, function):
+    def call(self, role, function):
         return function(self)
 
 

@@ -152,9 +152,9 @@ def test_what_makes_no_sense_is_refused_with_a_reason(browser: Any, site: str, q
             "post_llm.output_malformed -> recover",
             "In move 5 the run was in post_llm (read the reply). The guard tool_calls (“The reply calls tools”) held, "
             "so it went to dispatch_tool (run the next call). But under strict the guard output_malformed "
-            "(“The envelope or the structured output cannot be parsed or is not valid”), which is asked before it, "
+            "(“The envelope or the structured output cannot be parsed or is not valid”), which is evaluated before it, "
             "would have held, so it would have gone to recover (ask the policy, back off).",
-            id="a guard that is asked before",
+            id="a guard that is evaluated before",
         ),
         pytest.param(
             "mine.odd -> other",

@@ -242,7 +242,7 @@ def in_plain_words(divergence: Divergence, number: int, settings: str, graph: Gr
     if recorded not in rows:
         why = f"{settings} has no such row: {held}"
     elif instead in rows and rows.index(instead) < rows.index(recorded):
-        why = f"under {settings} the guard {_named(holding)}, which is asked before it, would have held"
+        why = f"under {settings} the guard {_named(holding)}, which is evaluated before it, would have held"
     else:
         why = f"under {settings} that guard would have said no, and {held}"
     took = "No guard held" if guard == "otherwise" else f"The guard {_named(guard)} held"

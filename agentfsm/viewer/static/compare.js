@@ -31,7 +31,7 @@ const moves = (name, rows, same) => table(name, ['move', 'row', 'guards that sai
   rows.map((row) => [
     row.number === same + 1 ? el('strong', {}, `${row.number} (first difference)`) : String(row.number),
     rowName(`${row.source}.${row.guard} -> ${row.target}`),
-    said(row.asked.filter(([, answer]) => answer !== 'held').map(([name]) => name).join(', ')),
+    said(row.tried.filter(([, answer]) => answer !== 'held').map(([name]) => name).join(', ')),
     [said(words(row.outcome)), row.summary ? [': ', said(row.summary)] : [], row.failure ? [' ', said(row.failure)] : [], row.ends ? ` (ends: ${words(row.ends)})` : ''].flat(),
   ]));
 
