@@ -114,12 +114,8 @@ class RecordWriter:
     def _write_transition(self, entry: JournalEntry) -> str | None:
         """The body of a transition without a failure, cancellation or abort, as most are; None for any other."""
         _, time, outcome, cancel, elapsed_us, silence_us, decision, aborted = entry
-        guard_result = decision.guard_result
-        if (
-            cancel is not None
-            or aborted is not None
-            or (guard_result is not None and isinstance(guard_result, Failure))
-        ):
+        found = decision.guard_result
+        if cancel is not None or aborted is not None or (found is not None and isinstance(found, Failure)):
             return None
         row = decision.transition
         cached = self._row_cache.get(id(row))
