@@ -89,10 +89,6 @@ def _set_result(run: RunState, call: CallState, result: ToolResult) -> None:
         call.result, call.started = result, False
 
 
-def _on_allow(run: RunState, call: CallState) -> None:
-    _approve(run, call)
-
-
 def _on_deny(run: RunState, call: CallState) -> None:
     reason = run.human_reply.text if run.human_reply is not None else ""
     call.denied = "Denied by the user" + (f": {reason}" if reason else ".")
@@ -129,7 +125,7 @@ def _on_give_up(run: RunState, call: CallState) -> None:
 
 
 _ON_CALL_REPLY: dict[str, Callable[[RunState, CallState], None]] = {
-    "allow": _on_allow,
+    "allow": _approve,
     "deny": _on_deny,
     "edit": _on_edit,
     "ran": _on_ran,

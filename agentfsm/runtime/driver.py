@@ -160,8 +160,8 @@ class Driver:
             self.cancel_requests.own += 1
             task.cancel()
 
-    def exclude_idle(self, since: float) -> None:
-        """Exclude the time since a clock reading from the idle time: the consumer was handling an event or was away.
+    def exclude_silence(self, since: float) -> None:
+        """Exclude the time since a clock reading from the silence: the consumer was handling an event or was away.
 
         Args:
             since: The reading of ``Clock.monotonic``, in seconds.
@@ -216,10 +216,10 @@ class Driver:
             except (Exception, asyncio.CancelledError) as error:  # of user code: no cancellation can arrive here
                 outcome = self._exception_outcome(state, error)
             # Times are in whole microseconds, so that replaying the journal adds up exactly the same times.
-            elapsed_us = idle_us = 0  # the time of a plain function is negligible; it is counted with the next effect
+            elapsed_us = silence_us = 0  # a plain function's time is negligible; it is counted with the next effect
             if outcome.__class__ is CoroutineType:
                 started = now()
-                idle_us = int((started - context.charged_at) * 1e6 + 0.5)
+                silence_us = int((started - context.charged_at) * 1e6 + 0.5)
                 self._task = task
                 if self.cancel_reason is not None:  # by another thread, before there was a task to cancel
                     task.get_loop().call_soon(self._cancel_effect, task)
@@ -238,9 +238,9 @@ class Driver:
                     context.charged_at = now()
                 elapsed_us = int((context.charged_at - started) * 1e6 + 0.5)
             elif outcome.__class__ is PreStepDone:  # the guards read the clock, so its time must be counted
-                idle_since, context.charged_at = context.charged_at, now()
-                idle_us = int((context.charged_at - idle_since) * 1e6 + 0.5)
-            self._apply_outcome(outcome, elapsed_us, idle_us)
+                silent_since, context.charged_at = context.charged_at, now()
+                silence_us = int((context.charged_at - silent_since) * 1e6 + 0.5)
+            self._apply_outcome(outcome, elapsed_us, silence_us)
             if run.state in stop_states and not (
                 type(outcome) is Escalated and self._request.reply is not None  # which is applied next
             ):
@@ -408,22 +408,22 @@ class Driver:
 
     # -- the step -------------------------------------------------------------------------------------
 
-    def _apply_outcome(self, outcome: Outcome | None, elapsed_us: int, idle_us: int) -> None:
+    def _apply_outcome(self, outcome: Outcome | None, elapsed_us: int, silence_us: int) -> None:
         """Apply an outcome and take a transition. Nothing here awaits.
 
         Args:
             outcome: The outcome of the effect.
             elapsed_us: Microseconds that the effect took, if its time counts.
-            idle_us: Idle time before it: microseconds since the end of the last effect whose time counted.
+            silence_us: Silence before it: microseconds since the end of the last effect whose time counted.
         """
         context, run, change_attempts = self.context, self._run, self._change_attempts
         try:
-            if idle_us or elapsed_us:
-                on_outcome(run, outcome, elapsed_us / 1e6, idle_us / 1e6)
+            if silence_us or elapsed_us:
+                on_outcome(run, outcome, elapsed_us / 1e6, silence_us / 1e6)
             elif outcome is not None:
                 on_outcome(run, outcome)
         except Exception as error:  # a user's model or effect returned something that cannot be applied
-            outcome, elapsed_us, idle_us = self._exception_outcome(run.state, error), 0, 0
+            outcome, elapsed_us, silence_us = self._exception_outcome(run.state, error), 0, 0
             on_outcome(run, outcome)
         if context.completed_results:
             context.completed_results.clear()
@@ -439,11 +439,11 @@ class Driver:
         raised = run.aborted if run.aborted is not aborted else None  # a guard raised while it was evaluated
         if change_attempts:
             change_attempts.clear()
-        context.recorder.record_transition(outcome, cancel, elapsed_us, idle_us, decision, raised)
+        context.recorder.record_transition(outcome, cancel, elapsed_us, silence_us, decision, raised)
         if context.builds_events:
             emitted = self._now()
             _emit_transition(context, outcome, decision)
-            context.charged_at += self._now() - emitted  # the time that observers take is not idle time
+            context.charged_at += self._now() - emitted  # the time that observers take is no silence
         on_transition(run, decision, self._states)
         context.seen = None
         monitor = self._monitor

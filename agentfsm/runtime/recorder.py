@@ -264,7 +264,7 @@ class Recorder:
         outcome: Outcome | None,
         cancel: str | None,
         elapsed_us: int,
-        idle_us: int,
+        silence_us: int,
         decision: Decision,
         aborted: Failure | None,
     ) -> None:
@@ -274,12 +274,12 @@ class Recorder:
             outcome: The outcome of the effect, or None if it has none.
             cancel: The reason of a cancellation that was applied after it, or None.
             elapsed_us: Microseconds that the effect took.
-            idle_us: Microseconds between the previous effect and this one.
+            silence_us: Microseconds between the previous effect and this one.
             decision: The transition taken.
             aborted: The failure that aborted the run in this step, or None.
         """
         time = self._time
-        self._values += ("transition", time(), outcome, cancel, elapsed_us, idle_us, decision, aborted)
+        self._values += ("transition", time(), outcome, cancel, elapsed_us, silence_us, decision, aborted)
 
     def record_intent(self, effect_id: str, name: str, policy: str, request: Mapping[str, Any] | None = None) -> int:
         """Add an entry: an effect is about to start.

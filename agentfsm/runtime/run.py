@@ -406,9 +406,9 @@ class _Consumer:
     since: float | None = None
 
     def exclude_time(self, driver: Driver, step: asyncio.Task[None] | None) -> None:
-        """Exclude from the idle time how long the consumer took to handle its last event or to come back."""
+        """Exclude from the silence how long the consumer took to handle its last event or to come back."""
         if self.since is not None and (step is None or step.done()):
-            driver.exclude_idle(self.since)
+            driver.exclude_silence(self.since)
         self.since = None
 
 
