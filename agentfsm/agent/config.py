@@ -24,9 +24,10 @@ from agentfsm.loop.model import Model, secrets_of
 from agentfsm.loop.outcomes import PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.prompts import tool_notes
+from agentfsm.loop.quorum import Approval
 from agentfsm.loop.reply_secrets import ReplySecrets
 from agentfsm.loop.state import RunState, withhold_secrets_of
-from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP, counts_votes, with_votes
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP, check_undecided_rows, counts_votes, with_votes
 from agentfsm.loop.withholding import Withholder, environment_secrets, marks_secrets
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Machine
@@ -530,6 +531,9 @@ def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
                 graph.name,
                 "give the agent with_votes(graph)",
             )
+    for each in tools.values():
+        if each.may_need_votes or isinstance(each.requires_approval, Approval):
+            check_undecided_rows(graph, each.name, votes=each.may_need_votes)
     return graph
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agentfsm.analysis.model_checker import VIOLATED, PropertyAutomaton
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop import guards
-from agentfsm.loop.outcomes import CALL_MODEL, CHECK_BUDGETS, RUN_CALLS
+from agentfsm.loop.outcomes import CLOSES_BATCH, RUN_CALLS
 from agentfsm.loop.quorum import MAX_APPROVALS
 from agentfsm.machine.declaration import Transition
 from agentfsm.machine.graph import Graph
@@ -67,7 +67,7 @@ class ApprovalProperty:
                 return _NOT_ASKED
             if _runs_calls(graph, row.target):
                 return VIOLATED
-            closes = graph.spec(row.target).effect in (CHECK_BUDGETS, CALL_MODEL) or graph.spec(row.target).final
+            closes = graph.spec(row.target).effect in CLOSES_BATCH or graph.spec(row.target).final
             return _NOT_ASKED if closes else state
 
         return _NOT_ASKED, step

@@ -51,7 +51,7 @@ from agentfsm.loop.guards import (
     replied,
     vote_recorded,
 )
-from agentfsm.loop.outcomes import CALL_MODEL, CHECK_BUDGETS, CHOOSE_RECOVERY, JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
+from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, CLOSES_BATCH, JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.declaration import Exhausted, StateSpec
 from agentfsm.machine.graph import Graph, Transition
@@ -297,7 +297,7 @@ def _rows_that_begin(graph: Graph) -> Iterator[Transition]:
 
 def _closes_batch(graph: Graph, row: Transition, target: StateSpec) -> bool:
     """Whether no call of the reply runs after a row: also if recovery asks, since an answer to it ends the batch."""
-    if target.final or target.effect in (CHECK_BUDGETS, CALL_MODEL):
+    if target.final or target.effect in CLOSES_BATCH:
         return True
     asks = graph.spec(row.source).effect is CHOOSE_RECOVERY and row.guard is ask_user and target.waits
     answers = (approval_decided, doubt_settled, replied, escalated, vote_recorded)
@@ -340,7 +340,7 @@ def _goes_on(graph: Graph, waiting: StateSpec) -> bool:
     """Whether calls that wait are run next, or their batch is closed, or the run ends or waits on."""
     targets = [graph.spec(row.target) for row in graph.rows(waiting.name)]
     return all(
-        target.final or target == waiting or target.effect in (RUN_CALLS, CHECK_BUDGETS, CALL_MODEL)
+        target.final or target == waiting or target.effect in CLOSES_BATCH or target.effect is RUN_CALLS
         for target in targets
     )
 

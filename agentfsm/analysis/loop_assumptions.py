@@ -21,6 +21,7 @@ from agentfsm.loop.outcomes import (
     CALL_MODEL,
     CHECK_BUDGETS,
     CHOOSE_RECOVERY,
+    CLOSES_BATCH,
     JUDGE_RESULTS,
     PARSE_REPLY,
     RUN_CALLS,
@@ -219,7 +220,7 @@ class _RowReader:
         return self.from_effect(row, CHOOSE_RECOVERY)
 
     def closes_batch(self, row: Transition) -> bool:
-        return self.into_effect(row, CHECK_BUDGETS, CALL_MODEL)
+        return self.into_effect(row, *CLOSES_BATCH)
 
     def evaluated_by(self, row: Transition, guard: Guard) -> bool:
         return row.guard is guard or self.precedes(row, guard)  # a row is only taken if its guard was evaluated

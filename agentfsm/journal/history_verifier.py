@@ -25,7 +25,7 @@ from agentfsm.journal.records import FORMAT_VERSION, MIGRATION_BASES, RenameMap
 from agentfsm.journal.store import Head
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.failures import Action
-from agentfsm.loop.outcomes import CALL_MODEL, CHECK_BUDGETS
+from agentfsm.loop.outcomes import CLOSES_BATCH, may_leave_undecided
 from agentfsm.loop.quorum import APPROVING_REPLIES, Actor, Quorum
 from agentfsm.loop.stored_table import StoredTable, read_table
 from agentfsm.machine.declaration import Transition
@@ -71,10 +71,6 @@ def _read_quorum(request: Data) -> Quorum | None:
         return _QUORUM.validate_python(decode(json.dumps(request["quorum"])))
     except (ValueError, ConfigurationError) as error:
         raise InvalidRecordError(f"the rule of its request cannot be read: {error}") from error
-
-
-_DROPS_CALLS = (CHECK_BUDGETS, CALL_MODEL)
-"""In states with these effects no call is open: one that still waited was not run, and its request is void."""
 
 
 class KnownHistory(NamedTuple):
@@ -312,7 +308,7 @@ class HistoryVerifier:
         if source.waits:
             return
         left_state_call = "charge" in outcome and not (target.waits or target.final)
-        went_on = kind == "ran" or target.effect in _DROPS_CALLS
+        went_on = kind == "ran" or target.effect in CLOSES_BATCH
         asks_a_question = kind == "recovered" and outcome["action"] == Action.ask_user
         if left_state_call or went_on or asks_a_question:
             self._quorum = None
@@ -333,8 +329,8 @@ class HistoryVerifier:
             reply = body["out"]["answered"]["reply"]["kind"] if kind == "answered" else ""
             settled = self.waiting_for == "in_doubt"  # whether the call ran, which one of them says
             approved = reply in APPROVING_REPLIES and not quorum.missing
-            dropped = target.effect in _DROPS_CALLS and (reply in APPROVING_REPLIES or kind == "escalated")
-            if not (reply == "deny" or settled or approved or dropped):
+            undecided = reply in APPROVING_REPLIES or kind in ("escalated", "expired")
+            if not (reply == "deny" or settled or approved or (undecided and may_leave_undecided(target))):
                 raise InvalidRecordError(
                     f"it goes on with {len(quorum.votes)} of the {quorum.rule.n} approvals that the request needs"
                 )

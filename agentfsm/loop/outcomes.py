@@ -19,13 +19,14 @@ from agentfsm.loop.human_input import HumanReply, PendingRequest, SuspendedSubRu
 from agentfsm.loop.messages import Compaction, Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.loop.read_only import freeze_field, quick_constructor, read_only
 from agentfsm.loop.state import StateCall
-from agentfsm.machine.declaration import EffectSpec
+from agentfsm.machine.declaration import EffectSpec, StateSpec
 
 __all__ = [
     "BUILT_IN_EFFECTS",
     "CALL_MODEL",
     "CHECK_BUDGETS",
     "CHOOSE_RECOVERY",
+    "CLOSES_BATCH",
     "JUDGE_RESULTS",
     "PARSE_REPLY",
     "RUN_CALLS",
@@ -45,6 +46,7 @@ __all__ = [
     "StateResult",
     "ToolsRan",
     "count_tool_calls",
+    "may_leave_undecided",
     "new_model_call_succeeded",
     "new_reply_parsed",
 ]
@@ -89,6 +91,20 @@ BUILT_IN_EFFECTS = MappingProxyType(
     {e.name: e for e in (CHECK_BUDGETS, CALL_MODEL, PARSE_REPLY, RUN_CALLS, JUDGE_RESULTS, CHOOSE_RECOVERY)}
 )
 """The loop's own effects, by name."""
+
+CLOSES_BATCH = frozenset({CHECK_BUDGETS, CALL_MODEL})
+"""States with these effects make a request, or lead to one, so every call must have a result; as where the run ends."""
+
+
+def may_leave_undecided(target: StateSpec) -> bool:
+    """Whether a run may go to a state from the wait for an approval that nobody has decided about.
+
+    It may go on waiting, end, or drop the call. What else it did with the call, its journal would not show.
+
+    Args:
+        target: The state.
+    """
+    return target.waits or target.final or target.effect in CLOSES_BATCH
 
 
 @dataclass(frozen=True, slots=True)

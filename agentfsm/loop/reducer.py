@@ -19,8 +19,8 @@ from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import NO_USAGE, Message, Role, ToolCall, ToolResult
 from agentfsm.loop.outcomes import (
     CALL_MODEL,
-    CHECK_BUDGETS,
     CHOOSE_RECOVERY,
+    CLOSES_BATCH,
     JUDGE_RESULTS,
     PARSE_REPLY,
     RUN_CALLS,
@@ -134,10 +134,6 @@ _ON_CALL_REPLY: dict[str, Callable[[RunState, CallState], None]] = {
 }
 
 
-_CLOSES_BATCH = frozenset({CHECK_BUDGETS, CALL_MODEL})
-"""States with these effects make a request, or lead to one, so every call must have a result; as where the run ends."""
-
-
 def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSpec]) -> None:
     """Apply a transition to the run: the failure found, leaving the old state, entering the new one.
 
@@ -163,7 +159,7 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
         _leave_blocked_call(run, row)
     if target.final:
         run.ended = row.ends
-    if run.batch and (target.final or target.effect in _CLOSES_BATCH):
+    if run.batch and (target.final or target.effect in CLOSES_BATCH):
         append_tool_results(run)
         if not target.final:  # a row of the user's may have led past what a call has asked for or decided
             run.ending = run.pending_request = None
@@ -241,6 +237,7 @@ def _on_leave_wait(run: RunState, row: Transition, target: StateSpec) -> None:
     if run.calling_state:
         _leave_blocked_call(run, row)
     run.human_reply = run.pending_request = run.failure = run.action = None
+    run.expired = False
 
 
 def _leave_blocked_call(run: RunState, row: Transition) -> None:

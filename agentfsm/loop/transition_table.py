@@ -11,9 +11,11 @@ or waits for human input. So every run ends or waits within a bound that follows
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
+from agentfsm.errors import GraphError
 from agentfsm.loop.detectors import (
     CONTINUES,
     ITERATIONS,
@@ -68,16 +70,18 @@ from agentfsm.loop.outcomes import (
     CALL_MODEL,
     CHECK_BUDGETS,
     CHOOSE_RECOVERY,
+    CLOSES_BATCH,
     JUDGE_RESULTS,
     PARSE_REPLY,
     RUN_CALLS,
+    may_leave_undecided,
 )
 from agentfsm.loop.quorum import MAX_APPROVALS
 from agentfsm.machine.declaration import Counter
-from agentfsm.machine.graph import Graph, State, StateSpec
+from agentfsm.machine.graph import Graph, Guard, State, StateSpec
 from agentfsm.machine.graph import Transition as Row
 
-__all__ = ["BUILT_IN_GUARDS", "LOOP", "counts_votes", "with_votes"]
+__all__ = ["BUILT_IN_GUARDS", "LOOP", "check_undecided_rows", "counts_votes", "with_votes"]
 
 PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERMINAL = State
 
@@ -219,6 +223,76 @@ def counts_votes(graph: Graph) -> bool:
         if escalated not in own or vote_recorded not in own:
             return False
     return bool(waits)
+
+
+_UNDECIDED = (expired, escalated, vote_recorded)
+"""What can happen to an approval that is not decided by it."""
+
+_NOT_UNDECIDED = frozenset({ask_user, question_asked, in_doubt, approval_decided, doubt_settled, replied, *_UNDECIDED})
+"""Guards that do not hold while an approval is undecided, but for the one that says what has happened to it."""
+
+
+def check_undecided_rows(graph: Graph, tool: str, *, votes: bool) -> None:
+    """Check that no row leads a run out of the wait for an approval to where it may not go before it is decided.
+
+    A run that took such a row would count as tampered with. The guards of the user's may hold whenever they are asked.
+
+    Args:
+        graph: The graph.
+        tool: The tool whose calls are approved, for the error.
+        votes: Whether a call may need several approvals or escalation; otherwise any reply decides it.
+
+    Raises:
+        GraphError: A row does.
+    """
+    cases = _UNDECIDED if votes else (expired,)
+    for state in _waits_for_approval(graph):
+        for row in graph.rows(state):
+            later = [case.__name__ for case in cases if row in _rows_while(graph, state, case)]
+            if not later or may_leave_undecided(graph.spec(row.target)):
+                continue
+            hint = "let it lead to a state that waits, that ends the run or that drops the call, such as 'pre_step'"
+            if row.guard not in _UNDECIDED:
+                hint += f"; or put it after rows of its state with the guards {', '.join(later)}"
+            raise GraphError(
+                f"it may lead to {str(row.target)!r} before the approval of a call of {tool!r} is decided", row.id, hint
+            )
+
+
+def _waits_for_approval(graph: Graph) -> list[str]:
+    """The states in which a run may wait for the approval of a call."""
+    asking = [str(spec.name) for spec in graph.states if graph.takes(spec.name, approval_required.__name__)]
+    found = list(asking)
+    for state in found:
+        spec = graph.spec(state)
+        only_waits = spec.waits or (state in asking and callable(spec.effect))  # elsewhere, its request is void
+        for case in _UNDECIDED if spec.waits else (approval_required,):
+            for row in _rows_while(graph, state, case):
+                target = graph.spec(row.target)
+                goes_on = target.waits or not (only_waits or target.final or target.effect in CLOSES_BATCH)
+                if goes_on and target.name not in found:
+                    found.append(str(target.name))
+    return [state for state in found if graph.spec(state).waits]
+
+
+def _rows_while(graph: Graph, state: str, case: Guard) -> Iterator[Row]:
+    """The rows of a state that a run may take while an approval is undecided, and the guard ``case`` holds."""
+    for row in graph.rows(state):
+        if row.guard is case or row.guard not in _NOT_UNDECIDED:
+            yield row
+        if row.guard is case and _spends_what_lasts(graph, row):
+            return
+
+
+def _spends_what_lasts(graph: Graph, row: Row) -> bool:
+    """Whether no counter that a row spends can run out during one request."""
+    asking = [each for each in graph if each.guard is approval_required]
+    lasting = (
+        counter.name
+        for counter in (VOTES, ESCALATIONS)
+        if counter in graph.counters and all(counter.name in each.refills for each in asking)
+    )
+    return set(row.spends) <= set(lasting)
 
 
 BUILT_IN_GUARDS = frozenset(

@@ -45,7 +45,7 @@ from agentfsm.runtime.model_call import reply_or_failure
 from agentfsm.runtime.run_context import AboutRun, Deps
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 from agentfsm.runtime.tool_channel import CallChannel
-from agentfsm.runtime.tool_dispatch import check_call, is_repeatable, tool_call_context
+from agentfsm.runtime.tool_dispatch import check_call, is_repeatable, require_rows_for_rule, tool_call_context
 from agentfsm.runtime.tool_execution import invalid_arguments, run_call
 from agentfsm.runtime.tools import Tool
 
@@ -247,6 +247,7 @@ class EffectCalls:
             return checked
         if isinstance(checked, PendingRequest):
             _require_rows(self._context, name, checked.kind)
+            require_rows_for_rule(self._context, checked)
             self.request = checked
             raise _EffectWaits
         return await self._run_tool(number, call_state, *checked)

@@ -20,7 +20,7 @@ from agentfsm.loop.messages import ToolCall, ToolResult, Usage
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
 from agentfsm.loop.quorum import Approval, Quorum
 from agentfsm.loop.state import CallState, RunState
-from agentfsm.loop.transition_table import counts_votes
+from agentfsm.loop.transition_table import check_undecided_rows, counts_votes
 from agentfsm.loop.withholding import lacks_values
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import check_approval, request_about
@@ -34,7 +34,7 @@ from agentfsm.runtime.tool_context import ToolContext
 from agentfsm.runtime.tool_execution import failed_result, run_call, run_delegation, validate_call
 from agentfsm.runtime.tools import Tool, call_secrets, describe_validation_error, run_secrets
 
-__all__ = ["calling_run", "check_call", "is_repeatable", "run_calls", "tool_call_context"]
+__all__ = ["calling_run", "check_call", "is_repeatable", "require_rows_for_rule", "run_calls", "tool_call_context"]
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ def _require_row(context: Context, request: PendingRequest) -> None:
     """Check that the graph has a row for a call that must wait.
 
     Raises:
-        GraphError: It has none.
+        GraphError: It has none, or its rows do not fit the rule of the approval.
     """
     graph, state = context.config.machine.graph, context.run.state
     outcome = "in_doubt" if request.kind == "in_doubt" else "approval_required"
@@ -132,13 +132,27 @@ def _require_row(context: Context, request: PendingRequest) -> None:
             state,
             f"add the row {outcome!r} that LOOP has",
         )
-    quorum = request.quorum
-    if quorum is not None and quorum.rule.needs_rows and not request.asker and not counts_votes(graph):
+    require_rows_for_rule(context, request)
+
+
+def require_rows_for_rule(context: Context, request: PendingRequest) -> None:
+    """Check that the graph counts votes if an approval needs them, and that no row leads past those that are missing.
+
+    For rules that are known when the agent is created, this was checked then.
+
+    Raises:
+        GraphError: It does not, or one does.
+    """
+    graph, quorum = context.config.machine.graph, request.quorum
+    if quorum is None or request.asker:
+        return
+    if quorum.rule.needs_rows and not counts_votes(graph):
         raise GraphError(
             f"the call of {request.tool!r} needs several approvals or escalation, and the graph counts no votes",
-            state,
+            context.run.state,
             "give the agent graph=with_votes(LOOP), or annotate the function for requires_approval with '-> Approval'",
         )
+    check_undecided_rows(graph, request.tool, votes=quorum.rule.needs_rows)
 
 
 async def check_call(context: Context, call_state: CallState) -> _Checked:

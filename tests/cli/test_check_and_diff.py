@@ -145,6 +145,15 @@ PARENT = Agent(ScriptedModel([]), tools=[AGENT.as_tool("helper", "Helps.")])
 """
 
 
+def test_an_agent_whose_own_row_leads_past_its_votes_is_refused_by_name(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "votes.py").write_text(
+        VOTING.replace('hurry, "dispatch_tool")', 'hurry, "dispatch_tool"), before="escalated"')
+    )
+    refused = cli("check", "votes.py:HURRIED")
+    assert refused.exit_code == 2
+    assert "suspended.hurry: it may lead to 'dispatch_tool' before the approval of a call of 'pay'" in refused.stderr
+
+
 @pytest.mark.slow
 def test_a_loosened_rule_or_a_removed_approval_differs_from_what_was_reviewed(cli: Cli, tmp_path: Path) -> None:
     desk, reviewed = tmp_path / "desk.py", tmp_path / "bounds.json"

@@ -34,7 +34,6 @@ from agentfsm import (
     HumanReplyError,
     ItDidNotRun,
     ItRan,
-    JournalError,
     MemoryStore,
     RepeatedVoteError,
     RunAborted,
@@ -55,7 +54,7 @@ from agentfsm import (
 )
 from agentfsm.journal.hash_chain import InvalidRecordError
 from agentfsm.journal.history_verifier import HistoryVerifier
-from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, verify
+from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.guards import approval_decided, approval_required, doubt_settled, escalated, in_doubt, vote_recorded
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
@@ -463,10 +462,10 @@ def past_dispatch() -> Any:
     return graph.with_transition(hurry, before="approval_required")
 
 
-def past_the_vote(target: str = "pre_step") -> Any:
-    """A table in which the model is asked again, or another state is next, as soon as somebody has voted."""
+def past_the_vote() -> Any:
+    """A table in which the model is asked again as soon as somebody has voted."""
     graph = with_votes(LOOP).with_counter(Counter("hurries", 1))
-    hurry = Transition("suspended", in_a_hurry, target, spends="hurries")
+    hurry = Transition("suspended", in_a_hurry, "pre_step", spends="hurries")
     return graph.with_transition(hurry, before="vote_recorded")
 
 
@@ -510,27 +509,6 @@ def test_a_run_whose_table_leads_past_the_wait_for_an_approval_verifies_and_goes
         assert verify("r", await host.store.records("r")).code == GOOD  # type: ignore[union-attr]
 
     asyncio.run(main())
-
-
-def test_a_run_that_a_row_led_past_its_votes_to_another_state_counts_as_tampered_with() -> None:
-    @tool(requires_approval=Approval(2))
-    def pay(amount: int) -> str:
-        """Pay."""
-        return "paid"
-
-    async def main() -> str:
-        host = Host(store=MemoryStore(), secret=b"of the tests")
-        model = ScriptedModel([call("pay", amount=5), "Paid."])
-        agent = Agent(model, tools=[pay], graph=past_the_vote("dispatch_tool"), host=host)
-        await agent.run("Pay.", run_id="r")
-        await agent.resume("r", Allow(), by=BOB)
-        report = await Runs(host.store, secret=b"of the tests").verify("r")  # type: ignore[arg-type]
-        assert report.code == TAMPERED
-        with pytest.raises(JournalError, match="cannot be resumed"):
-            await agent.resume("r", Allow(), by=CY)
-        return report.reason
-
-    assert "goes on with 1 of the 2 approvals" in asyncio.run(main())
 
 
 def test_verify_finds_a_call_that_starts_while_its_votes_are_missing() -> None:
