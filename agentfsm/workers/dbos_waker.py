@@ -7,38 +7,34 @@ nothing here: each process is an executor of its own, whose unfinished workflows
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from agentfsm.errors import MissingExtraError, StoreError
 from agentfsm.workers.waker import MAX_PRIORITY, Activation, Deliver, DeliveredActivation, QueueSettings, SetAside
 
 try:
     import sqlalchemy.exc
-    from dbos import DBOS, DBOSClient, EnqueueOptions, WorkflowSerializationFormat, WorkflowStatus, error
+    from dbos import DBOS, DBOSClient, DBOSConfig, EnqueueOptions, WorkflowSerializationFormat, WorkflowStatus, error
 except ImportError as reason:
     raise MissingExtraError("a worker on DBOS", "dbos") from reason
-
-if TYPE_CHECKING:
-    from dbos import DBOSConfig
-    from dbos._queue import QueueRateLimit
 
 __all__ = ["DbosWaker"]
 
 APPLICATION, SCHEMA, WORKFLOW = "agentfsm", "agentfsm_dbos", "agentfsm.activation"
 PORTABLE = WorkflowSerializationFormat.PORTABLE
 DELAYED, DELIVERED = "DELAYED", "PENDING"
-QUEUED, FINISHED = ["ENQUEUED", DELAYED], ["SUCCESS", "ERROR", "CANCELLED"]
-UNFINISHED: list[str] = [*QUEUED, DELIVERED]
-SET_ASIDE, PUT_BACK = "set aside", "put back"
-FORGET_AT_ONCE, CONNECTIONS = 500, 3
+QUEUED, UNFINISHED = ["ENQUEUED", DELAYED], ["ENQUEUED", DELAYED, DELIVERED]
+FINISHED, SET_ASIDE, PUT_BACK = ["SUCCESS", "ERROR", "CANCELLED"], "set aside", "put back"
+FORGET_AT_ONCE, CONNECTIONS, SHARE_EVERY_S = 500, 3, 2.0
 RIGHTS = f"; let the owner of the database run: dbos migrate -s URL --schema {SCHEMA} -r ROLE"
-FIRST_PRIORITY = 1 + MAX_PRIORITY  # its own begin at 1
 
 Result = TypeVar("Result")
 
@@ -53,11 +49,8 @@ class DbosWaker:
     """
 
     def __init__(self, url: str, settings: QueueSettings, *, create: bool = True) -> None:
-        self._url = url
-        self._settings = settings
-        self._create = create
-        self._serves = False
-        self._active = 0
+        self._url, self._settings, self._create = url, settings, create
+        self._sharing: asyncio.Task[None] | None = None
         self._opened: DBOSClient | None = None
         self._opening = threading.Lock()
 
@@ -67,19 +60,18 @@ class DbosWaker:
 
     def _wake(self, activation: Activation, delay_s: float) -> bool:
         known = _status(self._client, activation.key)
-        moves = known is not None and known.status in QUEUED and known.queue_name != activation.queue
-        if known is not None and not moves:
-            _bring_forward(self._client, known, time.time() + max(0.0, delay_s))
-            if known.status in UNFINISHED or _attributes(known).get("state") == SET_ASIDE:
-                return False
         if known is not None:
+            if known.status not in QUEUED or known.queue_name == activation.queue:  # else it moves to another queue
+                _bring_forward(self._client, known, time.time() + max(0.0, delay_s))
+                if known.status in UNFINISHED or _attributes(known).get("state") == SET_ASIDE:
+                    return False
             self._client.delete_workflow(activation.key)
         options: EnqueueOptions = {
             "workflow_name": WORKFLOW,
             "queue_name": activation.queue,
             "workflow_id": activation.key,
             "workflow_id_reuse_policy": "reject",
-            "priority": FIRST_PRIORITY + activation.priority,
+            "priority": 1 + MAX_PRIORITY + activation.priority,  # its own begin at 1
             "queue_partition_key": activation.tenant or "-",
             "serialization_type": PORTABLE,
         }
@@ -95,14 +87,12 @@ class DbosWaker:
         """Deliver an activation now if it waits for its time; see ``Waker.bring_forward``."""
         await self._call(lambda: _bring_forward(self._client, _status(self._client, key), time.time()))
 
-    async def next_due(self, prefix: str) -> float | None:
-        """When an unfinished activation is delivered; see ``Waker.next_due``."""
-        found = await self._call(lambda: self._client.list_workflows(workflow_id_prefix=prefix, status=UNFINISHED))
-        return min((_due_at(each) for each in found), default=None)
-
-    async def due(self, keys: Collection[str]) -> dict[str, float]:
+    async def due(self, keys: Collection[str] = (), *, prefix: str | None = None) -> dict[str, float]:
         """When each of some activations is delivered; see ``Waker.due``."""
-        found = await self._call(lambda: self._client.list_workflows(workflow_ids=list(keys), status=UNFINISHED))
+        ids = list(keys) if prefix is None else None
+        found = await self._call(
+            lambda: self._client.list_workflows(workflow_ids=ids, workflow_id_prefix=prefix, status=UNFINISHED)
+        )
         return {each.workflow_id: _due_at(each) for each in found}
 
     async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
@@ -203,22 +193,17 @@ class DbosWaker:
 
         async def activation_workflow(arguments: dict[str, Any]) -> str:
             # DBOS has an event loop of its own; stores, agents and signals belong to that of the worker
-            self._active += 1
-            try:
-                activation = Activation(**arguments)
-                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(deliver(activation), loop))
-            finally:
-                self._active -= 1
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(deliver(Activation(**arguments)), loop))
 
         def launch() -> None:
             own, rate = self._settings, self._settings.rate
-            limiter: QueueRateLimit | None = None if rate is None else {"limit": rate.runs, "period": rate.seconds}
             for queue in queues:
                 self._client.register_queue(
                     queue,
                     worker_concurrency=own.concurrency,
                     partition_concurrency=own.tenant_concurrency,
-                    limiter=None if "@" in queue else limiter,  # what has begun goes on
+                    # what has begun goes on
+                    limiter={"limit": rate.runs, "period": rate.seconds} if rate and "@" not in queue else None,
                     polling_interval_sec=own.poll_s,
                     on_conflict="always_update",
                 )
@@ -227,14 +212,29 @@ class DbosWaker:
             DBOS.listen_queues(queues)
             DBOS.launch()
 
-        self._serves = True
+        self._sharing = asyncio.create_task(self._share_looks(queues))
         await self._call(launch)
+
+    async def _share_looks(self, queues: Sequence[str]) -> None:
+        """Have each process look at the queues less often the more of them are at work, until cancelled."""
+
+        def share() -> None:
+            processes = {each.executor_id for each in _delivered(self._client, 0.0) if each.queue_name in queues}
+            for queue in filter(None, map(self._client.retrieve_queue, queues)):
+                queue.set_polling_interval_sec(self._settings.shared_poll_s(len(processes)))
+
+        while True:
+            await asyncio.sleep(SHARE_EVERY_S)
+            with contextlib.suppress(StoreError):  # the database is away
+                await self._call(share)
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more activations, and wait for those that are being handled; see ``Waker.stop``."""
-        if self._serves:
-            self._serves = False
-            wait_s = max(1, round(grace_s)) if self._active else 0
+        if self._sharing is not None:
+            self._sharing.cancel()
+            await asyncio.wait({self._sharing})
+            self._sharing = None
+            wait_s = math.ceil(grace_s)
             await asyncio.to_thread(DBOS.destroy, workflow_completion_timeout_sec=wait_s, destroy_registry=True)
 
     async def aclose(self) -> None:

@@ -144,7 +144,7 @@ class Notices:
             agentfsm.errors.StoreError: The engine cannot be reached.
         """
         first = Activation(head.run_id, head.epoch, NOTICES, notice=1)
-        if await self._waker.next_due(first.key.removesuffix("1")) is None:
+        if not await self._waker.due(prefix=first.key.removesuffix("1")):
             await self._waker.wake(first)
 
     async def deliver(self, activation: Activation) -> str:

@@ -168,14 +168,14 @@ class RestateWaker:
         if known and min(each.due for each in known) > time.time() + max(0.0, delay_s):
             await self._restate.replace(known, known[0].activation, delay_s=delay_s)
 
-    async def next_due(self, prefix: str) -> float | None:
-        """When an unfinished activation is delivered; see ``Waker.next_due``."""
-        found = await self._restate.find(prefix)
-        return min((each.due for each in found if each.aside is None), default=None)
-
-    async def due(self, keys: Collection[str]) -> dict[str, float]:
+    async def due(self, keys: Collection[str] = (), *, prefix: str | None = None) -> dict[str, float]:
         """When each of some activations is delivered; see ``Waker.due``."""
-        return {key: due for key in keys if (due := await self.next_due(f"{key}#")) is not None}
+        due: dict[str, float] = {}
+        for begin in [f"{key}#" for key in keys] if prefix is None else [prefix]:
+            for each in await self._restate.find(begin):
+                if each.aside is None:
+                    due[each.activation.key] = min(each.due, due.get(each.activation.key, each.due))
+        return due
 
     async def unfinished(self, older_than_s: float) -> list[DeliveredActivation]:
         """What was delivered and is not finished; see ``Waker.unfinished``."""

@@ -56,7 +56,8 @@ class QueueSettings:
             for no such limit.
         rate: How many new runs of an agent are started in how many seconds, by all processes together; None for no
             such limit.
-        poll_s: Seconds between two looks of a process at each of its queues.
+        poll_s: Seconds between two looks of a process at each of its queues, while at most two processes are at work;
+            more of them share the looks.
 
     Raises:
         ConfigurationError: A number is too small.
@@ -72,6 +73,16 @@ class QueueSettings:
             raise ConfigurationError("concurrency and tenant_concurrency are at least 1")
         if not 0 < self.poll_s < float("inf"):
             raise ConfigurationError(f"poll_s is a number of seconds greater than 0, not {self.poll_s}")
+
+    def shared_poll_s(self, processes: int) -> float:
+        """Seconds between two looks of a process while several are at work, so that all together look as often as two.
+
+        What is queued is then found as soon on average, and what the looks cost does not grow with the processes.
+
+        Args:
+            processes: How many processes handle activations of the queues.
+        """
+        return self.poll_s * max(1.0, processes / 2)
 
 
 MAX_PRIORITY = 1000
@@ -175,16 +186,12 @@ class Waker(Protocol):
         """Deliver an activation now if it waits for its time; do nothing if there is none with that key."""
         ...
 
-    async def next_due(self, prefix: str) -> float | None:
-        """When the next unfinished activation whose key begins so is delivered, in seconds since the epoch.
-
-        Returns:
-            The time; 0 if it is queued or being handled now, and None if there is none.
-        """
-        ...
-
-    async def due(self, keys: Collection[str]) -> dict[str, float]:
+    async def due(self, keys: Collection[str] = (), *, prefix: str | None = None) -> dict[str, float]:
         """When each of some activations is delivered, by key, in seconds since the epoch.
+
+        Args:
+            keys: The keys of the activations.
+            prefix: How their keys begin, instead of the keys.
 
         Returns:
             The times of those that are unfinished; 0 for one that is queued or being handled now.

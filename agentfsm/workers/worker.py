@@ -155,7 +155,7 @@ class Worker:
             for each in watches:
                 each.cancel()
             await asyncio.wait(watches)
-        await self._waker.stop(self._settings.grace_s)
+        await self._waker.stop(self._settings.grace_s if self.counts.active else 0.0)
         return self.counts.active == 0
 
     def stop(self) -> None:

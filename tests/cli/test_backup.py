@@ -75,7 +75,7 @@ def is_queued(store: str, run_id: str) -> bool:
     async def look() -> bool:
         waker = open_waker(store)
         try:
-            return await waker.next_due(f"{run_id}:0") is not None
+            return bool(await waker.due([f"{run_id}:0"]))
         finally:
             await waker.aclose()
 

@@ -51,8 +51,8 @@ class QueueWaker:
         self.clock = clock
         self.queued: dict[str, tuple[float, Activation]] = {}
 
-    async def next_due(self, prefix: str) -> float | None:
-        return min((due for key, (due, _) in self.queued.items() if key.startswith(prefix)), default=None)
+    async def due(self, *, prefix: str) -> dict[str, float]:
+        return {key: due for key, (due, _) in self.queued.items() if key.startswith(prefix)}
 
     async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
         known = self.queued.get(activation.key)

@@ -86,8 +86,7 @@ async def serving(server: RestateServer, *queues: str, **options: Any) -> AsyncI
         handled.may_end.set()
 
         async def is_idle() -> bool:  # what the server has just delivered does not count as begun for a moment
-            due = await waker.next_due("")
-            return due is None or due > time.time()
+            return all(due > time.time() for due in (await waker.due(prefix="")).values())
 
         await until(is_idle)  # what the server has not heard the end of, it delivers to whoever serves next
     finally:
@@ -103,14 +102,14 @@ def test_an_activation_is_queued_once_until_it_was_handled(server: RestateServer
             assert await waker.wake(activation)
             await handled.until(1)
             assert not await waker.wake(activation)  # it is being handled
-            assert await waker.next_due("it's 100%:") == 0
+            assert await waker.due(prefix="it's 100%:") == {activation.key: 0}
             (delivered,) = await waker.unfinished(0)
             assert (delivered.activation, delivered.deliveries) == (activation, 1)
             assert await waker.unfinished(3600) == []
             handled.may_end.set()
 
             async def is_finished() -> bool:
-                return await waker.next_due("it's 100%:") is None
+                return not await waker.due([activation.key])
 
             await until(is_finished)
             assert await waker.wake(activation)  # it was handled
@@ -126,11 +125,12 @@ def test_a_delayed_activation_waits_and_is_brought_forward(server: RestateServer
             later, timer = Activation("r", 3, "clerk@1"), Activation("r", 3, "clerk@1", is_timer=True)
             assert await waker.wake(timer, delay_s=7200)
             assert await waker.wake(later, delay_s=7200)
-            hours = await waker.next_due("r:3#") or 0.0
+            hours = (await waker.due(["r:3"]))["r:3"]
+            assert set(await waker.due(prefix="r:3")) == {"r:3", "r:3:due"}
             assert not await waker.wake(later, delay_s=9000)  # which is later still
-            assert await waker.next_due("r:3#") == hours
+            assert await waker.due(["r:3", "nobody:3"]) == {"r:3": hours}
             assert not await waker.wake(later, delay_s=3600)
-            assert (await waker.next_due("r:3#") or 0.0) < hours - 3000
+            assert (await waker.due(["r:3"]))["r:3"] < hours - 3000
             assert await waker.wake(Activation("r", 3, "clerk@2"), delay_s=3600)  # moved to another version's queue
             assert handled.keys == []
             assert await waker.unfinished(0) == []
@@ -139,9 +139,9 @@ def test_a_delayed_activation_waits_and_is_brought_forward(server: RestateServer
             await handled.until(1)
             (delivered,) = await waker.unfinished(0)
             assert delivered.activation == Activation("r", 3, "clerk@2")
-            assert (await waker.next_due("r:3:due") or 0.0) > hours - 60
+            assert (await waker.due([timer.key]))[timer.key] > hours - 60
             await waker.drop(timer)
-            assert await waker.next_due("r:3:due") is None
+            assert await waker.due([timer.key]) == {}
 
     asyncio.run(scenario())
 
@@ -157,7 +157,7 @@ def test_what_is_set_aside_is_not_delivered_until_it_is_put_back(server: Restate
             assert await waker.list_set_aside([f"{aside.activation.key}:due"]) == []
             assert (aside.activation, aside.reason, aside.until) == (activation, "it kills its workers", 7.0)
             assert not await waker.wake(activation)
-            assert await waker.next_due("poor:") is None
+            assert await waker.due(prefix="poor:") == {}
             assert await waker.unfinished(0) == []
             await waker.drop(activation)  # which is for the unfinished
             assert await waker.put_back("poor")
@@ -223,7 +223,7 @@ def test_a_server_or_a_queue_that_does_not_exist_is_a_clear_error(server: Restat
         await waker.aclose()
         waker = RestateWaker("http://127.0.0.1:1", "http://127.0.0.1:1")
         with pytest.raises(StoreError, match=r"cannot be reached at http://127.0.0.1:1/query: ConnectError"):
-            await waker.next_due("r")
+            await waker.due(["r"])
         await waker.aclose()
 
     asyncio.run(scenario())

@@ -8,7 +8,7 @@ import math
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from agentfsm.testing import ScriptedModel, call
 from agentfsm.workers import StartRate, Worker, WorkerMetrics, WorkerSettings, open_waker, run_watcher
 from agentfsm.workers.health import serve_health
 from agentfsm.workers.spend_limits import SpendLimits
-from agentfsm.workers.waker import Activation, Waker
+from agentfsm.workers.waker import Activation, QueueSettings, Waker
 from tests.helpers.child_process import child_environment
 
 pytest.importorskip("dbos", reason="dbos is not installed")
@@ -286,7 +286,6 @@ def test_an_activation_is_queued_once_brought_forward_and_forgotten_when_it_was_
             assert await waker.wake(later)  # what was handled can be queued again
             await until(lambda: asyncio.sleep(0, len(handled) == 2 or None))
             await waker.forget(0)
-            await waker.stop(1)
             assert handled == ["r:3", "r:3"]
         finally:
             await waker.aclose()
@@ -317,25 +316,62 @@ def test_new_runs_over_the_rate_wait_and_those_that_have_begun_do_not(tmp_path: 
 
                 await until(is_handled)
             assert handled.count("support") == 2
-            assert [await waker.next_due(f"new{number}:") for number in range(4)].count(0.0) == 2  # they still wait
-            await waker.stop(1)
+            assert list((await waker.due(prefix="new")).values()) == [0.0, 0.0]  # they still wait
         finally:
             await waker.aclose()
 
     asyncio.run(scenario())
 
 
-def test_queues_are_looked_at_as_often_as_is_said(tmp_path: Path) -> None:
+def test_queues_are_looked_at_less_often_by_each_process_the_more_of_them_are_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentfsm.workers.dbos_waker.SHARE_EVERY_S", 0.02)
+
     async def scenario() -> None:
-        waker = open_waker(tmp_path / "runs.db", poll_s=0.05)
+        waker = open_waker(tmp_path / "runs.db", poll_s=0.25)
+        may_end = asyncio.Event()
+
+        async def deliver(activation: Activation) -> str:
+            await may_end.wait()
+            return "done"
+
+        async def polls() -> list[tuple[str, float]]:
+            with closing(sqlite3.connect(tmp_path / "runs.db.queue")) as queues:
+                return queues.execute("SELECT name, polling_interval_sec FROM queues ORDER BY name").fetchall()
+
         try:
-            await waker.serve(["support"], lambda activation: asyncio.sleep(0, "done"))
+            for number in range(6):
+                await waker.wake(Activation(f"r{number}", 0, "support"))
+            await waker.serve(["other", "support"], deliver)
+            assert await polls() == [("other", 0.25), ("support", 0.25)]
+
+            async def are_delivered() -> bool:
+                return len(await waker.unfinished(0)) == 6
+
+            await until(are_delivered)
+            with closing(sqlite3.connect(tmp_path / "runs.db.queue")) as queues:
+                others = "WHERE workflow_uuid != 'r0:0'"
+                with queues:  # as if five other processes handled these
+                    queues.execute(f"UPDATE workflow_status SET executor_id = workflow_uuid {others}")
+                await until(lambda: _is(polls, [("other", 0.75), ("support", 0.75)]))  # six look as often as two
+                with queues:
+                    queues.execute(f"UPDATE workflow_status SET status = 'SUCCESS' {others}")
+                await until(lambda: _is(polls, [("other", 0.25), ("support", 0.25)]))
         finally:
+            may_end.set()
             await waker.aclose()
-        with closing(sqlite3.connect(tmp_path / "runs.db.queue")) as queues:
-            assert queues.execute("SELECT name, polling_interval_sec FROM queues").fetchall() == [("support", 0.05)]
 
     asyncio.run(scenario())
+
+
+async def _is(found: Callable[[], Awaitable[object]], expected: object) -> bool:
+    return await found() == expected
+
+
+@pytest.mark.parametrize(("processes", "shared_s"), [(0, 0.2), (1, 0.2), (2, 0.2), (3, 0.3), (8, 0.8)])
+def test_more_than_two_processes_look_as_often_as_two(processes: int, shared_s: float) -> None:
+    assert QueueSettings(poll_s=0.2).shared_poll_s(processes) == pytest.approx(shared_s)
 
 
 @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"tenant_concurrency": 0}, {"poll_s": 0}, {"poll_s": math.inf}])
@@ -359,7 +395,6 @@ def test_runs_with_lower_numbers_are_started_first(tmp_path: Path) -> None:
                 assert await waker.wake(Activation(f"run{priority}", 0, "support", priority=priority))
             await waker.serve(["support"], deliver)
             await until(lambda: asyncio.sleep(0, len(begun) == 5))
-            await waker.stop(1)
         finally:
             await waker.aclose()
         assert begun == [-1000, -7, 0, 7, 1000]
@@ -388,7 +423,6 @@ def test_a_tenant_has_no_more_runs_at_a_time_than_its_limit_and_others_go_on(tmp
             assert sorted(begun) == ["acme1", "nobodys", "other1"]
             go.set()
             await until(lambda: asyncio.sleep(0, "acme2" in begun))
-            await waker.stop(1)
         finally:
             go.set()
             await waker.aclose()

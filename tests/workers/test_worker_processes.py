@@ -289,14 +289,14 @@ def test_a_run_that_kills_its_workers_is_set_aside_and_can_be_put_back(
 def test_a_role_without_rights_to_the_queues_is_told_how_it_gets_them(url: str) -> None:
     role = f"agent_role_{uuid.uuid4().hex[:8]}"
     database = url.replace("postgres:@", f"{role}@")
-    asyncio.run(next_due(url))  # creates the tables, as whoever owns them does
+    asyncio.run(due(url))  # creates the tables, as whoever owns them does
     with psycopg.connect(url, autocommit=True) as db:
         db.execute(f"CREATE ROLE {role} LOGIN")
     with pytest.raises(StoreError, match=r"permission denied.*dbos migrate -s URL --schema agentfsm_dbos -r ROLE$"):
-        asyncio.run(next_due(database))
+        asyncio.run(due(database))
     command = [Path(sys.executable).with_name("dbos"), "migrate", "-s", url, "--schema", "agentfsm_dbos", "-r", role]
     subprocess.run(command, check=True, capture_output=True)
-    assert asyncio.run(next_due(database)) is None
+    assert asyncio.run(due(database)) == {}
 
 
 @pytest.mark.slow
@@ -340,10 +340,10 @@ def test_the_commands_find_what_is_set_aside_on_a_server_and_make_no_queues_ther
     assert "permission denied" in said
 
 
-async def next_due(url: str) -> float | None:
+async def due(url: str) -> dict[str, float]:
     waker = open_waker(url)
     try:
-        return await waker.next_due("no run")
+        return await waker.due(["no run"])
     finally:
         await waker.aclose()
 
@@ -356,7 +356,7 @@ def test_a_notice_that_a_killed_worker_could_not_send_is_sent_by_another_one(pro
         async with opened(processes.url) as (runs, waker):
             first = processes.start(*command)
             run_id = await runs.submit("cashier", "Refund order 0.")
-            await until(lambda: waker.next_due(f"{run_id}:2:notice-2"))
+            await until(lambda: waker.due([f"{run_id}:2:notice-2"]))
             first.kill()
             said = first.communicate()[1]
             assert "answered 503" in said
