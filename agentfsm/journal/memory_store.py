@@ -79,10 +79,7 @@ class MemorySignals:
 
     def listen(self) -> AsyncGenerator[str]:
         """The ids of runs that have signals; see ``SignalQueue.listen``."""
-        return self._hub.listen(self._run_ids)
-
-    async def _run_ids(self) -> list[str]:
-        return [signal.run_id for signal in self._signals.values()]
+        return self._hub.listen(self.pending)
 
 
 class MemoryMaintenance:

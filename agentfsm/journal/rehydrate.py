@@ -28,7 +28,7 @@ from agentfsm.loop.stored_table import StoredTable, read_table
 from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.engine import Decision, spend_counters
 
-__all__ = ["RehydratedRun", "rehydrate"]
+__all__ = ["RehydratedRun", "apply_outcome", "rehydrate"]
 
 
 Data = dict[str, Any]
@@ -199,12 +199,7 @@ class RehydratedRun:
         outcome = self._reader.read(body["out"])
         self._on_outcome_read(body, outcome)
         self._reader.results = {}
-        elapsed_us, silence_us = body.get("us", (0, 0))
-        on_outcome(run, outcome, elapsed_us / 1e6, silence_us / 1e6)
-        if "cancel" in body:
-            on_outcome(run, Cancelled(body["cancel"]))
-        if "aborted" in body and run.aborted is None:
-            run.aborted = load_failure(body["aborted"])
+        apply_outcome(run, outcome, body)
         transition, states = self.table.rows[row], self.table.states
         if transition.target != target:
             raise JournalError(f"{row} leads to {transition.target!r}, not to {target!r}")
@@ -307,6 +302,22 @@ _HANDLERS: Mapping[str, str] = {
     "run.finished": "_finish",
 }
 """The method that folds in each kind of record; records of other kinds do not change a run's state."""
+
+
+def apply_outcome(run: RunState, outcome: Outcome | None, body: Data) -> None:
+    """Apply what happened before a transition: an outcome and its times, and a cancellation or an exception.
+
+    Args:
+        run: The run, in the state that it leaves.
+        outcome: The outcome.
+        body: The body of the record of the transition.
+    """
+    elapsed_us, silence_us = body.get("us", (0, 0))
+    on_outcome(run, outcome, elapsed_us / 1e6, silence_us / 1e6)
+    if "cancel" in body:
+        on_outcome(run, Cancelled(body["cancel"]))
+    if "aborted" in body and run.aborted is None:
+        run.aborted = load_failure(body["aborted"])
 
 
 def rehydrate(records: Iterable[SealedRecord], opener: SecretOpener | None = None) -> RehydratedRun:

@@ -14,9 +14,8 @@ from typing import Any
 
 from agentfsm.errors import GraphError, JournalError, NoTransitionError, ReadOnlyError
 from agentfsm.journal.history_verifier import ENDING_EVENTS
-from agentfsm.journal.outcome_codec import load_failure
 from agentfsm.journal.records import RenameMap, SealedRecord, is_kind, open_record
-from agentfsm.journal.rehydrate import RehydratedRun
+from agentfsm.journal.rehydrate import RehydratedRun, apply_outcome
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.human_input import PendingRequest
@@ -319,12 +318,7 @@ class _ReplayedRun(RehydratedRun):
         if self._apart:
             self._apart = False
             self.divergences[-1] = replace(self.divergences[-1], resumed=self.seq + 1)
-        elapsed_us, silence_us = body.get("us", (0, 0))
-        on_outcome(own, self._own_outcome(own, recorded), elapsed_us / 1e6, silence_us / 1e6)
-        if "cancel" in body:
-            on_outcome(own, Cancelled(body["cancel"]))
-        if "aborted" in body and own.aborted is None:
-            own.aborted = load_failure(body["aborted"])
+        apply_outcome(own, self._own_outcome(own, recorded), body)
         self._compare(own, f"{row} -> {target}", target)
 
     def _compare(self, own: RunState, recorded: str, target: str) -> None:

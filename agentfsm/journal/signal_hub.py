@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
+from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Lease
 
 __all__ = ["RECHECK_S", "SignalHub"]
@@ -63,19 +64,21 @@ class SignalHub:
                 listener.loop.call_soon_threadsafe(listener.ring, run_id)
 
     async def listen(
-        self, read_pending: Callable[[], Awaitable[Iterable[str]]], recheck_s: Callable[[], float] = lambda: RECHECK_S
+        self,
+        read_pending: Callable[[], Awaitable[Iterable[SealedSignal]]],
+        recheck_s: Callable[[], float] = lambda: RECHECK_S,
     ) -> AsyncGenerator[str]:
         """The ids of runs that have signals, and of those that get some, for ever.
 
         Args:
-            read_pending: Reads the ids of the runs that have signals.
+            read_pending: Reads all signals that were not removed yet.
             recheck_s: Returns the seconds after which they are read again.
         """
         listener = _Listener()
         self._listeners.add(listener)  # before they are read, so that none is missed
         try:
             while True:
-                for run_id in dict.fromkeys(await read_pending()):
+                for run_id in dict.fromkeys([signal.run_id for signal in await read_pending()]):
                     yield run_id
                 recheck_at = listener.loop.time() + recheck_s()
                 while await listener.is_rung(recheck_at):

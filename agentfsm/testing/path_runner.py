@@ -46,7 +46,6 @@ from agentfsm.testing.path_generation import (
 from agentfsm.testing.path_to_scenario import (
     NoExampleError,
     Step,
-    enveloped_call,
     scenario_for_path,
     steps_of,
 )
@@ -59,7 +58,7 @@ from agentfsm.testing.simulation import (
     Simulator,
     run_in_own_loop,
 )
-from agentfsm.testing.tool_calls import OwnCalls
+from agentfsm.testing.tool_calls import OwnCalls, enveloped_call
 
 __all__ = [
     "PathDivergence",

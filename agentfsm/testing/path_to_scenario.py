@@ -43,7 +43,7 @@ from agentfsm.testing.guard_examples import BY_APPROVAL_RULE, GuardExampleSet
 from agentfsm.testing.path_assumptions import loop_guard
 from agentfsm.testing.path_generation import Path
 from agentfsm.testing.simulation import DISMISSED, ESCALATED, EXPIRED, NO_SIDE_EVENT, ModelTurn, Scenario, SideEvent
-from agentfsm.testing.tool_calls import OwnCalls, Votes, call_key, requires_approval
+from agentfsm.testing.tool_calls import OwnCalls, Votes, call_key, enveloped_call, requires_approval
 
 __all__ = [
     "CONTROL_TOOLS",
@@ -54,7 +54,6 @@ __all__ = [
     "PlannedCall",
     "PlannedResult",
     "Step",
-    "enveloped_call",
     "last_result_failed",
     "scenario_for_path",
     "steps_of",
@@ -724,11 +723,6 @@ def _recovery_action(planner: BatchPlanner, index: int, example: Example) -> Act
         return example.action
     # after a failure of a call that may be executed again, ``retry`` would execute it again
     return Action.narrow_scope if planner.may_rerun(index) else Action.retry
-
-
-def enveloped_call(call: ToolCall) -> str:
-    """A call as the text of a reply in a JSON envelope."""
-    return canonical_json({"kind": "tool_call", "tool_name": call.name, "arguments": dict(call.arguments)})
 
 
 def _with_calls(entry: Any, calls: Sequence[ToolCall]) -> Any:

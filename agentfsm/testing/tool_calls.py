@@ -36,7 +36,16 @@ from agentfsm.testing.simulation import (
     SideEvent,
 )
 
-__all__ = ["ApprovalCase", "OwnCalls", "Votes", "approval_cases", "call_key", "random_scenarios", "requires_approval"]
+__all__ = [
+    "ApprovalCase",
+    "OwnCalls",
+    "Votes",
+    "approval_cases",
+    "call_key",
+    "enveloped_call",
+    "random_scenarios",
+    "requires_approval",
+]
 
 MAX_CANDIDATES = 200
 """Arguments that are tried for one tool."""
@@ -485,7 +494,7 @@ class _Draw:
         calls = self._batch() if dice.random() < 0.92 else []
         text = dice.choice(REPLIES) if not calls or dice.random() < 0.3 else ""
         if calls and self._envelope and dice.random() < 0.8:
-            text, calls = _enveloped(calls[0]), []
+            text, calls = enveloped_call(calls[0]), []
         elif self._envelope and not calls and dice.random() < 0.5:
             text = '{"kind": "final", "content": "done"}'
         flawed = "replies" in self._disturbed and dice.random() < 0.4
@@ -559,7 +568,8 @@ class _Draw:
         return self._dice.choice((*[None] * 6, Approval(2), escalated)) if self._votes else None
 
 
-def _enveloped(call: ToolCall) -> str:
+def enveloped_call(call: ToolCall) -> str:
+    """A call as the text of a reply in a JSON envelope."""
     return canonical_json({"kind": "tool_call", "tool_name": call.name, "arguments": dict(call.arguments)})
 
 

@@ -160,7 +160,7 @@ class PostgresSignals:
     def listen(self) -> AsyncGenerator[str]:
         """The ids of runs that have signals; see ``SignalQueue.listen``."""
         self.hear().start()
-        return self._hub.listen(self._run_ids)
+        return self._hub.listen(self.pending)
 
     async def _run_ids(self) -> list[str]:
         return [signal.run_id for signal in await self.pending()]

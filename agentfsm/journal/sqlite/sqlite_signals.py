@@ -98,11 +98,8 @@ class SqliteSignals:
 
     def listen(self) -> AsyncGenerator[str]:
         """The ids of runs that have signals; see ``SignalQueue.listen``."""
-        return self._hub.listen(self._run_ids, self._recheck_s)
+        return self._hub.listen(self.pending, self._recheck_s)
 
     def _recheck_s(self) -> float:
         """Seconds after which to look again: other processes tell the one that writes the file, and no other."""
         return RECHECK_S if self._writer.is_started else LOOK_S
-
-    async def _run_ids(self) -> list[str]:
-        return [signal.run_id for signal in await self.pending()]
