@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from agentfsm.journal.replay import Replay
 from agentfsm.journal.replay_settings import ReplaySettings
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.send_signal import SentSignal, find_refusal, send_answer, send_cancel
-from agentfsm.journal.store import Store, consistent_read, off_loop
+from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.tenant_store import TenantStore, tenant_tag
 from agentfsm.journal.verification import (
     GOOD,
@@ -42,7 +43,7 @@ from agentfsm.runtime.approval import Allow, Deny, HumanInput, to_human_reply
 from agentfsm.runtime.host import Host
 
 if TYPE_CHECKING:
-    from agentfsm.workers.waker import Waker
+    from agentfsm.workers.waker import SetAside, Waker
 
 __all__ = ["Runs", "StoredRun", "runs_for", "runs_on"]
 
@@ -77,12 +78,15 @@ class StoredRun:
             nobody.
         refused: Why the last answer to that was refused by the process that has the agent, and whose it was; empty if
             none was, or without the secret.
+        set_aside: That workers have set it aside, why and until when; None if they have not, or if ``Runs`` was made
+            without a waker.
     """
 
     info: RunInfo
     ledger: RunLedger
     request: StoredRequest | None
     refused: str = ""
+    set_aside: SetAside | None = None
 
 
 class Runs:
@@ -104,7 +108,8 @@ class Runs:
             everything that writes is refused.
         old_secrets: Secrets that the host had before.
         authenticate: What the host has, if it has it: see ``Host``.
-        waker: The engine of the workers, from ``agentfsm.workers.open_waker``. Without it, ``submit`` is refused.
+        waker: The engine of the workers, from ``agentfsm.workers.open_waker``. Without it, ``submit`` is refused, and
+            ``get`` does not say which runs are set aside.
         tenant: The name of a tenant, whose runs are those with the tag ``tenant:NAME``. Runs of others are unknown to
             whatever is called here, and those that are submitted get the tag.
         secrets: What the host has as ``secrets``: what is written for a run is listed without these values, and an
@@ -271,7 +276,7 @@ class Runs:
         Raises:
             UnknownRunError: There is no such run, or there are several.
             JournalError: What it waits for cannot be read.
-            agentfsm.errors.StoreError: The store cannot be read.
+            agentfsm.errors.StoreError: The store or the engine cannot be read.
         """
         full_id = await self.find_id(run_id)
         records, head = await consistent_read(self._store, full_id)
@@ -280,10 +285,11 @@ class Runs:
             raise UnknownRunError(f"there is no run {full_id!r}")
         ledger = await off_loop(lambda found: read_ledger(full_id, found), records)
         request = await pending_request(self._store, head)
-        if request is None or self._keyring is None:
-            return StoredRun(info, ledger, request)
-        refusal = await find_refusal(self._store.signals, self._keyring, request)
-        return StoredRun(info, ledger, request, "" if refusal is None else str(refusal))
+        aside = None if self._waker is None else await _find_set_aside(self._waker, self._store, head, request)
+        refusal = None
+        if request is not None and self._keyring is not None:
+            refusal = await find_refusal(self._store.signals, self._keyring, request)
+        return StoredRun(info, ledger, request, "" if refusal is None else str(refusal), aside)
 
     async def verify(self, run_id: str, *, checkpoint: CheckpointHashes | None = None) -> VerificationReport:
         """Whether the journal of a run is intact and legal, and, with the secret, whether its host wrote it.
@@ -565,6 +571,16 @@ def _required(keyring: Keyring | None) -> Keyring:
     if keyring is None:
         raise ConfigurationError("what is written has to be sealed: give the secret, as in Runs(store, secret=...)")
     return keyring
+
+
+async def _find_set_aside(waker: Waker, store: Store, head: Head, request: StoredRequest | None) -> SetAside | None:
+    """That workers have set a run aside; the queues are asked only about a run that a worker should be working on."""
+    from agentfsm.workers import find_set_aside  # only where workers are used
+
+    expired = request is not None and request.has_expired(time.time())
+    if not head.is_left_to_workers(has_news=expired or bool(await store.signals.pending(head.run_id))):
+        return None
+    return (await find_set_aside(waker, [head])).get(head.run_id)
 
 
 async def _drop_queued(store: Store, waker: Waker | None, purged: Iterable[str]) -> None:

@@ -187,9 +187,7 @@ class _ListedRun:
     @property
     def is_left_to_workers(self) -> bool:
         """Whether it is for a worker to begin, to go on with or to end, and none does."""
-        if self.head is None or self.head.owner is not None or self.head.status == "finished":
-            return False
-        return self.head.status == "running" or not self.head.seq or bool(self.sent) or self.expired
+        return self.head is not None and self.head.is_left_to_workers(has_news=bool(self.sent) or self.expired)
 
     def as_json(self) -> dict[str, Any]:
         """As an object of JSON."""

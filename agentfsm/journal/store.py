@@ -66,6 +66,16 @@ class Head:
         """Whether the run was begun and then left by its owner in the middle."""
         return self.status == "running" and self.owner is None and self.seq > 0
 
+    def is_left_to_workers(self, *, has_news: bool) -> bool:
+        """Whether the run is for a worker to begin, to go on with or to end, and none does.
+
+        Args:
+            has_news: Whether something was sent to it that nobody has acted on, or its request has expired.
+        """
+        if self.owner is not None or self.status == "finished":
+            return False
+        return self.status == "running" or not self.seq or has_news
+
 
 class SealedSnapshot(NamedTuple):
     """What a run knew after one of its records, as a store keeps it: the journal says the same, and takes longer.

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store import Store
 
-__all__ = ["StoreLocation", "locate_store", "open_store", "server_database"]
+__all__ = ["StoreLocation", "locate_store", "open_store", "server_database", "store_url"]
 
 _FORMS = "sqlite:///runs.db (relative), sqlite:////var/lib/runs.db (absolute), postgresql://HOST/DATABASE, memory:"
 _LEVELS = ("full", "normal")
@@ -98,6 +98,14 @@ def locate_store(url: str | Path) -> StoreLocation:
         )
     file = _sqlite_file(parts, str(url))[0]
     return StoreLocation(url, str(file), file)
+
+
+def store_url(store: Store) -> str | Path | None:
+    """What ``open_store`` opens a store from: the path of its file or its URL, which may have a password.
+
+    None if other processes cannot reach it, or if it is none of ours.
+    """
+    return getattr(store, "path", None) or getattr(store, "url", None)
 
 
 def _server_name(parts: SplitResult) -> str:

@@ -19,6 +19,7 @@ from agentfsm.agent import Agent
 from agentfsm.errors import AgentfsmError, ConfigurationError, UnknownRunError
 from agentfsm.journal.checkpoint import SignedHeads
 from agentfsm.journal.store import Store
+from agentfsm.journal.store_url import store_url
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.machine.graph import Graph
@@ -36,7 +37,7 @@ from agentfsm.viewer.agent_runner import AgentRunner
 from agentfsm.viewer.followed_run import FollowedRuns
 from agentfsm.viewer.pages import PAGES
 from agentfsm.viewer.shell import page_html, serve_asset
-from agentfsm.viewer.viewer_context import ViewerContext, context_of
+from agentfsm.viewer.viewer_context import SetAsideRuns, ViewerContext, context_of
 from agentfsm.viewer.viewer_page import Page, PageError, json_response, shown
 
 __all__ = ["app"]
@@ -106,6 +107,7 @@ def app(
         replay_guard=replay_guard,
         access=Access(authenticate, names | LOOPBACK_NAMES, keyring),
         followed=FollowedRuns(store),
+        set_aside=SetAsideRuns(store_url(store), store),
         runner=runner,
         may_change=secret is not None,
         host_keyring=None if secret is None else keyring,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from agentfsm.errors import ConfigurationError
@@ -75,11 +77,11 @@ def open_waker(
     return DbosWaker(_queue_database(url, queue), settings)
 
 
-async def find_set_aside(url: str | Path, heads: Iterable[Head]) -> dict[str, SetAside]:
+async def find_set_aside(queues: str | Path | Waker, heads: Iterable[Head]) -> dict[str, SetAside]:
     """Which of some runs are set aside, by run. Where there are no queues, there are none afterwards.
 
     Args:
-        url: The URL of the store, or the path of a SQLite file.
+        queues: The URL of the store, or the path of a SQLite file; or the engine, if it is open.
         heads: The heads of the runs.
 
     Raises:
@@ -88,18 +90,25 @@ async def find_set_aside(url: str | Path, heads: Iterable[Head]) -> dict[str, Se
         agentfsm.errors.StoreError: The queues cannot be read.
     """
     keys = [key for head in heads for key in _activation_keys(head)]
-    queue = _queue_file(url)
+    if not isinstance(queues, str | Path):
+        return await _set_aside_by_run(queues, keys)
+    queue = _queue_file(queues)
     if not keys or (queue is not None and not queue.exists()):
         return {}
+    await asyncio.to_thread(import_module, "agentfsm.workers.dbos_waker")  # loading it takes a second
     from agentfsm.workers.dbos_waker import DbosWaker  # an extra
 
-    waker = DbosWaker(_queue_database(url, queue), QueueSettings(), create=False)
-    found: list[SetAside] = []
+    waker = DbosWaker(_queue_database(queues, queue), QueueSettings(), create=False)
     try:
-        for first in range(0, len(keys), KEYS_AT_ONCE):
-            found += await waker.list_set_aside(keys[first : first + KEYS_AT_ONCE])
+        return await _set_aside_by_run(waker, keys)
     finally:
         await waker.aclose()
+
+
+async def _set_aside_by_run(waker: Waker, keys: Sequence[str]) -> dict[str, SetAside]:
+    found: list[SetAside] = []
+    for first in range(0, len(keys), KEYS_AT_ONCE):
+        found += await waker.list_set_aside(keys[first : first + KEYS_AT_ONCE])
     return {each.activation.run_id: each for each in found}
 
 

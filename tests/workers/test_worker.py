@@ -39,13 +39,13 @@ from agentfsm.workers.health import serve_health
 from agentfsm.workers.spend_limits import SpendLimits
 from agentfsm.workers.waker import Activation, QueueSettings, Waker
 from tests.helpers.child_process import child_environment
+from tests.helpers.set_aside_runs import SECRET, cut_off_often, set_aside
 
 pytest.importorskip("dbos", reason="dbos is not installed")
 pytestmark = pytest.mark.skipif(
     sys.version_info >= (3, 12) and sqlite3.sqlite_version_info < (3, 42), reason="DBOS needs SQLite 3.42 or newer"
 )
 
-SECRET = b"the secret of this process, long enough"
 OTHER_SECRET = b"the secret of another process, long enough"
 START_OF_2100 = 4_102_444_800.0
 
@@ -484,17 +484,6 @@ def test_a_run_over_a_spend_limit_is_not_started_until_the_limit_is_free_again(
     asyncio.run(scenario())
 
 
-async def cut_off_often(folder: Path, agent: Agent[Any, Any], run_id: str) -> None:
-    """Leave a run as workers do that died five times at the same point."""
-    async with open_store(folder / "runs.db") as store:
-        own = agent.with_config(with_host(agent.config, Host(store=store, secret=SECRET)))
-        run = own.run("Say hello.", run_id=run_id)
-        await advance(run)
-        await hand_over(run)
-        for _ in range(5):
-            await store.release(await store.acquire(run_id, "a worker", keyring=own.config.host.keyring))
-
-
 @pytest.mark.parametrize("why", ["it cannot begin", "it was cut off 6 times in a row at the same point"])
 def test_a_run_that_is_set_aside_is_listed_and_shown_as_such_until_it_is_put_back(why: str, tmp_path: Path) -> None:
     def deps(context: RunContext) -> dict[str, Any]:
@@ -517,10 +506,22 @@ def test_a_run_that_is_set_aside_is_listed_and_shown_as_such_until_it_is_put_bac
         assert doing.endswith("interrupted" if "cut off" in why else "waits for a worker")
         assert why in aside
         assert aside.endswith(f"; to try it again: agentfsm worker --put-back {run_id}")
+
+    async def stored() -> Any:
+        waker = open_waker(tmp_path / "runs.db")
+        async with open_store(tmp_path / "runs.db") as store:
+            assert (await Runs(store).get(run_id)).set_aside is None  # nobody can be asked
+            found = (await Runs(store, waker=waker).get(run_id)).set_aside
+        await waker.aclose()
+        return found
+
+    found = asyncio.run(stored())
+    assert (found.activation.run_id, why in found.reason, found.until) == (run_id, True, None)
     as_json = json.loads(command(tmp_path, "runs", "--json").stdout)["set_aside"]
     assert (why in as_json["reason"], as_json["until"]) == (True, None)
     command(tmp_path, "worker", "--put-back", run_id)
     assert json.loads(command(tmp_path, "runs", "--json").stdout)["set_aside"] is None
+    assert asyncio.run(stored()) is None
 
 
 def test_a_run_that_is_set_aside_for_a_while_is_listed_with_the_time(tmp_path: Path) -> None:
@@ -534,21 +535,6 @@ def command(folder: Path, *words: str) -> Result:
     result = CliRunner().invoke(app, [*words, "--store", str(folder / "runs.db")])
     assert result.exit_code == 0, result.output
     return result
-
-
-def set_aside(folder: Path, *run_ids: str, until: float | None = None) -> None:
-    """Cut runs off, and set them aside."""
-
-    async def scenario() -> None:
-        waker = open_waker(folder / "runs.db")
-        for run_id in run_ids:
-            await cut_off_often(folder, Agent(ScriptedModel(["Hello."])), run_id)
-            activation = Activation(run_id, 6, "support@1")
-            await waker.wake(activation)
-            await waker.set_aside(activation, "it kills its workers", until)
-        await waker.aclose()
-
-    asyncio.run(scenario())
 
 
 def test_only_the_runs_that_are_listed_are_looked_up_in_the_queues(

@@ -209,6 +209,7 @@ class PostgresStore:
             ) from None
         if liveness not in ("session", "lease") or not lease_s > 0 or not wait_s > 0:
             raise ConfigurationError("liveness is session or lease, and lease_s and wait_s are greater than 0")
+        self.url = url
         self._settings = PostgresSettings(url, liveness, lease_s, wait_s, listen_url)
         self._process = os.getpid()
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = weakref.WeakKeyDictionary()

@@ -72,10 +72,16 @@ async def _info(context: ViewerContext, run_id: str) -> RunInfo | None:
     return next(iter(page.runs), None)
 
 
+async def _info_json(context: ViewerContext, info: RunInfo | None) -> dict[str, Any] | None:
+    """What the page says of a run beside its path."""
+    return None if info is None else run_json(info, (await context.set_aside.find([info])).get(info.run_id))
+
+
 async def show_run(request: Request) -> Response:
     """What is known of a run without reading its texts, and its path."""
     run = await followed_run(request)
-    info = await _info(context_of(request), run.run_id)
+    context = context_of(request)
+    about = await _info_json(context, await _info(context, run.run_id))
     run.read_ahead()
     pins = run.path.pins
     graph: dict[str, Any] = pins[-1].data.get("graph", {}) if pins else {}
@@ -83,7 +89,7 @@ async def show_run(request: Request) -> Response:
     parent = first.get("parent", {})
     return json_response(
         {
-            "run": None if info is None else run_json(info),
+            "run": about,
             "graph": {"name": shown(graph.get("name", "")), "fingerprint": shown(graph.get("fingerprint", ""))},
             "parent": {"run": shown(parent["run"]), "seq": parent.get("seq")} if "run" in parent else None,
             **_path_json(run, 0, 0),
@@ -119,6 +125,8 @@ async def follow_run(request: Request) -> Response:
 
     async def events() -> AsyncIterator[LiveEvent | None]:
         known_seq, known_moves, known_kinds, status = seq, moves, kinds, None
+        info: RunInfo | None = None
+        about: dict[str, Any] | None = None
         async for silent in ticks(context, FOLLOW_S):
             head = await run.refresh()
             if head.seq != known_seq or (head.status, head.owner) != status:
@@ -127,7 +135,11 @@ async def follow_run(request: Request) -> Response:
                 known_moves, known_kinds = len(run.path.moves), len(run.path.kinds)
                 yield LiveEvent(known, f"{known_seq}-{known_moves}-{known_kinds}")
                 info = await _info(context, run.run_id)
-                yield LiveEvent({"run": None if info is None else run_json(info)})
+                about = await _info_json(context, info)
+                yield LiveEvent({"run": about})
+            elif (now := await _info_json(context, info)) != about:  # workers have set it aside, or it was put back
+                about = now
+                yield LiveEvent({"run": about})
             elif silent:
                 yield None
 

@@ -45,7 +45,8 @@ def query_of(request: Request) -> RunQuery:
 
 async def _page_json(context: ViewerContext, query: RunQuery) -> dict[str, Any]:
     page = await context.runs.list(query)
-    return {"runs": [run_json(info) for info in page.runs], "next": page.next}
+    aside = await context.set_aside.find(page.runs)
+    return {"runs": [run_json(info, aside.get(info.run_id)) for info in page.runs], "next": page.next}
 
 
 async def list_runs(request: Request) -> Response:

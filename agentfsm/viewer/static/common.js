@@ -182,10 +182,14 @@ export const verdict = (id, {keys, unchecked, ...report}) => [verdictBadge(repor
 /** The status of a run as a badge: it says in words what its color says. */
 export function statusBadge(run) {
   const waiting = run.status === 'suspended';
-  const text = run.ending ? words(run.ending) : waiting ? 'waiting' : run.interrupted ? 'interrupted' : run.status;
-  const kind = run.ending === 'completed' ? 'good' : run.ending || run.interrupted ? 'bad' : waiting ? 'open' : 'busy';
+  const text = run.ending ? words(run.ending) : run.aside ? 'set aside' : waiting ? 'waiting' : run.interrupted ? 'interrupted' : run.status;
+  const kind = run.ending === 'completed' ? 'good' : run.ending || run.interrupted || run.aside ? 'bad' : waiting ? 'open' : 'busy';
   return el('span', {className: `badge ${kind}`}, text);
 }
+
+/** Why workers have set a run aside, and what ends that; nothing if they have not. */
+export const whyAside = ({id, aside}, before = '') => aside && [said(`${before}${aside.reason};`),
+  ...(aside.until === null ? [' to try it again: ', el('code', {className: 'said'}, `agentfsm worker --put-back ${id}`)] : [' it is tried again at ', time(aside.until)])];
 
 /** Tell something, also to those who do not see the page. */
 export function notice(text, kind = 'info') {

@@ -1,6 +1,6 @@
 /** One run: its picture, its ledger, and everything about each step; followed live. */
 
-import {address, counted, duration, el, endingName, facts, follow, get, getText, markup, money, notice, post, runAddress, said, session, spent, start, statusBadge, time, verdict, words} from './common.js';
+import {address, counted, duration, el, endingName, facts, follow, get, getText, markup, money, notice, post, runAddress, said, session, spent, start, statusBadge, time, verdict, whyAside, words} from './common.js';
 import {Picture} from './picture.js';
 import {stepDetail} from './step_detail.js';
 import {stacked} from './tables.js';
@@ -74,6 +74,7 @@ function summary(run, found, findings) {
     ['State', found.state && said(found.state)],
     ['Waits for', run.waiting && [words(run.waiting.kind), run.waiting.tool && [' ', said(run.waiting.tool)],
       run.waiting.roles.length ? ` by ${run.waiting.roles.join(' or ')}` : '', run.expires ? [' until ', time(run.expires)] : ''].flat(2)],
+    ['Set aside', whyAside(run)],
     ['Started', run.started === null ? '' : [time(run.started), ' UTC']],
     ['Last record', [time(run.updated), run.started === null ? '' : `, ${duration(Math.max(0, run.updated - run.started))} later`]],
     ['Cost', spent(run)],

@@ -1,6 +1,6 @@
 /** The runs of the store: search, filters, pages, live. */
 
-import {counted, duration, el, follow, get, money, notice, runAddress, said, start, statusBadge, time, words} from './common.js';
+import {counted, duration, el, follow, get, money, notice, runAddress, said, start, statusBadge, time, whyAside, words} from './common.js';
 import {filterForm, none, question} from './run_filters.js';
 
 const COLUMNS = ['status', 'what was asked', 'started', 'took', 'cost', 'by', 'tags', 'waits for', 'run'];
@@ -11,7 +11,7 @@ function row(run) {
     run.expires && ['until ', time(run.expires)]].filter(Boolean).flatMap((each) => [each, ' ']).flat();
   const cells = [
     statusBadge(run), el('a', {href: runAddress(run.id)}, run.prompt ? said(run.prompt) : '(redacted, or no text)'), time(run.started), took,
-    money(run.cost), said(run.actor), run.tags.map((tag) => el('span', {className: 'tag'}, said(tag))), waits ?? '',
+    money(run.cost), said(run.actor), run.tags.map((tag) => el('span', {className: 'tag'}, said(tag))), [...(waits ?? []), ...(whyAside(run, 'set aside: ') ?? [])],
     el('a', {href: runAddress(run.id)}, el('code', {className: 'id', title: run.id}, run.id)),
   ];
   return el('tr', {'data-run': run.id}, cells.map((cell, place) => el('td', {'data-label': COLUMNS[place]}, cell)));
