@@ -61,9 +61,11 @@ def load_graph_and_owner(name: str) -> tuple[Graph, object]:
         ConfigurationError: The module or name does not exist, its import raises, or it is not a graph.
     """
     module, value = _load(name, _GRAPH_FORM)
-    graph = value if isinstance(value, Graph) else getattr(value, "graph", None)
+    is_class = isinstance(value, type)  # its attribute is what its objects have by default, and may be none of theirs
+    graph = value if isinstance(value, Graph) or is_class else getattr(value, "graph", None)
     if not isinstance(graph, Graph):
-        raise ConfigurationError(f"{name} is a {type(value).__name__}, not a graph{_available_graphs_hint(module)}")
+        what = "class (name an object of it)" if is_class else type(value).__name__
+        raise ConfigurationError(f"{name} is a {what}, not a graph{_available_graphs_hint(module)}")
     return graph, value
 
 
@@ -92,7 +94,9 @@ def _load(name: str, form: str) -> tuple[ModuleType, object]:
 
 def _available_graphs_hint(module: ModuleType) -> str:
     graphs = [
-        n for n, v in vars(module).items() if isinstance(v, Graph) or isinstance(getattr(v, "graph", None), Graph)
+        name
+        for name, value in vars(module).items()
+        if not isinstance(value, type) and isinstance(getattr(value, "graph", value), Graph)
     ]
     return f"; it has: {', '.join(sorted(graphs))}" if graphs else ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agentfsm.errors import GraphError
 from agentfsm.loop.failures import Action
 from agentfsm.loop.state import RunState
 from agentfsm.machine.declaration import silent_while, takes
@@ -172,7 +173,16 @@ def came_back(outcome: str) -> Callable[[RunState], bool]:
 
     Args:
         outcome: The outcome; the guard has its name.
+
+    Raises:
+        GraphError: It is no identifier.
     """
+    if not outcome.isidentifier():
+        raise GraphError(
+            "an outcome must be an identifier, because its guard has its name",
+            f"came_back({outcome!r})",
+            "write it like 'needs_work', here and where the state and its effect name it",
+        )
 
     @takes(outcome)
     def guard(run: RunState) -> bool:

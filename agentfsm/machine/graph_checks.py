@@ -106,9 +106,9 @@ def _check_names(graph: Table) -> None:
             raise GraphError("a state's name must be an identifier", repr(spec.name))
     for transition in graph.transitions:
         if not transition.name.isidentifier():
-            raise GraphError(
-                "a guard's name must be an identifier", transition.id, "name the function: a lambda has no name"
-            )
+            unnamed = transition.name == (lambda: None).__name__
+            hint = "name the function: a lambda has no name" if unnamed else "give the guard such a __name__"
+            raise GraphError("a guard's name must be an identifier", transition.id, hint)
     _check_unique((t.id for t in graph.transitions), "the guard is used twice in one state")
 
 

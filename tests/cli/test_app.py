@@ -264,3 +264,38 @@ def test_help_version_and_completion_import_no_command(tmp_path: Path, words: tu
 
 def test_drawing_a_graph_imports_no_agent(tmp_path: Path) -> None:
     assert "agentfsm.agent" not in imported_modules(tmp_path, "diagram", "--format", "text", "-o", "x.txt")
+
+
+ERRORS = {
+    "answer": "r yes --store none.db",
+    "cancel": "r --store none.db",
+    "check": "none:GRAPH",
+    "demo": "file.txt",
+    "diff": "none:A none:B",
+    "eval": "none.jsonl --model none:m --agent none:AGENT",
+    "mutate": "none:GRAPH",
+    "redact": "r --text card --store none.db",
+    "replay": "r --store none.db",
+    "resume": "r --model none:m --store none.db",
+    "run": "hello --model none:m",
+    "runs": "--store none.db",
+    "show": "r --store none.db",
+    "store check": "--store none.db",
+    "store erase": "--actor ann --store none.db",
+    "verify": "r --store none.db",
+}
+"""Calls that cannot do what they are asked to, by command. What ``doctor`` finds is its output."""
+
+
+def test_errors_are_text_on_stderr_also_with_json(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file.txt").write_text("no folder")
+    commands = {name: app.commands[name] for name in app.commands}
+    groups = {name: each.commands for name, each in commands.items() if isinstance(each, click.Group)}
+    commands |= {f"{name} {part}": each for name, parts in groups.items() for part, each in parts.items()}
+    with_json = {name for name, each in commands.items() if any("--json" in option.opts for option in each.params)}
+    assert with_json == {*ERRORS, "doctor"}
+    for name, arguments in ERRORS.items():
+        result = cli(*name.split(), *arguments.split(), "--json")
+        assert (name, result.exit_code, result.stdout) == (name, 2, "")
+        lines = [line for line in result.stderr.splitlines() if line]
+        assert lines[-1].startswith(("agentfsm: ", "Error: ")), name

@@ -101,6 +101,8 @@ def test_a_graph_is_loaded_from_a_module_a_file_or_its_owner() -> None:
         ("no_such.module:G", "no module 'no_such.module'"),
         ("agentfsm.loop.transition_table:POOL", "has no 'POOL'; it has: LOOP"),
         ("agentfsm.loop.transition_table:State", "not a graph; it has: LOOP"),
+        ("own.py:Own", "own.py:Own is a class (name an object of it), not a graph; it has: OWN"),
+        ("agentfsm:Preset", "agentfsm:Preset is a class (name an object of it), not a graph"),
         ("broken.py:G", "broken.py, line 2: GraphError: a.never"),
         ("needs:G", "No module named 'no_such_module'"),
     ],
@@ -111,6 +113,9 @@ def test_something_that_is_not_a_graph_is_refused(name: str, message: str) -> No
         "G = Graph((StateSpec('a'), StateSpec('b', final=True)), (Transition('a', 'never', 'b'),))"
     )
     Path("needs.py").write_text("import no_such_module")
+    Path("own.py").write_text(
+        "from agentfsm import Preset\nclass Own(Preset):\n    'Ours.'\nOWN = Own('own', graph=Preset('x').graph)"
+    )
     with pytest.raises(ConfigurationError) as caught:
         load_graph(name)
     assert message in str(caught.value)

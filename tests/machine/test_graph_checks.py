@@ -116,9 +116,17 @@ def test_a_guard_has_a_name():
     assert "a lambda has no name" in str(error)
 
 
+@pytest.mark.parametrize("outcome", ["two words", "", "1st"])
+def test_an_outcome_names_a_guard(outcome):
+    with pytest.raises(GraphError, match="must be an identifier") as caught:
+        came_back(outcome)
+    assert caught.value.edge == f"came_back({outcome!r})"
+    assert str(caught.value).endswith("write it like 'needs_work', here and where the state and its effect name it")
+
+
 def test_a_partial_has_no_name():
     error = refused((WORK, END), to_end("work", functools.partial(ready)), GO)
-    assert error.rule == "a guard's name must be an identifier"
+    assert str(error).endswith("a guard's name must be an identifier; give the guard such a __name__")
 
 
 def test_no_guard_is_used_twice_in_one_state():
