@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Session"]
 
-MAX_ID_LETTERS = 200
+MAX_ID_CHARS = 200
 """How long the id of a session may be: runs are found by as much of it."""
 
 _NO_METADATA: Mapping[str, Any] = MappingProxyType({})
@@ -374,9 +374,9 @@ def _valid_id(session_id: object) -> str:
     if not isinstance(session_id, str):
         raise RunError(f"session_id is a string, not {type(session_id).__name__}")
     plain = session_id.isprintable() and session_id == " ".join(session_id.split())
-    if not session_id or len(session_id) > MAX_ID_LETTERS or not plain:
+    if not session_id or len(session_id) > MAX_ID_CHARS or not plain:
         raise RunError(
-            f"session_id {session_id[:MAX_ID_LETTERS]!r} must have 1 to {MAX_ID_LETTERS} printable letters, without "
+            f"session_id {session_id[:MAX_ID_CHARS]!r} must have 1 to {MAX_ID_CHARS} printable characters, without "
             "spaces at its ends or two in a row"
         )
     return session_id

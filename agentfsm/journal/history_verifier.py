@@ -299,7 +299,7 @@ class HistoryVerifier:
             self._quorum = quorum.with_vote(actor)
 
     def _follow_request(self, row: Transition, kind: str, outcome: Data) -> None:
-        """Follow which request for approvals the run has; none if a row of the user's led past its wait."""
+        """Follow which request for approvals the run has; none if a row of a user's graph led past its wait."""
         if "waiting" in outcome:
             self._quorum = _read_quorum(outcome["waiting"])
             if self._quorum is not None and (self._quorum.votes or self._quorum.escalated):

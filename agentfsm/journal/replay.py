@@ -183,7 +183,7 @@ _REQUEST_FIELDS = (
 """What a request to the model depends on. Two runs that agree in them send the same one."""
 
 _OWN_FIELDS = frozenset({"batch", "guardrails", "behavior", "counters", "elapsed_s", "silence_s", "state_calls"})
-"""Fields in which a replayed run may differ from the recorded one when the effect of a state of the user's is run."""
+"""Fields in which a replayed run may differ from the recorded one when the effect of a user-defined state is run."""
 
 
 class _UnknownOutcomeError(Exception):

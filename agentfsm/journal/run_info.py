@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentfsm.loop.state import RunState
 
 __all__ = [
-    "LISTED_LETTERS",
+    "LISTED_CHARS",
     "RunInfo",
     "RunPage",
     "RunQuery",
@@ -39,7 +39,7 @@ __all__ = [
 
 Status = Literal["running", "suspended", "finished"]
 
-LISTED_LETTERS = 200
+LISTED_CHARS = 200
 """How much of a text is listed."""
 
 _PLACEHOLDER = re.compile(r"\[(?:secret|sealed) [0-9a-zA-Z_ -]+\]")
@@ -73,7 +73,7 @@ class RunInfo:
             yet: an earlier release wrote it, and ``rebuild_run_info`` fills in what follows here.
         updated: When its newest record was written, in seconds since the epoch.
         ending: How it ended, as in ``completed`` or ``handed_off``; empty until then.
-        prompt: The first letters of what was asked, on one line, without secrets; empty if it was redacted.
+        prompt: The beginning of what was asked, on one line, without secrets; empty if it was redacted.
         actor: The id of whoever requested it, or an empty string.
         session_id: The conversation's id, or an empty string.
         tags: Its tags.
@@ -207,7 +207,7 @@ _FOLDED = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 
 def fold_case(text: str) -> str:
-    """A text in which each ASCII letter is a small one: two texts that a search takes for the same are the same."""
+    """A text in which each ASCII letter is lower case: two texts that a search takes for the same are the same."""
     return text.translate(_FOLDED)
 
 
@@ -264,14 +264,14 @@ def _prompt_in(body: Mapping[str, Any]) -> Any:
 
 
 def _text(value: Any) -> str:
-    """The first letters of a text, on one line, without secrets; empty if it is no text or was redacted.
+    """The beginning of a text, on one line, without secrets; empty if it is no text or was redacted.
 
     Halves of characters, which no database stores in a text, are replaced.
     """
     if not isinstance(value, str):
         return ""
-    words = _PLACEHOLDER.sub("[secret]", value[: 20 * LISTED_LETTERS]).split()
-    return _SURROGATE.sub("\ufffd", " ".join(words)[:LISTED_LETTERS])
+    words = _PLACEHOLDER.sub("[secret]", value[: 20 * LISTED_CHARS]).split()
+    return _SURROGATE.sub("\ufffd", " ".join(words)[:LISTED_CHARS])
 
 
 def listed_metadata(metadata: object) -> dict[str, str]:

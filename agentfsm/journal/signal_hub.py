@@ -68,7 +68,7 @@ class SignalHub:
         read_pending: Callable[[], Awaitable[Iterable[SealedSignal]]],
         recheck_s: Callable[[], float] = lambda: RECHECK_S,
     ) -> AsyncGenerator[str]:
-        """The ids of runs that have signals, and of those that get some, for ever.
+        """The ids of runs that have signals, and of those that get some, forever.
 
         Args:
             read_pending: Reads all signals that were not removed yet.

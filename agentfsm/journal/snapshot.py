@@ -20,7 +20,7 @@ from agentfsm.journal.records import SealedRecord, installed_release, is_kind, o
 from agentfsm.journal.rehydrate import RehydratedRun, rehydrate
 from agentfsm.journal.store import SealedSnapshot
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.history import LETTERS_PER_TOKEN, estimate_tokens
+from agentfsm.loop.history import CHARS_PER_TOKEN, estimate_tokens
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 from agentfsm.loop.messages import UNREAD, Message, Role
 from agentfsm.loop.state import RunState
@@ -55,8 +55,8 @@ KEPT_MESSAGES = 4
 MAX_MESSAGES = 400
 """A run whose next request needs more messages than that gets no snapshot: it would be as long as its journal."""
 
-MAX_LETTERS = 1_000_000
-"""A run whose next request has about so many letters, or more, gets no snapshot: nothing else could go on meanwhile."""
+MAX_CHARS = 1_000_000
+"""A run whose next request has about so many characters, or more, gets no snapshot: making one would take too long."""
 
 MAX_CALLS = 100
 """A run whose last reply has more tool calls than that gets no snapshot: each would hold all of them."""
@@ -164,7 +164,7 @@ class SnapshotMaker:
             return None
         places = self._kept_places()
         kept = [run.messages[place] for place in places]
-        if len(kept) > MAX_MESSAGES or any(message is UNREAD for message in kept) or _letters(kept) > MAX_LETTERS:
+        if len(kept) > MAX_MESSAGES or any(message is UNREAD for message in kept) or _count_chars(kept) > MAX_CHARS:
             return None
         shown = copy.copy(run)
         shown.set_messages(kept)
@@ -224,10 +224,10 @@ class SnapshotMaker:
         return [*sorted(older), *range(start, len(messages))]
 
 
-def _letters(messages: Sequence[Message]) -> int:
+def _count_chars(messages: Sequence[Message]) -> int:
     """About how long some messages are, with their images and files."""
     attached = sum(len(each.data) for message in messages for each in message.attachments)
-    return estimate_tokens(messages) * LETTERS_PER_TOKEN + attached
+    return estimate_tokens(messages) * CHARS_PER_TOKEN + attached
 
 
 # -- reading ------------------------------------------------------------------------------------------------

@@ -37,7 +37,9 @@ def tenant_tag(name: str) -> str:
         ConfigurationError: It is no name: one has 1 to 100 characters, without white space and ``*``.
     """
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"{name!r} is no name of a tenant: it has up to 100 letters, and no space and no '*'")
+        raise ConfigurationError(
+            f"{name!r} is no name of a tenant: it has up to 100 characters, and no space and no '*'"
+        )
     return f"tenant:{name}"
 
 

@@ -35,7 +35,7 @@ __all__ = [
 COMPACT = "compact"
 """The state in which a history is shortened."""
 
-LETTERS_PER_TOKEN = 4
+CHARS_PER_TOKEN = 4
 IMAGE_TOKENS = 1_000
 RETRY_AFTER_MESSAGES = 10
 """After a summary that failed, another one is tried once the transcript has so many messages more."""
@@ -47,7 +47,7 @@ SUMMARY_INSTRUCTIONS = (
     "alone."
 )
 
-_MAX_RESULT_LETTERS = 4_000
+_MAX_RESULT_CHARS = 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Summarize:
     fails for good, the history stays as it is.
 
     Attributes:
-        above_tokens: How long the history may be, in tokens: one for four letters, and 1,000 for an image or a file.
+        above_tokens: How long the history may be, in tokens: one for four characters, and 1,000 for an image or a file.
         turns: How many of the last turns stay as they are, the current one included, where that is short enough.
         replies: How many replies of the model stay of the current turn, each with the results of its calls, once it has
             twice as many; the user's message stays.
@@ -234,12 +234,12 @@ def check_cut(messages: Sequence[Message], compaction: Compaction) -> None:
 
 
 def estimate_tokens(messages: Sequence[Message]) -> int:
-    """How long some messages are, in tokens, without asking a tokenizer: four letters each."""
-    letters = images = 0
+    """How long some messages are, in tokens, without asking a tokenizer: four characters each."""
+    chars = images = 0
     for message in messages:
-        letters += len(message.content) + sum(len(repr(v)) for c in message.tool_calls for v in c.arguments.values())
+        chars += len(message.content) + sum(len(repr(v)) for c in message.tool_calls for v in c.arguments.values())
         images += len(message.attachments)
-    return letters // LETTERS_PER_TOKEN + images * IMAGE_TOKENS
+    return chars // CHARS_PER_TOKEN + images * IMAGE_TOKENS
 
 
 def summary_prompt(run: RunState, plan: Compaction) -> str:
@@ -259,7 +259,7 @@ def _as_element(message: Message) -> str:
     calls = "".join(f"\n[calls {call.name}({dict(call.arguments)!r})]" for call in message.tool_calls)
     images = "".join(f"\n{each.text_placeholder}" for each in message.attachments)
     content = message.content
-    if message.role is Role.TOOL and len(content) > _MAX_RESULT_LETTERS:
-        content = f"{content[:_MAX_RESULT_LETTERS]} [... {len(content) - _MAX_RESULT_LETTERS} letters left out]"
+    if message.role is Role.TOOL and len(content) > _MAX_RESULT_CHARS:
+        content = f"{content[:_MAX_RESULT_CHARS]} [... {len(content) - _MAX_RESULT_CHARS} characters left out]"
     tool = f"{message.name}: " if message.role is Role.TOOL and message.name else ""
     return fence(message.role.value, f"{tool}{content}{images}{calls}")

@@ -155,13 +155,13 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
         on_leave(run, target)
     elif source.waits:
         _on_leave_wait(run, row, target)
-    elif run.calling_state and not (target.waits or target.final):  # a row of the user's leads past the wait
+    elif run.calling_state and not (target.waits or target.final):  # a row of a user's graph leads past the wait
         _leave_blocked_call(run, row)
     if target.final:
         run.ended = row.ends
     if run.batch and (target.final or target.effect in CLOSES_BATCH):
         append_tool_results(run)
-        if not target.final:  # a row of the user's may have led past what a call has asked for or decided
+        if not target.final:  # a row of a user's graph may have led past what a call has asked for or decided
             run.ending = run.pending_request = None
 
 
@@ -368,7 +368,7 @@ def _on_reply_parsed(run: RunState, outcome: o.ReplyParsed) -> None:
 
 
 def _on_tools_ran(run: RunState, outcome: o.ToolsRan) -> None:
-    if run.pending_request is not None and run.ending is None:  # a row of the user's led past the wait
+    if run.pending_request is not None and run.ending is None:  # a row of a user's graph led past the wait
         run.pending_request = None
     record_results(run, outcome.results)
 

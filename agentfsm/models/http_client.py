@@ -172,7 +172,7 @@ class HttpOptions:
         """The value of one of ``headers``, or an empty string.
 
         Args:
-            name: Its name, in small letters.
+            name: Its name, in lower case.
         """
         return next((_plain(value) for each, value in self.headers.items() if each.lower() == name), "")
 

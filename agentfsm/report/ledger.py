@@ -459,7 +459,7 @@ class LedgerReader:
     def _result(self, record: Record) -> None:
         out = record.data["out"]
         self.results[record.data["eid"]] = out
-        if "call_id" not in out:  # a model call of the effect of a state of the user's
+        if "call_id" not in out:  # a model call of the effect of a user-defined state
             if "reply" in out:
                 self._message(record.seq, out["reply"]["message"], self.model)
                 self._charge(self.model, out["reply"].get("usage"))

@@ -34,7 +34,7 @@ class SentRequest(NamedTuple):
 def sent_requests(sealed: Sequence[SealedRecord]) -> Iterator[SentRequest]:
     """The requests of a run, in order; they end at a record that cannot be read, or of which a value was redacted.
 
-    The calls that the effect of a state of the user's makes are not among them.
+    The calls that the effect of a user-defined state makes are not among them.
 
     Args:
         sealed: Its records, as the store keeps them.

@@ -356,7 +356,7 @@ def _close(inner: Coroutine[Any, Any, Any]) -> None:
     """End a coroutine where it stands; one whose cleanup waits is ended there, too, and so on.
 
     An exception comes first, because before Python 3.13 ``close`` does not reach into an asynchronous generator, which
-    then counts as running for ever: it cannot be closed, and complains when it is collected.
+    then counts as running forever: it cannot be closed, and complains when it is collected.
 
     Args:
         inner: The coroutine.
@@ -375,6 +375,6 @@ def _close(inner: Coroutine[Any, Any, Any]) -> None:
             return
     import ctypes  # hardly ever needed
 
-    # It never runs again, but dropping it would try to close it again, for ever; so would the interpreter's end.
+    # It never runs again, but dropping it would try to close it again, forever; so would the interpreter's end.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
     logger.warning("%s cannot be closed: it is left where it stands", getattr(inner, "__qualname__", "a coroutine"))

@@ -51,7 +51,7 @@ class Case:
         prompt: The user's message.
         ending: How a good run ends.
         tools: Tools that a good run calls, whatever their order and number.
-        contains: Texts that the answer contains, in any case of letters.
+        contains: Texts that the answer contains, in any case.
         check: Looks at the result of a run that is good so far: returns None or True if it is, else False or what is
             wrong with it; an ``AssertionError`` is wrong, too.
         message_history: Earlier messages of the conversation.

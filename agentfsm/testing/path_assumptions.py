@@ -92,9 +92,7 @@ class _KitAssumptions:
                 r for r in self._rows if self._source(r).waits and self._graph.spec(r.target).effect is RUN_CALLS
             )
             ours = (r for r in self._leaving(RUN_CALLS) if r.guard is None or r.guard in BUILT_IN_GUARDS)
-            exact = {
-                str(row) for row in (*ours, *settled)
-            }  # a guard of the user's may hold before or after a call runs
+            exact = {str(row) for row in (*ours, *settled)}  # a user's own guard may hold before or after a call runs
             updates = [*(each for each in updates if each.on not in exact), *self._one_by_one(variable.name)]
         return replace(variable, updates=tuple(updates))
 

@@ -492,7 +492,7 @@ class BatchPlanner:
         return self._steps[index] if index < len(self._steps) else None
 
     def judged_at(self, index: int) -> int:
-        """The index, from a given one on, at which results are judged: states of the user's own may come before."""
+        """The index, from a given one on, at which results are judged: user-defined states may come before."""
         while index < len(self._steps) and self._steps[index].is_own:
             index += 1
         return index

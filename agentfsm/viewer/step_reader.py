@@ -89,7 +89,7 @@ class StepReader:
                 self._left.append(None if run is None else _remaining(run))
 
     def _note_prompt(self, row: SealedRecord, run: RunState) -> None:
-        if "." in str(json.loads(row.body)["eid"]):  # a call of a tool, or of the effect of a state of the user's
+        if "." in str(json.loads(row.body)["eid"]):  # a call of a tool, or of the effect of a user-defined state
             return
         before = len(self._prompts[-1].messages) if self._prompts else 0
         self._prompts.append(SentPrompt(row.seq, render_messages(run), before))

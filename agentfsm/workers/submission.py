@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentfsm.agent.run_options import run_details
 from agentfsm.errors import JournalError, MissingExtraError, RunError, RunExistsError, StaleLease, StoreLockedError
-from agentfsm.journal.run_info import LISTED_LETTERS, RunInfo, WaitingFor, listed_metadata
+from agentfsm.journal.run_info import LISTED_CHARS, RunInfo, WaitingFor, listed_metadata
 from agentfsm.journal.store import Store
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 from agentfsm.loop.quorum import Actor
@@ -101,7 +101,9 @@ class Submission:
             if not isinstance(value, str) or not value.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise RunError(f"{name} is a text that is not blank, not {value!r}")
         if len(self.agent) > _LONGEST_NAME or ":" in self.agent or "@" in self.agent:
-            raise RunError(f"agent {self.agent!r}: a name has at most {_LONGEST_NAME} letters, and no ':' and no '@'")
+            raise RunError(
+                f"agent {self.agent!r}: a name has at most {_LONGEST_NAME} characters, and no ':' and no '@'"
+            )
         details = run_details(self.tags, self.metadata, None)
         if reserved := [tag for tag in details.tags if tag.startswith(agent_tag(""))]:
             raise RunError(
@@ -243,7 +245,7 @@ async def _list_as_queued(
         "suspended",
         started=now,
         updated=now,
-        prompt=" ".join(mask_secrets(submission.prompt, known).split())[:LISTED_LETTERS],
+        prompt=" ".join(mask_secrets(submission.prompt, known).split())[:LISTED_CHARS],
         actor=actor.id if isinstance(actor, Actor) else "",  # a text may be a token
         session_id=submission.session_id,
         tags=submission.all_tags,

@@ -291,7 +291,7 @@ def test_a_long_snapshot_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("prompt", ["text", "image"])
 @pytest.mark.usefixtures("snapshots_often")
 def test_a_run_whose_next_request_is_very_long_has_no_snapshot(prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "MAX_LETTERS", 20_000)
+    monkeypatch.setattr(snapshots, "MAX_CHARS", 20_000)
 
     async def has_snapshot(letters: int) -> bool:
         store = MemoryStore()

@@ -150,7 +150,7 @@ def test_what_is_summarized_is_what_is_left_out_as_data():
     assert "Before." in text
     assert "<user>\nsee &lt;b&gt;\n[image, image/gif, 9 bytes]\n</user>" in text
     assert "[calls look({'n': 7})]\n</assistant>\n<tool>\nlook: seen 7\n</tool>" in text
-    assert f"{'x' * 4000} [... 1000 letters left out]" in text
+    assert f"{'x' * 4000} [... 1000 characters left out]" in text
     assert "q1" not in text
     assert "<system>" not in text
 
@@ -224,7 +224,7 @@ def test_wherever_it_is_cut_providers_accept_it_and_it_gets_shorter(messages: li
         pytest.fail("it never ends")
 
 
-def test_tokens_are_estimated_by_letters():
+def test_tokens_are_estimated_by_characters():
     image = Image.from_bytes(b"GIF89a...")
     assert estimate_tokens([user("a" * 400), Message.user("", [image])]) == 100 + 1000
     assert estimate_tokens([Message.assistant("", (ToolCall("c", "f", {"x": "a" * 398}),))]) == 100

@@ -363,7 +363,7 @@ async def _readable(
     """A transport whose messages the SDK can read.
 
     Lists of tools hold only valid definitions: the SDK would reject the whole list for one. An answer that is no
-    message of the protocol is the error of its request: the SDK would let the request wait for ever.
+    message of the protocol is the error of its request: the SDK would let the request wait forever.
 
     Args:
         transport: The transport.

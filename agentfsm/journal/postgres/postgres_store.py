@@ -456,7 +456,7 @@ class _Queue:
             errors: Mapping[int, Exception]
             try:
                 errors = await self.session.write(partial(_write_jobs, jobs))
-            except Exception as error:  # whatever it is: nobody may wait for ever
+            except Exception as error:  # whatever it is: nobody may wait forever
                 errors = {job.key.number: error for job in jobs}
             except asyncio.CancelledError:
                 for job in jobs + self._jobs:

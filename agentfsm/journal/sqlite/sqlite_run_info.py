@@ -199,12 +199,12 @@ def _write_filter(db: sqlite3.Connection, block: int, bits: bytes, prompts: Iter
 
 
 def _hashed_parts(text: str) -> list[list[int]]:
-    """The bits in a filter of each letter of a text, of each two letters in a row, and so on; in any ASCII case."""
-    letters = [ord(letter) % _FILTER_BITS for letter in fold_case(text)]
-    parts = [letters]
+    """The bits in a filter of each character of a text, of each two in a row, and so on; in any ASCII case."""
+    chars = [ord(char) % _FILTER_BITS for char in fold_case(text)]
+    parts = [chars]
     while len(parts) < _LONGEST_PART:
-        longer = zip(parts[-1], letters[len(parts) :], strict=False)
-        parts.append([(bit * 40_503 + letter) % _FILTER_BITS for bit, letter in longer])
+        longer = zip(parts[-1], chars[len(parts) :], strict=False)
+        parts.append([(bit * 40_503 + char) % _FILTER_BITS for bit, char in longer])
     return parts
 
 
