@@ -280,7 +280,7 @@ class RestateWaker:
     async def stop(self, grace_s: float) -> None:
         """Accept no more activations, and wait for those that are being handled; see ``Waker.stop``."""
         if self._server is not None and self._serving is not None:
-            self._server.config.timeout_graceful_shutdown = round(grace_s)
+            self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))  # what was handled is still answered
             self._server.should_exit = True
             await asyncio.to_thread(self._serving.join)
             self._server = self._serving = None
