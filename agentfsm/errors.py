@@ -14,7 +14,7 @@
     |   +-- BudgetSpentError        nothing is left of a budget for what the effect of a state of yours asks (.kind)
     |   +-- StateEffectError        the effect of a state of yours called what it may not, or changed while it was away
     |   +-- MissingDepsError        a run that was started with dependencies is resumed without any
-    |   +-- MissingModelError       a run with a model of its own is resumed, and the model cannot be had again
+    |   +-- MissingModelError       a run with a model of its own is resumed, and the model is no longer available
     |   +-- ToolsetError            a toolset failed, or returned what a run cannot have
     |   +-- ModelMismatchError      a run did what the model of its proofs does not allow (Host(monitor="raise"))
     |   +-- SessionBusyError        a session is being run; two runs of it cannot go on at once
@@ -187,7 +187,7 @@ class MissingDepsError(RunError):
 
 
 class MissingModelError(RunError):
-    """A run with a model of its own is resumed, and the model cannot be had again; the run stays as it is."""
+    """A run with a model of its own is resumed, and the model is no longer available; the run stays as it is."""
 
 
 class ToolsetError(RunError):

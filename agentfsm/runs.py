@@ -189,7 +189,7 @@ class Runs:
             own = tenant_tag(self._tenant)
             tags = dict.fromkeys((own, *tags))
             if other := next((tag for tag in tags if tag.startswith("tenant:") and tag != own), None):
-                raise RunError(f"tag {other!r}: a run that is submitted for {own!r} is that of no other tenant")
+                raise RunError(f"tag {other!r}: a run that is submitted for {own!r} cannot belong to another tenant")
             if idempotency_key is not None:  # the same key of two tenants is two runs
                 idempotency_key = f"{own}\n{idempotency_key}"
         submission = Submission(

@@ -180,7 +180,7 @@ def test_a_run_whose_model_cannot_be_had_again_is_refused(monkeypatch: pytest.Mo
     request = waiting.outcome
     assert isinstance(request, UserInputRequested)
     monkeypatch.setenv("OLLAMA_HOST", "ftp://nowhere")
-    with pytest.raises(MissingModelError, match=r"a model that cannot be had here: .*; nothing was changed"):
+    with pytest.raises(MissingModelError, match=r"a model that is not available here: .*; nothing was changed"):
         payer(Host()).resume_sync(request.suspension_record, Allow())
 
 

@@ -318,7 +318,7 @@ def test_what_a_tenant_submits_is_theirs_and_shares_no_key_with_others(tmp_path:
         assert (await acme.get(first)).info.tags == ("tenant:acme", "agent:clerk")
         with pytest.raises(UnknownRunError):
             await acme.get(second)
-        with pytest.raises(RunError, match="no other tenant"):
+        with pytest.raises(RunError, match="cannot belong to another tenant"):
             await acme.submit("clerk", "Go.", tags=["tenant:evil"])
 
     asyncio.run(scenario())
@@ -398,4 +398,4 @@ def test_the_runs_of_a_tenant_are_listed_on_the_command_line(file: Path, capsys:
             0 if name == "acme" else 2
         )
     code, said = run_command(capsys, "runs", "--store", str(file), "--tenant", "a b")
-    assert (code, "no name of a tenant" in said) == (2, True)
+    assert (code, "is not the name of a tenant" in said) == (2, True)

@@ -136,7 +136,7 @@ class ResumeRequest:
         request_ref, pending = loaded.resume_point.request_ref, loaded.run.pending_request
         if self.signal is not None and self.signal.to not in loaded.asked:
             raise StaleHumanReplyError(
-                f"run {loaded.run.run_id!r} waits for something else by now than what the reply of "
+                f"run {loaded.run.run_id!r} now waits for something other than what the reply of "
                 f"{self.signal.actor or 'somebody'} answers"
             )
         if self.to is None:
@@ -277,7 +277,7 @@ async def load_resumed(
 
     Raises:
         MissingDepsError: The run was started with dependencies, and there are none now.
-        MissingModelError: The run was started with a model of its own that cannot be had again.
+        MissingModelError: The run was started with a model of its own that is no longer available.
         SuspensionRecordError: The record or the reply is invalid.
         StoreError: The run is not in the store, or the store cannot be read.
         JournalGraphError: The run belongs to another graph, and no migration accepts it.
@@ -313,7 +313,7 @@ async def _config_for_run(
     The dependencies are made now only if the configuration needs them.
 
     Raises:
-        MissingModelError: The run's model cannot be had again.
+        MissingModelError: The run's model is no longer available.
         RunError: Its dependencies cannot be made, or it cannot have the tools of the agent's toolsets.
         SuspensionApprovalError: The agent would run calls that the run's own agent puts to people.
     """

@@ -144,7 +144,7 @@ def restore_options(config: AgentConfig, state: RunState, model: Model | None) -
         model: The model that whoever resumes it gives again, or None.
 
     Raises:
-        MissingModelError: The run's model cannot be had again; the error says why.
+        MissingModelError: The run's model is no longer available; the error says why.
     """
     details = state.details
     if model is not None and (not details.model or model.name != details.model):
@@ -171,7 +171,7 @@ def restore_options(config: AgentConfig, state: RunState, model: Model | None) -
         return with_options(config, options)
     except ConfigurationError as error:
         raise MissingModelError(
-            f"run {state.run_id!r} was started with a model that cannot be had here: {error}; nothing was changed"
+            f"run {state.run_id!r} was started with a model that is not available here: {error}; nothing was changed"
         ) from error
 
 

@@ -136,7 +136,7 @@ def claimed_actor(by: str, roles: tuple[str, ...]) -> Actor | str:
         click.UsageError: There are roles, but no name.
     """
     if roles and not by.strip():
-        raise click.UsageError("--role says what role the person has whom --by names: give both")
+        raise click.UsageError("--role is the role of the person that --by names: give both")
     return Actor(by, roles) if roles else by
 
 

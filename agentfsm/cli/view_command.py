@@ -99,7 +99,7 @@ def view(
         raise MissingExtraError("agentfsm view", "view") from error
 
     if roles and not name:
-        raise click.UsageError("--role says what role the person has whom --as names: give both")
+        raise click.UsageError("--role is the role of the person that --as names: give both")
     store, known = open_existing_store(location), store_secrets(location)
     if name:
         require_keyring(location)

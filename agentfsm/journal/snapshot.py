@@ -359,4 +359,4 @@ def _difference(snapshot: Snapshot, records: Sequence[SealedRecord], opener: Sec
         and (told.visited, told.asked, told.epoch) == (folded.visited, folded.asked, folded.epoch)
         and told.request_ref == folded.request_ref
     )
-    return "" if same else "its snapshot says something else than its records"
+    return "" if same else "its snapshot differs from its records"

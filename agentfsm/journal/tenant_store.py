@@ -38,7 +38,7 @@ def tenant_tag(name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            f"{name!r} is no name of a tenant: it has up to 100 characters, and no space and no '*'"
+            f"{name!r} is not the name of a tenant: a name has up to 100 characters, and no space or '*'"
         )
     return f"tenant:{name}"
 

@@ -86,7 +86,7 @@ class EventStreamParser:
         """The error for bytes that are no frame; where none was one, the server does not stream as Amazon does."""
         if self._has_begun:
             return TransientProviderError(f"the stream is corrupt: {why}")
-        return ProviderError(f"the response is no event stream of Amazon's ({why}): is base_url right?")
+        return ProviderError(f"the response is not an event stream of Amazon's ({why}): is base_url right?")
 
 
 def _parse_headers(data: bytes) -> dict[str, str]:

@@ -86,7 +86,7 @@ async def add_instructions(context: Context) -> None:
         context: The run.
 
     Raises:
-        RunError: The function failed, or returned something else than a text.
+        RunError: The function failed, or returned something other than a text.
     """
     config, run = context.config, context.run
     function, text = config.make_instructions, ""

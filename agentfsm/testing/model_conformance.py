@@ -181,7 +181,7 @@ def _valid(reply: Any) -> Reply:
         _require(isinstance(call.arguments, Mapping), f"the arguments of a call are an object, not {call.arguments!r}")
     counts = {name: getattr(usage, name) for name in ("input_tokens", "output_tokens", "cached_tokens")}
     _require(all(isinstance(n, int) and n >= 0 for n in counts.values()), f"the usage is not in tokens: {counts}")
-    _require(isfinite(usage.cost_usd) and usage.cost_usd >= 0, f"the cost is no amount: {usage.cost_usd!r}")
+    _require(isfinite(usage.cost_usd) and usage.cost_usd >= 0, f"the cost is not an amount: {usage.cost_usd!r}")
     stored = [message.content, message.extra, [call.arguments for call in message.tool_calls]]
     canonical_json(cast("Any", stored)).encode()
     return reply

@@ -599,7 +599,7 @@ class _ForcedMachine(Machine):
         expected = self.next_row
         row = self.graph.transition(expected.id)
         if (row.target, run.state) != (expected.target, expected.source):
-            raise RunError(f"{self._path.id} is no path of this graph: {expected} cannot be taken in {run.state!r}")
+            raise RunError(f"{self._path.id} is not a path of this graph: {expected} cannot be taken in {run.state!r}")
         rows = self.graph.rows(run.state)
         tried = tuple((r.name, False) for r in rows[: rows.index(row)])
         if isinstance(run, RunState):

@@ -158,7 +158,7 @@ def refusal_of(source: Graph | Preset | Agent[Any, Any], mutant: Mutant) -> str:
 
 
 def _is_accepted(graph: Graph) -> bool:
-    """Whether an agent without tools may have a graph; a graph may also be run by something else than an agent."""
+    """Whether an agent without tools may have a graph; a graph may also be run by something other than an agent."""
     try:
         check_agent_graph(graph, {})
     except GraphError:

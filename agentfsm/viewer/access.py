@@ -151,7 +151,7 @@ class Access:
         if self.authenticate is None and not _is_loopback(request):
             raise PageError(403, "without authentication the viewer answers this machine only")
         if self.authenticate is None and not FORWARDED.isdisjoint(request.headers.keys()):
-            raise PageError(403, "a proxy passes requests of others on: give app(store, authenticate=...)")
+            raise PageError(403, "a proxy passes on requests of others: give app(store, authenticate=...)")
         site, mode = request.headers.get("sec-fetch-site", ""), request.headers.get("sec-fetch-mode", "")
         if request.headers.get("sec-fetch-dest", "") in FRAMES:
             raise PageError(403, "the viewer is not shown inside another page")
@@ -196,12 +196,12 @@ class Access:
     async def _tenants(tenants_of: TenantsOf, actor: Actor | None) -> frozenset[str] | None:
         """The tenants whose runs somebody may see; None for all runs."""
         if actor is None:
-            raise PageError(403, "nobody says which runs you may see")
+            raise PageError(403, "it is not known which runs you may see")
         try:
             answer = tenants_of(actor)
             found: Any = await answer if isawaitable(answer) else answer
         except Exception as error:  # of the embedding program; its text may name others
-            raise PageError(403, f"nobody says which runs you may see: {type(error).__name__}") from error
+            raise PageError(403, f"it is not known which runs you may see: {type(error).__name__}") from error
         if isinstance(found, str) or not found:  # the letters of a name are no names
             raise PageError(403, "there is no tenant whose runs you may see")
         names = frozenset(found)

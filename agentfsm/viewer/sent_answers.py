@@ -84,7 +84,7 @@ def reply_from(given: Any, arguments: Mapping[str, Any]) -> HumanInput:
         case {"kind": "give_up"}:
             return GiveUp()
         case _:
-            raise PageError(422, "the page sent no answer that there is: reload it")
+            raise PageError(422, "the page sent an unknown kind of answer: reload it")
 
 
 def _text(data: Mapping[str, Any], name: str) -> str:

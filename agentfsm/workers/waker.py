@@ -43,7 +43,7 @@ class StartRate:
 
     def __post_init__(self) -> None:
         if self.runs < 1 or not 0 < self.seconds < float("inf"):
-            raise ConfigurationError(f"a rate is of at least one run in more than 0 seconds, not {self}")
+            raise ConfigurationError(f"a rate is at least one run in more than 0 seconds, not {self}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,7 @@ def strange(case: str, **settings: Any) -> MCPTools:
         ("refuses", "license expired"),
         ("old", "Unsupported protocol version from the server: 1999-01-01"),
         ("nameless", "its answer is not valid: serverInfo"),
-        ("no list", "does not give its list of tools: .* not valid: tools"),
+        ("no list", "does not return its list of tools: .* not valid: tools"),
     ],
 )
 def test_the_error_for_a_server_that_cannot_be_used_says_why(case: str, said: str) -> None:

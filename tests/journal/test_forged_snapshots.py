@@ -380,7 +380,7 @@ def test_verify_compares_what_a_snapshot_says_with_the_records_whoever_sealed_it
             mac = KEYS.current.seal(KeyPurpose.snapshot, text.encode())
             store._runs["r"].snapshot = SealedSnapshot(text, mac)  # pyright: ignore[reportPrivateUsage]
             found = await verify_listed_run(store, "r", keyring=KEYS)
-            assert (found.code, found.reason) == (TAMPERED, "its snapshot says something else than its records")
+            assert (found.code, found.reason) == (TAMPERED, "its snapshot differs from its records")
         data = json.loads(sealed.content)
         text = json.dumps(data | {"count": data["count"] + 1})
         mac = KEYS.current.seal(KeyPurpose.snapshot, text.encode())

@@ -93,7 +93,7 @@ def test_a_changed_byte_is_an_error(at: int) -> None:
 
 
 def test_a_stream_of_another_kind_is_a_wrong_address() -> None:
-    with pytest.raises(ProviderError, match=r"no event stream of Amazon.s.*is base_url right"):
+    with pytest.raises(ProviderError, match=r"not an event stream of Amazon.s.*is base_url right"):
         parse(b'data: {"type": "ping"}\n\n')
 
 

@@ -629,13 +629,13 @@ FAULTS: dict[str, Fault] = {
     "an event of letters that are none": Fault(TRANSIENT, CORRUPT, answers(with_broken_letters), modes=STREAMED),
     "an endless line": Fault(
         REFUSED,
-        f"{TOO_LONG}|no event stream of Amazon's.*is base_url right",
+        f"{TOO_LONG}|not an event stream of Amazon's.*is base_url right",
         floods(b"data: " + b"x" * 9_000),
         modes=STREAMED,
     ),
     "an endless event": Fault(
         REFUSED,
-        f"{TOO_LONG}|{CORRUPT}|no event stream of Amazon's.*is base_url right",
+        f"{TOO_LONG}|{CORRUPT}|not an event stream of Amazon's.*is base_url right",
         floods(b"data: " + b"x" * 9_000 + b"\n"),
         modes=STREAMED,
     ),

@@ -89,7 +89,7 @@ def test_a_path_of_another_graph_is_refused() -> None:
     with pytest.raises(RunError, match="cannot be taken in"):
         force(agent, astray)
     other = Path(2, (Transition("pre_step", None, "terminal", ends="completed"),), 1, small_guardrails())
-    with pytest.raises(RunError, match="is no path of this graph"):
+    with pytest.raises(RunError, match="is not a path of this graph"):
         force(agent, other)
     short_one = Path(3, (LOOP.transition("pre_step.otherwise"),), 1, small_guardrails())
     with pytest.raises(RunError, match="does not lead to an end"):

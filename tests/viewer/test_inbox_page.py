@@ -203,7 +203,7 @@ def test_an_answer_that_comes_too_late_is_refused_and_says_so(browser: Any, site
             headers={"x-agentfsm-token": token},
         )
         assert answer.status == 409
-        assert "asks something else by now" in answer.json()["error"]
+        assert "now asks something else" in answer.json()["error"]
     assert [answer for _, answer, _ in decisions(store, "late")] == ["deny"]
 
 
@@ -216,7 +216,7 @@ def test_a_click_that_is_overtaken_is_refused_in_the_page(browser: Any, site: st
         again = asking(store, call("pay", to="Carl", amount=2))
         elsewhere(lambda: again.resume_sync("late", Deny("by somebody else"), by="cy"))
         page.get_by_role("button", name="Allow").first.click()
-        has_text(page.locator("article").first, "Refused, nothing was answered: the run asks something else by now")
+        has_text(page.locator("article").first, "Refused, nothing was answered: the run now asks something else")
 
 
 def _once_only() -> Any:

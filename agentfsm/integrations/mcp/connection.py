@@ -66,7 +66,7 @@ class ServerConnection:
             said = f"{self._ending(error)}{self._server.output}"
             raise ConfigurationError(f"the MCP server {name!r} cannot be started or reached: {said}") from error
         except ToolError as error:
-            raise ConfigurationError(f"the MCP server {name!r} does not give its list of tools: {error}") from error
+            raise ConfigurationError(f"the MCP server {name!r} does not return its list of tools: {error}") from error
 
     def _ending(self, error: ServerGoneError) -> str:
         return (self._server.ending if error.by_itself else "") or str(error)

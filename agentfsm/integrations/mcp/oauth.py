@@ -92,7 +92,7 @@ class _SdkStorage:
         try:
             return self._known(_Saved() if not text else _Saved.model_validate_json(text))
         except ValidationError:
-            raise ConfigurationError("the token storage returns something else than what was saved") from None
+            raise ConfigurationError("the token storage returns something other than what was saved") from None
 
     async def _save(self, saved: _Saved) -> None:
         await self._oauth.storage.save(self._known(saved).model_dump_json())

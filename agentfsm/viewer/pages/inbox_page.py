@@ -207,7 +207,7 @@ async def _writer(request: Request) -> tuple[ViewerContext, Actor, Data, str]:
 
 
 async def answer(request: Request) -> Response:
-    """Answer what a run asks. It is refused if the run asks something else than what the page showed."""
+    """Answer what a run asks. It is refused if the run asks something other than what the page showed."""
     context, actor, data, run_id = await _writer(request)
     digest = data.get("to")
     if not (isinstance(digest, str) and len(digest) == DIGEST_DIGITS):
@@ -216,7 +216,7 @@ async def answer(request: Request) -> Response:
         head = await context.store.head(run_id)
         asked = None if head is None else await pending_request(context.store, head)
         if asked is not None and asked.digest != digest:
-            raise StaleHumanReplyError(f"the run asks something else by now: {asked}")
+            raise StaleHumanReplyError(f"the run now asks something else: {asked}")
         reply = reply_from(data.get("reply"), {} if asked is None else asked.arguments)
         sent = await context.runs_of(actor).answer(run_id, reply, by=actor, to=digest)
     except AgentfsmError as error:

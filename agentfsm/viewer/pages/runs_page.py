@@ -32,7 +32,7 @@ def query_of(request: Request) -> RunQuery:
     texts: dict[str, Any] = {name: given[name] for name in _TEXTS if given.get(name)}
     name, equals, value = given.get("metadata", "").partition("=")
     if name and not equals:
-        raise PageError(400, f"{name!r} is no entry of metadata: write order=7")
+        raise PageError(400, f"{name!r} is not an entry of metadata: write NAME=VALUE, as in order=7")
     entries = {name: value} if equals else None
     try:
         times: dict[str, Any] = {name: float(given[name]) for name in ("since", "until") if given.get(name)}
