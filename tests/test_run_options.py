@@ -48,6 +48,7 @@ SELF.append(SELF)
         ({"run_id": 7}, "run_id is a string, or None for a random one, not int"),
         ({"run_id": ' {"a"'}, "begins like a suspension record"),
         ({"run_id": "half \ud800"}, "half of a surrogate pair"),
+        ({"run_id": "a\0b"}, "NUL"),
     ],
 )
 def test_what_is_no_such_thing_is_refused(given: dict[str, Any], words: str):

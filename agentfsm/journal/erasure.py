@@ -9,7 +9,7 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.journal.listing import find_listing, iterate_runs
 from agentfsm.journal.purge import KeptRun, purge_runs
 from agentfsm.journal.redact import Occurrence, TextRedaction, find_actor, find_text, redact_actor, redact_text
-from agentfsm.journal.run_info import RunInfo, RunQuery
+from agentfsm.journal.run_info import RunInfo, RunQuery, check_selects_one
 from agentfsm.journal.store import Store
 from agentfsm.loop.keys import Keyring
 
@@ -28,7 +28,7 @@ class ErasureQuery:
         text: What stands in other runs, such as a mail address: each value that has it is deleted.
 
     Raises:
-        ConfigurationError: Nothing is given.
+        ConfigurationError: Nothing is given, or one of the first three is longer than what runs are listed by.
     """
 
     actor: str = ""
@@ -39,6 +39,8 @@ class ErasureQuery:
     def __post_init__(self) -> None:
         if not (self.actor or self.session_id or self.tag or self.text):
             raise ConfigurationError("say by what the data is found: an actor, a session, a tag or a text")
+        for name in ("actor", "session_id", "tag"):
+            check_selects_one(name, getattr(self, name))
 
     @property
     def queries(self) -> list[RunQuery]:

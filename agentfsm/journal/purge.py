@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.listing import ended_at, iterate_runs
 from agentfsm.journal.maintenance import Hold, Tombstone, seal_tombstone, why_held
-from agentfsm.journal.run_info import RunInfo, RunQuery, first_info
+from agentfsm.journal.run_info import RunInfo, RunQuery, check_selects_one, first_info
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import GOOD, TAMPERED, UNVERIFIABLE, VerificationReport, verify
 from agentfsm.loop.keys import KeyPurpose, Keyring
@@ -63,7 +63,7 @@ class RetentionRule:
         session_id: Only runs of this conversation; None for all.
 
     Raises:
-        ConfigurationError: The number of days is negative.
+        ConfigurationError: The number of days is negative, or a text is longer than what runs are listed by.
     """
 
     days: float
@@ -73,6 +73,13 @@ class RetentionRule:
     def __post_init__(self) -> None:
         if not self.days >= 0:
             raise ConfigurationError(f"days={self.days}: runs are kept for 0 days or more")
+        check_selects_one("tag", self.tag)
+        check_selects_one("session_id", self.session_id)
+
+    @property
+    def query(self) -> RunQuery:
+        """The runs that it is about."""
+        return RunQuery(tag=self.tag, session_id=self.session_id, limit=500)
 
     def allows_purge(self, info: RunInfo, now: float) -> bool:
         """Whether a run may be purged.
@@ -81,12 +88,7 @@ class RetentionRule:
             info: What its records say; ``updated`` is when it ended.
             now: The time, in seconds since the epoch.
         """
-        return (
-            info.updated is not None
-            and info.updated <= now - self.days * _DAY_S
-            and (self.tag is None or self.tag in info.tags)
-            and self.session_id in (None, info.session_id)
-        )
+        return info.updated is not None and info.updated <= now - self.days * _DAY_S and self.query.matches(info)
 
 
 async def apply_retention(
@@ -116,9 +118,7 @@ async def apply_retention(
     at = time.time() if now is None else now
     found = [
         info.run_id
-        async for info in iterate_runs(
-            store, RunQuery(status="finished", parent="", tag=rule.tag, session_id=rule.session_id, limit=500)
-        )
+        async for info in iterate_runs(store, replace(rule.query, status="finished", parent=""))
         if info.updated is not None and info.updated <= at - rule.days * _DAY_S
     ]
     return await purge_runs(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from agentfsm.errors import ConfigurationError, JournalError
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
-from agentfsm.loop.canonical_json import decode
+from agentfsm.loop.canonical_json import decode, storable_text
 from agentfsm.machine.declaration import ENDINGS
 
 if TYPE_CHECKING:
@@ -31,10 +31,12 @@ __all__ = [
     "Status",
     "WaitingFor",
     "called_model",
+    "check_selects_one",
     "first_info",
     "fold_case",
     "info_of",
     "listed_metadata",
+    "listed_text",
 ]
 
 Status = Literal["running", "suspended", "finished"]
@@ -43,7 +45,6 @@ LISTED_CHARS = 200
 """How much of a text is listed."""
 
 _PLACEHOLDER = re.compile(r"\[(?:secret|sealed) [0-9a-zA-Z_ -]+\]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,48 @@ class RunInfo:
     metadata: Mapping[str, str] | None = field(default=None, hash=False)
 
 
+def listed_text(text: str) -> str:
+    """What a run is listed by of a text: its beginning, on one line, without secrets."""
+    words = _PLACEHOLDER.sub("[secret]", text[: 20 * LISTED_CHARS]).split()
+    return storable_text(" ".join(words)[:LISTED_CHARS])
+
+
+def check_selects_one(name: str, text: str | None) -> None:
+    """Check that what is listed of a text is not also what is listed of another one, as runs are to be deleted by it.
+
+    Args:
+        name: What the text is, for the error.
+        text: The text, or None.
+
+    Raises:
+        ConfigurationError: It is too long.
+    """
+    if text is not None and len(text) > LISTED_CHARS:
+        raise ConfigurationError(
+            f"{name} is too long: runs are listed by {LISTED_CHARS} characters of it, which others may have, too"
+        )
+
+
+_FORMS: Mapping[str, Callable[[str], str]] = {
+    "actor": listed_text,
+    "session_id": listed_text,
+    "tag": listed_text,
+    "model": storable_text,
+    "text": storable_text,
+    "waiting_role": storable_text,
+    "run_id": storable_text,
+    "exact_id": storable_text,
+    "parent": storable_text,
+}
+"""In which form runs are listed by each text of a query."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunQuery:
     """Which runs to find; whatever is None is not asked for.
+
+    Runs are listed by the first 200 characters of a text, on one line with single spaces, and found by an actor, a
+    conversation, a tag or metadata in this form.
 
     Attributes:
         status: Those with this status.
@@ -160,9 +200,13 @@ class RunQuery:
         for name in ("since", "until"):
             if not isinstance(value := getattr(self, name), (int, float, NoneType)):
                 raise ConfigurationError(f"{name}={value!r}: it is in seconds since the epoch, as time.time() is")
-        for name in ("actor", "session_id", "tag", "model", "text", "waiting_role", "run_id", "exact_id", "parent"):
+        for name, as_listed in _FORMS.items():
             if not isinstance(value := getattr(self, name), (str, NoneType)):
                 raise ConfigurationError(f"{name}={value!r}: it is a text")
+            if value is not None:
+                object.__setattr__(self, name, as_listed(value) or value)  # by blanks no run is listed
+        if self.any_tag is not None:
+            object.__setattr__(self, "any_tag", tuple(map(listed_text, self.any_tag)))
         if self.limit < 1:
             raise ConfigurationError(f"limit={self.limit}: a page has at least one run")
         if self.after and not (self.after.isascii() and self.after.isdigit() and len(self.after) < 19):
@@ -264,14 +308,8 @@ def _prompt_in(body: Mapping[str, Any]) -> Any:
 
 
 def _text(value: Any) -> str:
-    """The beginning of a text, on one line, without secrets; empty if it is no text or was redacted.
-
-    Halves of characters, which no database stores in a text, are replaced.
-    """
-    if not isinstance(value, str):
-        return ""
-    words = _PLACEHOLDER.sub("[secret]", value[: 20 * LISTED_CHARS]).split()
-    return _SURROGATE.sub("\ufffd", " ".join(words)[:LISTED_CHARS])
+    """What is listed of a text; an empty string if it is no text or was redacted."""
+    return listed_text(value) if isinstance(value, str) else ""
 
 
 def listed_metadata(metadata: object) -> dict[str, str]:
@@ -331,7 +369,8 @@ def info_of(
 def _waiting_for(request: PendingRequest | None) -> WaitingFor | None:
     if request is None:
         return None
-    return WaitingFor(request.kind, request.tool, () if request.quorum is None else tuple(request.quorum.roles))
+    roles = () if request.quorum is None else request.quorum.roles
+    return WaitingFor(request.kind, request.tool, tuple(map(storable_text, roles)))
 
 
 def called_model(records: Sequence[SealedRecord]) -> str:
@@ -340,5 +379,5 @@ def called_model(records: Sequence[SealedRecord]) -> str:
         if is_kind(record, "effect.intent"):
             body = decode(record.body)
             if str(body.get("eid", "")).isdigit():  # that of a call of a tool has a point
-                return str(body.get("name", ""))
+                return storable_text(str(body.get("name", "")))
     return ""

@@ -24,7 +24,16 @@ from typing import Any, cast
 
 from agentfsm.loop.read_only import FrozenDict
 
-__all__ = ["MAX_INT", "call_signature", "canonical_json", "decode", "encode", "has_lone_surrogate"]
+__all__ = [
+    "MAX_INT",
+    "call_signature",
+    "canonical_json",
+    "decode",
+    "encode",
+    "has_lone_surrogate",
+    "is_storable",
+    "storable_text",
+]
 
 MAX_INT = 2**53 - 1
 """The largest integer that every JSON reader represents exactly (RFC 8785, I-JSON)."""
@@ -140,6 +149,19 @@ def _beyond_bmp(text: str) -> bool:
         return len(text.encode("utf-16-le")) > 2 * len(text)
     except UnicodeEncodeError:
         return True
+
+
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def is_storable(text: str) -> bool:
+    """Whether every database can store a text: it has no NUL and no lone surrogate."""
+    return _UNSTORABLE.search(text) is None
+
+
+def storable_text(text: str) -> str:
+    """A text as every database can store it: with U+FFFD for NUL and lone surrogates."""
+    return _UNSTORABLE.sub("\ufffd", text)
 
 
 def has_lone_surrogate(text: str) -> bool:

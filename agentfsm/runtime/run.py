@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from agentfsm.errors import RunError
-from agentfsm.loop.canonical_json import has_lone_surrogate
+from agentfsm.loop.canonical_json import is_storable
 from agentfsm.loop.events import Event
 from agentfsm.loop.messages import File, Image, Message, Role, with_missing_results
 from agentfsm.loop.outcomes import CALL_MODEL
@@ -630,8 +630,8 @@ def _check_ids(run_id: object, session_id: object) -> None:
         raise RunError(f"run_id is a string, or None for a random one, not {type(run_id).__name__}")
     if run_id.lstrip().startswith("{"):
         raise RunError(f"run_id {run_id!r} begins like a suspension record: begin it with a letter or a digit")
-    if has_lone_surrogate(run_id):
-        raise RunError(f"run_id {run_id!r} has half of a surrogate pair in it, which no file and no database can store")
+    if not is_storable(run_id):
+        raise RunError(f"run_id {run_id!r} has NUL or half of a surrogate pair in it, which not every store can keep")
 
 
 def normalize_history(history: Iterable[Message]) -> list[Message]:

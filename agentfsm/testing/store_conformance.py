@@ -109,7 +109,8 @@ async def isolates_runs(make: OpenStore) -> None:
 async def refuses_unknown_and_duplicate_runs(make: OpenStore) -> None:
     """An unknown run is an error, and so is a second run with the same id."""
     store = make()
-    _require(await store.head("a") is None)
+    for unknown in ("a", "a\0", "\ud800"):
+        _require(await store.head(unknown) is None)
     _require(await store.heads() == [])
     await _raises(UnknownRunError, store.acquire("a", "me"))
     lease = await store.acquire("a", "me", new=True)

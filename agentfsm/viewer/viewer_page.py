@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from agentfsm.models.wire_format import loads
 from agentfsm.report.visible_text import visible
 
 __all__ = ["LiveEvent", "Page", "PageError", "event_response", "json_response", "markup_response", "read_body", "shown"]
@@ -99,7 +100,7 @@ async def read_body(request: Request) -> dict[str, Any]:
         if len(body) > MAX_BODY:
             raise PageError(413, "the answer is too long")
     try:
-        data: object = json.loads(body)
+        data = loads(body)
     except ValueError as error:
         raise PageError(422, f"the page sent no JSON: {error}") from error
     if not isinstance(data, dict):

@@ -20,8 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentfsm.agent.run_options import run_details
 from agentfsm.errors import JournalError, MissingExtraError, RunError, RunExistsError, StaleLease, StoreLockedError
-from agentfsm.journal.run_info import LISTED_CHARS, RunInfo, WaitingFor, listed_metadata
+from agentfsm.journal.run_info import RunInfo, WaitingFor, listed_metadata, listed_text
 from agentfsm.journal.store import Store
+from agentfsm.loop.canonical_json import decode, encode
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 from agentfsm.loop.quorum import Actor
 from agentfsm.loop.withholding import environment_secrets, mask_secrets
@@ -119,7 +120,7 @@ class Submission:
         return tuple(dict.fromkeys((*self.tags, agent_tag(self.agent))))
 
 
-_JSON: TypeAdapter[Submission] = TypeAdapter(Submission)
+_SUBMISSION: TypeAdapter[Submission] = TypeAdapter(Submission)
 
 
 def _cipher(keys: SecretKeys) -> AESSIV:
@@ -142,7 +143,8 @@ def seal_submission(submission: Submission, run_id: str, keyring: Keyring) -> st
         MissingExtraError: The package that encrypts is not installed.
     """
     keys = keyring.current
-    sealed = _cipher(keys).encrypt(_JSON.dump_json(submission), [b"submission", run_id.encode()])
+    text = encode(_SUBMISSION.dump_python(submission))
+    sealed = _cipher(keys).encrypt(text.encode(), [b"submission", run_id.encode()])
     return f"{keys.key_id} {base64.urlsafe_b64encode(sealed).decode()}"
 
 
@@ -164,7 +166,8 @@ def open_submission(sealed: str, run_id: str, keyring: Keyring) -> Submission:
         raise JournalError(f"run {run_id!r} was submitted under another secret: give its workers the same one")
     cipher = _cipher(keys)
     try:
-        return _JSON.validate_json(cipher.decrypt(base64.urlsafe_b64decode(text), [b"submission", run_id.encode()]))
+        opened = cipher.decrypt(base64.urlsafe_b64decode(text), [b"submission", run_id.encode()])
+        return _SUBMISSION.validate_python(decode(opened.decode()))
     except (ValueError, ValidationError, RunError) as error:
         raise JournalError(f"what was submitted for run {run_id!r} cannot be read") from error
     except Exception as error:  # cryptography's InvalidTag, which is not imported where nothing is sealed
@@ -180,7 +183,7 @@ def run_id_for(agent: str, idempotency_key: str) -> str:
     """
     if not idempotency_key.strip():
         raise RunError("an idempotency key is a text that is not blank")
-    return hashlib.sha256(f"{agent}\n{idempotency_key}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{agent}\n{idempotency_key}".encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 async def submit(
@@ -245,10 +248,10 @@ async def _list_as_queued(
         "suspended",
         started=now,
         updated=now,
-        prompt=" ".join(mask_secrets(submission.prompt, known).split())[:LISTED_CHARS],
-        actor=actor.id if isinstance(actor, Actor) else "",  # a text may be a token
-        session_id=submission.session_id,
-        tags=submission.all_tags,
+        prompt=listed_text(mask_secrets(submission.prompt, known)),
+        actor=listed_text(actor.id) if isinstance(actor, Actor) else "",  # a text may be a token
+        session_id=listed_text(submission.session_id),
+        tags=tuple(map(listed_text, submission.all_tags)),
         waiting_for=WaitingFor(QUEUED),
         metadata=listed_metadata(entries),
     )

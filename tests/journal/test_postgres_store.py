@@ -23,10 +23,13 @@ from agentfsm import (
     ConfigurationError,
     Host,
     RunHeldError,
+    RunQuery,
+    Runs,
     StaleLease,
     StoreError,
     StoreFormatError,
     StoreFullError,
+    UnknownRunError,
     UserInputRequested,
     tool,
 )
@@ -56,7 +59,6 @@ psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 from agentfsm.journal.postgres import PostgresStore, postgres_run_info, postgres_session, postgres_store  # noqa: E402  # needs psycopg
 from agentfsm.journal.postgres.postgres_rows import bytes_column, number_column, text_column  # noqa: E402
 from agentfsm.journal.postgres.postgres_schema import MIGRATIONS, SCHEMA_VERSION  # noqa: E402
-from agentfsm.journal.run_info import RunQuery  # noqa: E402
 
 LIVENESS = ("session", "lease")
 
@@ -794,6 +796,20 @@ def test_what_the_server_can_never_store_is_an_error_at_once(url: str) -> None:
             with pytest.raises(StoreError, match=r"exceeds btree .* maximum") as raised:
                 await store.acquire(random.Random(7).randbytes(2000).hex(), "me", new=True)
             assert "has not been reached" not in str(raised.value)
+
+    asyncio.run(scenario())
+
+
+def test_a_run_whose_texts_the_server_cannot_store_as_they_are_verifies_and_is_found(url: str) -> None:
+    async def scenario() -> None:
+        async with opened(url) as store:
+            agent, metadata = Agent(ScriptedModel(["ok"]), host=Host(store=store, secret=SECRET)), {"k\0": "v\0"}
+            await agent.run("a\0b", run_id="r", actor="ann\0", tags=["t\0"], metadata=metadata)
+            runs = Runs(store, secret=SECRET)
+            assert (await runs.verify("r")).reason == ""
+            assert await runs.count(RunQuery(text="a\0b", actor="ann\0", tag="t\0", metadata=metadata)) == 1
+            with pytest.raises(UnknownRunError):
+                await runs.get("r\0")
 
     asyncio.run(scenario())
 

@@ -295,6 +295,29 @@ async def _data_folder(db: Any) -> str:
     return str((await (await db.execute("SHOW data_directory")).fetchone())[0])
 
 
+@pytest.mark.parametrize("name", ["Ann  Smith", "ann\n", "a" * 200])
+def test_runs_are_erased_and_purged_by_names_that_are_not_listed_as_they_are(name: str, make: Any) -> None:
+    async def main() -> None:
+        async with make() as store:
+            await agent(store, "ok").run("go", run_id="r1", actor=name)
+            await agent(store, "ok").run("go", run_id="r2", session_id=name, tags=[name])
+            await agent(store, "ok").run("go", run_id="r3", actor="bob", tags=["a"])
+            runs = Runs(store, secret=SECRET)
+            assert (await runs.erase(ErasureQuery(actor=name))).purged == ("r1",)
+            assert (await runs.purge(RetentionRule(days=0, tag=name, session_id=name))).purged == ("r2",)
+            assert await ids(store) == ["r3"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["actor", "session_id", "tag"])
+def test_nothing_is_deleted_by_what_is_longer_than_the_list_shows(name: str) -> None:
+    for kind in (ErasureQuery, RetentionRule):
+        if hasattr(kind, name):
+            with pytest.raises(ConfigurationError, match=f"{name} is too long"):
+                kind(**{name: "a" * 201}, **({"days": 0} if kind is RetentionRule else {}))
+
+
 def test_an_erasure_needs_something_to_look_for() -> None:
     with pytest.raises(ConfigurationError, match="an actor, a session, a tag or a text"):
         ErasureQuery()

@@ -25,6 +25,7 @@ from agentfsm import (
     Run,
     Runs,
     SqliteStore,
+    UnknownRunError,
     Usage,
     tool,
 )
@@ -149,10 +150,11 @@ def test_no_secret_is_listed(store: AnyStore) -> None:
     store.close()
 
 
-def test_half_a_character_is_kept_in_the_run_and_listed_as_a_replacement(store: Any) -> None:
-    half: Any = {"session_id": "s \ud800", "tags": ["t \udfff"], "metadata": {"m \ud800": "v \udc00"}}
-    result = finish(agent(store, "ok").run("bad \ud800 prompt", run_id="r", actor="a \udfff", **half))
-    assert result.messages[0].content == "bad \ud800 prompt"
+@pytest.mark.parametrize("bad", ["\ud800", "\0"])
+def test_what_no_database_stores_is_kept_in_the_run_and_listed_and_found_as_a_replacement(bad: str, store: Any) -> None:
+    given: Any = {"session_id": f"s {bad}", "tags": [f"t {bad}"], "metadata": {f"m {bad}": f"v {bad}"}}
+    result = finish(agent(store, "ok").run(f"bad {bad} prompt", run_id="r", actor=f"a {bad}", **given))
+    assert result.messages[0].content == f"bad {bad} prompt"
     info = listed(store)
     assert (info.prompt, info.actor, info.session_id, info.tags) == (
         "bad \ufffd prompt",
@@ -161,7 +163,29 @@ def test_half_a_character_is_kept_in_the_run_and_listed_as_a_replacement(store: 
         ("t \ufffd",),
     )
     assert info.metadata == {"m \ufffd": "v \ufffd"}
+    for query in (
+        RunQuery(text=bad, actor=f"a {bad}", session_id=f"s {bad}"),
+        RunQuery(tag=f"t {bad}", metadata={f"m {bad}": f"v {bad}"}),
+        RunQuery(any_tag=(f"t {bad}",)),
+    ):
+        assert asyncio.run(store.count_runs(query)) == 1
+    with pytest.raises(UnknownRunError):
+        asyncio.run(Runs(store).get(f"r{bad}"))
     assert asyncio.run(verify_stored_run(store, "r", keyring=KEYRING)).code == GOOD
+
+
+@pytest.mark.parametrize("name", ["Ann  Smith", " ann", "ann\n", "\tann\u00a0b", "a" * 250, "[secret 0 0]"])
+def test_a_run_is_found_by_its_requester_its_session_and_its_tags_as_they_were_given(
+    name: str, store: AnyStore
+) -> None:
+    finish(agent(store, "ok").run("go", run_id="r", actor=name, session_id=name, tags=[name], metadata={"k": name}))
+    for query in (
+        RunQuery(actor=name, session_id=name, tag=name, metadata={"k": name}),
+        RunQuery(any_tag=(name,)),
+    ):
+        assert asyncio.run(store.count_runs(query)) == 1
+        assert query.matches(listed(store))
+    assert asyncio.run(store.count_runs(RunQuery(actor="  "))) == 0
 
 
 def test_a_redacted_prompt_is_not_listed_and_is_nowhere_in_the_file(tmp_path: Path) -> None:

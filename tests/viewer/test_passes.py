@@ -204,7 +204,11 @@ def test_a_link_stays_used_and_a_session_valid_when_the_viewer_is_restarted(
         assert client.get("/api/inbox", headers={"cookie": f"{name}={forged}"}).status_code == 401
 
 
-@pytest.mark.parametrize("body", ["", "[]", "{}", '{"token": 1}', '{"token": "a.b"}', "x" * 2_000_000])
+@pytest.mark.parametrize(
+    "body",
+    ["", "[]", "{}", '{"token": 1}', '{"token": "a.b"}', '{"token": "\\ud800.b"}', "x" * 2_000_000, "[" * 100_000],
+    ids=range(8),
+)
 def test_a_forged_link_opens_nothing(store: Any, tmp_path: Path, body: str) -> None:
     with served(viewer(store, tmp_path)) as site, client_of(site) as client:
         answer = client.post("/api/link", content=body)

@@ -54,6 +54,12 @@ def test_a_sealed_submission_is_what_it_was_and_shows_nothing() -> None:
         assert text not in sealed
 
 
+@pytest.mark.parametrize("odd", ["\0", "\ud800", "$str"])
+def test_whatever_a_run_may_be_asked_may_be_submitted(odd: str) -> None:
+    given = replace(GIVEN, prompt=f"Ship {odd}.", metadata={odd: odd, "list": [odd, None, 1.5, {"a": odd}]})
+    assert open_submission(seal_submission(given, "r", KEYS), "r", KEYS) == given
+
+
 def test_a_replaced_secret_still_opens_what_was_submitted_before() -> None:
     sealed = seal_submission(GIVEN, "r", KEYS)
     after = Keyring(b"a newer secret of these tests, long enough", [b"the secret of these tests, long enough"])

@@ -104,36 +104,33 @@ def listed_row(number: int, info: RunInfo) -> str:
         info: What it is listed by.
     """
     waiting = info.waiting_for or WaitingFor("")
-    metadata = info.metadata
     row: dict[str, Any] = {
         "id": number,
         "started": _milliseconds(info.started),
         "updated": _milliseconds(info.updated),
-        "ending": _storable(info.ending),
-        "prompt": _storable(info.prompt),
-        "actor": _storable(info.actor),
-        "session": _storable(info.session_id),
-        "tags": [_storable(tag) for tag in info.tags],
-        "model": _storable(info.model),
+        "ending": info.ending,
+        "prompt": info.prompt,
+        "actor": info.actor,
+        "session": info.session_id,
+        "tags": list(info.tags),
+        "model": info.model,
         "cost_usd": info.cost_usd,
         "tokens": info.tokens,
         "waiting_kind": waiting.kind,
-        "waiting_tool": _storable(waiting.tool),
-        "waiting_roles": [_storable(role) for role in waiting.roles],
+        "waiting_tool": waiting.tool,
+        "waiting_roles": list(waiting.roles),
         "expires": _milliseconds(info.expires),
-        "parent": _storable(info.parent),
-        "metadata": None if metadata is None else _storable_metadata(metadata),
+        "parent": info.parent,
+        "metadata": None if info.metadata is None else dict(info.metadata),
     }
     return json.dumps(row, ensure_ascii=False)
 
 
 async def update_texts(db: Connection, number: int, info: RunInfo) -> None:
     """Replace the prompt, the actor, the session, the tags and the metadata by which a run is listed."""
-    texts = (_storable(info.prompt), _storable(info.actor), _storable(info.session_id))
-    await db.execute(
-        _UPDATE_TEXTS,
-        (number, texts[0], *texts, [_storable(tag) for tag in info.tags], _jsonb(info.metadata or {}), number),
-    )
+    texts = (info.prompt, info.actor, info.session_id)
+    values = (number, info.prompt, *texts, list(info.tags), _jsonb(info.metadata or {}), number)
+    await db.execute(_UPDATE_TEXTS, values)
 
 
 async def rebuild_prompts(db: Connection) -> list[str]:
@@ -210,7 +207,7 @@ async def _indexed_conditions(db: Connection, query: RunQuery) -> tuple[LiteralS
     where, values = _conditions(query)
     if not query.text:
         return where, values
-    text = _folded(query.text)
+    text = fold_case(query.text)
     newest = await (await db.execute(_COUNT_NEWEST, (text, _ANY_NUMBER, WINDOW))).fetchone()
     if newest is None or newest[0] < WINDOW or newest[1] > FREQUENT * WINDOW:
         return where, values
@@ -231,7 +228,7 @@ def _conditions(query: RunQuery) -> tuple[LiteralString, list[Any]]:
     for name, column in _TEXTS.items():
         wanted: str | None = getattr(query, name)
         if wanted:
-            where, values = _and(where, column + " = %s AND " + column + " <> ''"), [*values, _storable(wanted)]
+            where, values = _and(where, column + " = %s AND " + column + " <> ''"), [*values, wanted]
         elif wanted is not None:
             where = _and(where, "coalesce(" + column + ", '') = ''")
     if query.since is not None:
@@ -239,11 +236,11 @@ def _conditions(query: RunQuery) -> tuple[LiteralString, list[Any]]:
     if query.until is not None:
         where, values = _and(where, "info.started < %s"), [*values, query.until * 1000]
     if query.text is not None:
-        where, values = _and(where, _HAS_TEXT), [*values, _folded(query.text)]
+        where, values = _and(where, _HAS_TEXT), [*values, fold_case(query.text)]
     if query.waiting_role is not None:
         suspended: LiteralString = "run.status = 'suspended' AND info.waiting_kind <> ''"  # which has an index
         where = _and(where, suspended + " AND info.waiting_roles @> ARRAY[%s]::text[]")
-        values = [*values, _storable(query.waiting_role)]
+        values = [*values, query.waiting_role]
     if query.run_id is not None:
         where, values = _and(where, "starts_with(run.run_id, %s)"), [*values, query.run_id]
     if query.exact_id is not None:
@@ -255,29 +252,16 @@ def _entry_conditions(query: RunQuery, where: LiteralString = "") -> tuple[Liter
     """The conditions on tags and metadata, after others, and their own values."""
     values: list[Any] = []
     if query.tag is not None:
-        where, values = _and(where, "info.tags @> ARRAY[%s]::text[]"), [*values, _storable(query.tag)]
+        where, values = _and(where, "info.tags @> ARRAY[%s]::text[]"), [*values, query.tag]
     if query.any_tag is not None:
-        where, values = _and(where, "info.tags && %s::text[]"), [*values, [_storable(tag) for tag in query.any_tag]]
+        where, values = _and(where, "info.tags && %s::text[]"), [*values, list(query.any_tag)]
     if query.metadata:
         where, values = _and(where, "info.metadata @> %s::jsonb"), [*values, _jsonb(query.entries)]
     return where, values
 
 
-def _folded(text: str) -> str:
-    return fold_case(_storable(text))
-
-
-def _storable(text: str) -> str:
-    """The text without what PostgreSQL does not store in text: NUL."""
-    return text.replace("\0", "\ufffd")
-
-
-def _storable_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {_storable(name): _storable(value) for name, value in metadata.items()}
-
-
 def _jsonb(metadata: Mapping[str, str]) -> str:
-    return json.dumps(_storable_metadata(metadata), ensure_ascii=False)
+    return json.dumps(dict(metadata), ensure_ascii=False)
 
 
 def _info(row: tuple[Any, ...]) -> RunInfo:

@@ -47,6 +47,7 @@ from agentfsm.journal.postgres.postgres_signals import PostgresSignals
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, WhichRuns, head_row, seal_row
+from agentfsm.loop.canonical_json import is_storable
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = ["PostgresStore"]
@@ -308,6 +309,8 @@ class PostgresStore:
 
     async def head(self, run_id: str) -> Head | None:
         """The head of a run, or None if there is no such run; see ``Store.head``."""
+        if not is_storable(run_id):
+            return None
         heads = await self._select("WHERE run_id = %s", run_id)
         return heads[0] if heads else None
 

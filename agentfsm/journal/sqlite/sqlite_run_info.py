@@ -265,8 +265,7 @@ def _ranges(db: sqlite3.Connection, query: RunQuery, version: int) -> Iterator[t
     last = int(query.after) - 1 if query.after else _ANY_NUMBER
     size = _BLOCK
     if query.text is not None and version >= _WITH_FILTERS:
-        pattern = query.text.partition("\0")[0]  # where LIKE ends it
-        wanted = [bit for part in reversed(_hashed_parts(pattern)) for bit in part]  # the longest exclude most
+        wanted = [bit for part in reversed(_hashed_parts(query.text)) for bit in part]  # the longest exclude most
         for block, bits in db.execute(_SELECT_FILTERS, (last // _BLOCK,)):
             first = block * _BLOCK
             if not _has_all(bits, wanted):

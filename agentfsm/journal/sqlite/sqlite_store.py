@@ -45,6 +45,7 @@ from agentfsm.journal.sqlite.sqlite_turn import SqliteTurn
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import StoreFile
 from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, WhichRuns, head_row, seal_row
+from agentfsm.loop.canonical_json import is_storable
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = [
@@ -425,6 +426,8 @@ class SqliteStore:
 
     async def head(self, run_id: str) -> Head | None:
         """The head of a run, or None if there is no such run; see ``Store.head``."""
+        if not is_storable(run_id):
+            return None
         heads = await self._reader.read(lambda db: self._heads(db, "run_id", run_id), list[Head]())
         return heads[0] if heads else None
 

@@ -75,7 +75,7 @@ async def _inbox_json(context: ViewerContext, visitor: Visitor, run_id: str) -> 
     wanted = visitor.only_run or run_id
     infos = [info for info in page.runs if not wanted or info.run_id == wanted]
     signals: list[Signal] = []
-    if context.may_change:
+    if infos and context.may_change:
         signals = await read_signals(context.store.signals, context.access.keyring, wanted or None)
     found = [await _request_json(context, visitor, info, signals) for info in infos]
     return {"requests": [each for each in found if each is not None], "more": bool(page.next)}
