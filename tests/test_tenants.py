@@ -307,6 +307,9 @@ def test_what_a_tenant_submits_is_theirs_and_shares_no_key_with_others(tmp_path:
             activations.append(activation)
             return True
 
+        async def list_set_aside(self, keys: Any = None) -> list[Any]:
+            return []
+
     async def scenario() -> None:
         store = MemoryStore()
         acme, evil = (Runs(store, secret=SECRET, tenant=name, waker=Queue()) for name in ("acme", "evil"))  # type: ignore[arg-type]
