@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from math import ceil
 from typing import Any, TypeVar
 
 from agentfsm.errors import MissingExtraError, StoreError
@@ -174,8 +174,7 @@ class DbosWaker:
 
     async def was_put_back(self, activation: Activation) -> bool:
         """Whether an activation was set aside and put back since; see ``Waker.was_put_back``."""
-        known = await self._call(lambda: _status(self._client, activation.key))
-        return known is not None and _attributes(known).get("state") == PUT_BACK
+        return _attributes(await self._call(lambda: _status(self._client, activation.key))).get("state") == PUT_BACK
 
     async def serve(self, queues: Sequence[str], deliver: Deliver) -> None:
         """Deliver activations of some queues to this process; see ``Waker.serve``."""
@@ -220,8 +219,10 @@ class DbosWaker:
 
         def share() -> None:
             processes = {each.executor_id for each in _delivered(self._client, 0.0) if each.queue_name in queues}
+            poll_s = self._settings.shared_poll_s(len(processes))
             for queue in filter(None, map(self._client.retrieve_queue, queues)):
-                queue.set_polling_interval_sec(self._settings.shared_poll_s(len(processes)))
+                if queue.polling_interval_sec != poll_s:  # a write waits for the disk
+                    queue.set_polling_interval_sec(poll_s)
 
         while True:
             await asyncio.sleep(SHARE_EVERY_S)
@@ -234,8 +235,7 @@ class DbosWaker:
             self._sharing.cancel()
             await asyncio.wait({self._sharing})
             self._sharing = None
-            wait_s = math.ceil(grace_s)
-            await asyncio.to_thread(DBOS.destroy, workflow_completion_timeout_sec=wait_s, destroy_registry=True)
+            await asyncio.to_thread(DBOS.destroy, workflow_completion_timeout_sec=ceil(grace_s), destroy_registry=True)
 
     async def aclose(self) -> None:
         """Release all resources; see ``Waker.aclose``."""
@@ -290,8 +290,8 @@ def _due_at(workflow: WorkflowStatus) -> float:
     return (workflow.delay_until_epoch_ms or 0) / 1000 if workflow.status == DELAYED else 0.0
 
 
-def _attributes(workflow: WorkflowStatus) -> dict[str, Any]:
-    return workflow.attributes or {}
+def _attributes(workflow: WorkflowStatus | None) -> dict[str, Any]:
+    return {} if workflow is None else workflow.attributes or {}
 
 
 def _activation(workflow: WorkflowStatus) -> Activation:
