@@ -46,6 +46,10 @@ class StartRate:
             raise ConfigurationError(f"a rate is at least one run in more than 0 seconds, not {self}")
 
 
+LONGEST_SHARED_POLL_S = 1.0
+"""The longest time between two looks of a process that shares them with others, in seconds."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueueSettings:
     """How the queues of an engine are served.
@@ -77,12 +81,13 @@ class QueueSettings:
     def shared_poll_s(self, processes: int) -> float:
         """Seconds between two looks of a process while several are at work, so that all together look as often as two.
 
-        What is queued is then found as soon on average, and what the looks cost does not grow with the processes.
+        What is queued is then found as soon on average, and what the looks cost does not grow with the processes. But
+        each looks at least once a second: all others may have as many runs as they handle at a time.
 
         Args:
             processes: How many processes handle activations of the queues.
         """
-        return self.poll_s * max(1.0, processes / 2)
+        return max(self.poll_s, min(self.poll_s * processes / 2, LONGEST_SHARED_POLL_S))
 
 
 MAX_PRIORITY = 1000
