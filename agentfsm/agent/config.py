@@ -532,8 +532,9 @@ def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
                 "give the agent with_votes(graph)",
             )
     for each in tools.values():
-        if each.may_need_votes or isinstance(each.requires_approval, Approval):
-            check_undecided_rows(graph, each.name, votes=each.may_need_votes)
+        rule = each.requires_approval if isinstance(each.requires_approval, Approval) else None
+        if rule is not None or each.may_need_votes:
+            check_undecided_rows(graph, each.name, rule)
     return graph
 
 

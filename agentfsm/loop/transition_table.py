@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import compress
 
 from agentfsm.errors import GraphError
 from agentfsm.loop.detectors import (
@@ -76,7 +77,7 @@ from agentfsm.loop.outcomes import (
     RUN_CALLS,
     may_leave_undecided,
 )
-from agentfsm.loop.quorum import MAX_APPROVALS
+from agentfsm.loop.quorum import MAX_APPROVALS, Approval
 from agentfsm.machine.declaration import Counter
 from agentfsm.machine.graph import Graph, Guard, State, StateSpec
 from agentfsm.machine.graph import Transition as Row
@@ -232,7 +233,7 @@ _NOT_UNDECIDED = frozenset({ask_user, question_asked, in_doubt, approval_decided
 """Guards that do not hold while an approval is undecided, but for the one that says what has happened to it."""
 
 
-def check_undecided_rows(graph: Graph, tool: str, *, votes: bool) -> None:
+def check_undecided_rows(graph: Graph, tool: str, rule: Approval | None) -> None:
     """Check that no row leads a run out of the wait for an approval to where it may not go before it is decided.
 
     A run that took such a row would count as tampered with. The guards of the user's may hold whenever they are asked.
@@ -240,12 +241,13 @@ def check_undecided_rows(graph: Graph, tool: str, *, votes: bool) -> None:
     Args:
         graph: The graph.
         tool: The tool whose calls are approved, for the error.
-        votes: Whether a call may need several approvals or escalation; otherwise any reply decides it.
+        rule: Its rule; None for any that a function may return.
 
     Raises:
         GraphError: A row does.
     """
-    cases = _UNDECIDED if votes else (expired,)
+    happens = (True, rule is None or bool(rule.escalate_to), rule is None or rule.n > 1)
+    cases = list(compress(_UNDECIDED, happens))
     for state in _waits_for_approval(graph):
         for row in graph.rows(state):
             later = [case.__name__ for case in cases if row in _rows_while(graph, state, case)]

@@ -152,7 +152,7 @@ def require_rows_for_rule(context: Context, request: PendingRequest) -> None:
             context.run.state,
             "give the agent graph=with_votes(LOOP), or annotate the function for requires_approval with '-> Approval'",
         )
-    check_undecided_rows(graph, request.tool, votes=quorum.rule.needs_rows)
+    check_undecided_rows(graph, request.tool, quorum.rule)
 
 
 async def check_call(context: Context, call_state: CallState) -> _Checked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +80,7 @@ def at_once_too(run: RunState) -> bool:
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let agents be created with any rows."""
 
-    def check(graph: Graph, tool: str, *, votes: bool) -> None:
+    def check(graph: Graph, tool: str, rule: Approval | None) -> None:
         """Accept any."""
 
     for module in ("agent.config", "runtime.tool_dispatch"):
@@ -109,6 +110,7 @@ def is_lost(graph: Graph, event: str, rule: Approval) -> bool:
 
 
 RULE = Approval(2, roles=("clerk",), escalate_to=("boss",), escalate_after_s=60, validity_s=600)
+ONE = Approval(roles=("clerk",), validity_s=600)
 ANN = Actor("ann", ("clerk",))
 
 
@@ -121,27 +123,48 @@ PLACES = ("expired", "escalated", "vote_recorded", "approval_decided", None)
 TARGETS = ("pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool", "recover", "note", "suspended")
 
 
+WHEN = {
+    "expired": ["vote", "escalation", "expiry"],
+    "escalated": ["vote", "escalation"],
+    "vote_recorded": ["vote"],
+    "approval_decided": [],
+    None: [],
+}
+"""What may happen to a request when a row that stands in front of another one may be taken."""
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_row_is_refused_exactly_where_a_run_that_takes_it_counts_as_tampered_with(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert_refused_where_lost(
+        target, RULE, WHEN if target not in ("pre_step", "call_llm", "suspended") else {}, monkeypatch
+    )
+
+
+@pytest.mark.parametrize(
+    "rule", [replace(RULE, n=1), replace(RULE, escalate_to=(), escalate_after_s=None), ONE], ids=str
+)
+def test_only_what_can_happen_under_the_rule_of_a_call_counts(rule: Approval, monkeypatch: pytest.MonkeyPatch) -> None:
+    happens = {"vote": rule.n > 1, "escalation": bool(rule.escalate_to), "expiry": True}
+    lost = {place: [event for event in events if happens[event]] for place, events in WHEN.items()}
+    assert_refused_where_lost("note", rule, lost, monkeypatch)
+
+
+def assert_refused_where_lost(
+    target: str, rule: Approval, lost: Mapping[str | None, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused: list[str | None] = []
     for place in PLACES:
         try:
-            agent_with(own_row(target, place), RULE)
+            agent_with(own_row(target, place), rule)
         except GraphError:
             refused.append(place)
     unchecked(monkeypatch)
-    lost = {place: [event for event in EVENTS if is_lost(own_row(target, place), event, RULE)] for place in PLACES}
-    assert refused == [place for place in PLACES if lost[place]]
-    if target not in ("pre_step", "call_llm", "suspended"):
-        assert lost == {
-            "expired": ["vote", "escalation", "expiry"],
-            "escalated": ["vote", "escalation"],
-            "vote_recorded": ["vote"],
-            "approval_decided": [],
-            None: [],
-        }
+    happens = [event for event in EVENTS if event != "escalation" or rule.escalate_to]
+    for place in PLACES:
+        assert [event for event in happens if is_lost(own_row(target, place), event, rule)] == lost.get(place, [])
+    assert refused == [place for place in PLACES if lost.get(place)]
 
 
 def redirected(row: str, target: str) -> Graph:
@@ -152,7 +175,7 @@ def redirected(row: str, target: str) -> Graph:
 
 def test_the_error_names_the_row_and_says_what_to_do() -> None:
     with pytest.raises(GraphError) as caught:
-        agent_with(own_row("dispatch_tool", "escalated"))
+        agent_with(own_row("dispatch_tool", "escalated"), RULE)
     assert str(caught.value) == (
         "suspended.at_once: it may lead to 'dispatch_tool' before the approval of a call of 'pay' is decided; let it "
         "lead to a state that waits, that ends the run or that drops the call, such as 'pre_step'; or put it after "
@@ -179,7 +202,7 @@ def test_rows_past_what_no_tool_waits_for_are_nobodys_concern() -> None:
             agent_with(past_expiry, rule)
 
 
-@pytest.mark.parametrize("rule", [RULE, Approval(roles=("clerk",), validity_s=600)], ids=["votes", "one"])
+@pytest.mark.parametrize("rule", [RULE, ONE], ids=["votes", "one"])
 @pytest.mark.parametrize("target", ["note", "pre_step"])
 def test_a_run_whose_request_expires_is_lost_if_the_row_is_refused_and_goes_on_otherwise(
     target: str, rule: Approval, monkeypatch: pytest.MonkeyPatch
@@ -198,7 +221,7 @@ def test_a_request_that_expired_does_not_expire_those_that_come_after_it() -> No
     pays = call("pay", amount=5)
     agent = Agent(
         ScriptedModel([pays, pays, "Paid."]),
-        tools=[paying(Approval(roles=("clerk",), validity_s=600), paid)],
+        tools=[paying(ONE, paid)],
         graph=redirected("suspended.expired", "pre_step"),
         host=host,
     )
@@ -270,7 +293,7 @@ def test_a_row_for_votes_whose_counter_may_be_spent_covers_no_row_after_it() -> 
         agent_with(graph.with_counter(Counter("votes", 1)))
     never_filled = tuple(replace(each, refills=()) if each.name == "approval_required" else each for each in graph)
     with pytest.raises(GraphError, match=r"with the guards escalated, vote_recorded$"):
-        agent_with(replace(graph, transitions=never_filled))
+        agent_with(replace(graph, transitions=never_filled), RULE)
 
 
 # -- wherever an agent is made --------------------------------------------------------------------------
