@@ -13,6 +13,7 @@ import re
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -67,8 +68,9 @@ class _Workflow:
         worker_died = row.get("last_failure_error_code") == CONNECTION_BROKE
         self.deliveries = int(row.get("retry_count", 1)) if worker_died else 1  # and not how often no worker was there
         self.aside: dict[str, Any] | None = json.loads(row.get("value_utf8", "null"))
-        given = json.loads(row["entry_json"])["Command"]["Input"]["payload"]
-        self.activation = Activation(**json.loads(bytes(given))["activation"])
+        given = json.loads(bytes(json.loads(row["entry_json"])["Command"]["Input"]["payload"]))
+        self.activation = Activation(**given["activation"])
+        self.request_id = str(given.get("request_id", ""))
 
 
 @dataclass
@@ -99,9 +101,13 @@ class _Server:
         key = f"{activation.key}#{1 + max((each.replaced for each in known), default=-1)}"
         delay = f"?delay={round(delay_s * 1000)}ms" if delay_s > 0 else ""
         url = f"{self.ingress}/{_service(activation.queue)}/{quote(key, safe='')}/activate/send{delay}"
-        answered = await self.request("POST", url, {"activation": asdict(activation), "aside": aside})
+        given = {"activation": asdict(activation), "aside": aside, "request_id": uuid.uuid4().hex}
+        answered = await self.request("POST", url, given)
         await self.end(known)
-        return bool(answered["status"] == "Accepted")
+        if answered["status"] == "Accepted":
+            return True
+        # by another process, or this very request, which was sent again somewhere on its way
+        return any(each.request_id == given["request_id"] for each in await self.find(key))
 
     async def end(self, workflows: Iterable[_Workflow]) -> None:
         for each in workflows:

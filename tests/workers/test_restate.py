@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agentfsm import Allow, Runs, StoreError, open_store
@@ -211,6 +213,47 @@ def test_a_worker_handles_so_many_activations_at_a_time(server: RestateServer) -
             assert len(await waker.unfinished(0)) == 2  # the others wait for their turn
             handled.may_end.set()
             await handled.until(4)
+
+    asyncio.run(scenario())
+
+
+class SentTwice(httpx.AsyncHTTPTransport):
+    """Sends each activation twice, as whatever lies between does that has not heard the first answer."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/activate/send"):
+            first = await super().handle_async_request(request)
+            assert json.loads(await first.aread())["status"] == "Accepted"
+            await first.aclose()
+        return await super().handle_async_request(request)
+
+
+def test_an_activation_whose_request_was_sent_twice_was_queued_by_it(server: RestateServer) -> None:
+    async def scenario() -> None:
+        async with serving(server, "twice") as (waker, handled):
+            await waker._restate.client.aclose()
+            waker._restate.client = httpx.AsyncClient(transport=SentTwice())
+            activation = Activation("r", 0, "twice")
+            assert await waker.wake(activation)
+            assert not await waker.wake(activation)
+            await handled.until(1)
+            handled.may_end.set()
+        assert handled.keys == ["r:0"]
+
+    asyncio.run(scenario())
+
+
+def test_of_two_processes_that_queue_an_activation_at_once_one_has_queued_it(server: RestateServer) -> None:
+    async def scenario() -> None:
+        async with serving(server, "both") as (waker, handled):
+            other = RestateWaker(server.ingress, server.admin)
+            for number in range(20):
+                activation = Activation(f"r{number}", 0, "both")
+                assert sorted(await asyncio.gather(waker.wake(activation), other.wake(activation))) == [False, True]
+            handled.may_end.set()
+            await handled.until(20)
+            await other.aclose()
+        assert len(set(handled.keys)) == len(handled.keys) == 20
 
     asyncio.run(scenario())
 
