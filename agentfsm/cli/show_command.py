@@ -28,6 +28,7 @@ from agentfsm.journal.adoption import adopt as adopt_run
 from agentfsm.journal.listing import find_listing
 from agentfsm.journal.records import Record, SealedRecord, export_lines, open_record, read_record
 from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.run_info import spent_before
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.messages import Usage
@@ -98,9 +99,9 @@ def _summary(store: Store, location: StoreLocation, run_id: str) -> str:
 
 
 def _total_usage(rows: Sequence[SealedRecord]) -> Usage | None:
-    """The tokens and cost of a run; None if its journal cannot be rehydrated."""
+    """The tokens and cost of a run, from its fork on if it is one; None if its journal cannot be rehydrated."""
     try:
-        return rehydrate(rows).run.usage
+        return rehydrate(rows).run.usage - spent_before(rows[0])
     except JournalError:
         return None
 

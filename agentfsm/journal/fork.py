@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
@@ -13,7 +14,7 @@ from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.outcome_codec import CommitmentWriter
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import RehydratedRun, rehydrate
-from agentfsm.journal.run_info import RunInfo, first_info, info_of
+from agentfsm.journal.run_info import RunInfo, first_info, info_of, spent_before
 from agentfsm.journal.store import Status, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import decode, encode
@@ -73,6 +74,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
         "graph": parent.graph,
         "at": run.state,
         "state": commitments.commitment_value(dump_state(run)),
+        "spent": asdict(run.usage),
         "parent": {"run": run_id, "seq": at_seq, "hash": records[at_seq - 1].hash},
     }
     lease = await store.acquire(new_id, owner_name(), new=True, keyring=keyring)
@@ -113,7 +115,9 @@ def _listed(
     """What the new run is listed by."""
     expires = None if suspension is None else suspension["expires"]
     updated = decode(records[-1].body)["ts"] / 1000
-    return info_of(first_info(run_id, records[0]), run, status, updated, None if expires is None else expires / 1000)
+    first = records[0]
+    deadline = None if expires is None else expires / 1000
+    return info_of(first_info(run_id, first), spent_before(first), run, status, updated, deadline)
 
 
 _HIDDEN_REQUEST_FIELDS = frozenset({"question", "context", "choices", "arguments", "form"})

@@ -18,7 +18,7 @@ from agentfsm.errors import JournalError, StaleLease, StoreError
 from agentfsm.journal.hash_chain import GENESIS_HASH, RecordSealer
 from agentfsm.journal.outcome_codec import CommitmentWriter, OutcomeWriter, to_json
 from agentfsm.journal.records import FORMAT_VERSION, Record, SealedRecord, installed_release, read_records
-from agentfsm.journal.run_info import RunInfo, called_model, first_info, info_of
+from agentfsm.journal.run_info import RunInfo, called_model, first_info, info_of, spent_before
 from agentfsm.journal.signal_inbox import SignalInbox
 from agentfsm.journal.snapshot import SnapshotMaker
 from agentfsm.journal.store import Lease, SealedSnapshot, Status, Store
@@ -26,7 +26,7 @@ from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.keys import Keyring, SecretKeys
-from agentfsm.loop.messages import Message, ToolResult
+from agentfsm.loop.messages import NO_USAGE, Message, ToolResult
 from agentfsm.loop.outcomes import Outcome
 from agentfsm.loop.state import RunDetails, RunState
 from agentfsm.loop.withholding import Withholder
@@ -332,6 +332,7 @@ class StoreJournal:
         self._inbox = inbox
         self._run = run
         self._info: RunInfo | None = None  # what the first records say, once they are known
+        self._spent_before = NO_USAGE  # what they say, too
         self._listed_status: Status | None = None
         self._listed_at = 0.0
         self._lease: Lease | None = lease
@@ -442,10 +443,12 @@ class StoreJournal:
             first = (*self._records, *records)[0] if self._base is None else self._base.first
             self._info = first_info(self._run.run_id, first)
             self._info = replace(self._info, model="" if self._base is None else self._base.model)
+            self._spent_before = spent_before(first)
         if not self._info.model:
             self._info = replace(self._info, model=called_model((*self._records, *records)))
         expires = last[2]["expires"] if last[0] == "run.suspended" else None
-        return info_of(self._info, self._run, status, last[1], None if expires is None else expires / 1000)
+        deadline = None if expires is None else expires / 1000
+        return info_of(self._info, self._spent_before, self._run, status, last[1], deadline)
 
     def _append(
         self,

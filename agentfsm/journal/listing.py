@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.records import SealedRecord, is_kind
-from agentfsm.journal.run_info import RunInfo, RunQuery, called_model, first_info, info_of
+from agentfsm.journal.run_info import RunInfo, RunQuery, called_model, first_info, info_of, spent_before
 from agentfsm.journal.store import Head, Status, Store, consistent_read, off_loop
 from agentfsm.journal.verification import (
     GOOD,
@@ -58,7 +58,7 @@ def compute_run_info(run_id: str, records: Sequence[SealedRecord], status: Statu
     base = first_info(run_id, records[0])
     suspension = rehydrated.suspension
     expires = None if suspension is None or suspension["expires"] is None else suspension["expires"] / 1000
-    info = info_of(base, rehydrated.run, status, ended_at(records), expires)
+    info = info_of(base, spent_before(records[0]), rehydrated.run, status, ended_at(records), expires)
     return replace(info, model=called_model(records))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from agentfsm.errors import ConfigurationError, JournalError
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.loop.canonical_json import decode, storable_text
+from agentfsm.loop.messages import Usage
 from agentfsm.machine.declaration import ENDINGS
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ __all__ = [
     "info_of",
     "listed_metadata",
     "listed_text",
+    "spent_before",
 ]
 
 Status = Literal["running", "suspended", "finished"]
@@ -79,7 +81,8 @@ class RunInfo:
         session_id: The conversation's id, or an empty string.
         tags: Its tags.
         model: The name of the first model that it called, or an empty string.
-        cost_usd: What its model calls cost, in USD; None if the price of none of them is known.
+        cost_usd: What its model calls cost, in USD, and for a fork, those since it was made; None if none of them has a
+            known price.
         tokens: The tokens of its model calls; None if they are not known yet.
         waiting_for: What it waits for, or None.
         expires: When that request expires, in seconds since the epoch; None if it does not.
@@ -337,8 +340,26 @@ def _entry_text(value: object) -> str | None:
             return None
 
 
+def spent_before(first: SealedRecord) -> Usage:
+    """What a run had used when it began: for one that was forked, what its origin had; else nothing.
+
+    Its limits count that, too. A fork of an earlier release does not say it, so it counts as the fork's own.
+
+    Args:
+        first: The run's first record.
+
+    Raises:
+        JournalError: The record cannot be read.
+    """
+    try:
+        return Usage(**open_record(first).get("spent", {}))
+    except TypeError as error:
+        raise JournalError("what the run had used when it was forked cannot be read") from error
+
+
 def info_of(
     base: RunInfo,
+    before: Usage,
     run: RunState,
     status: Status,
     updated: float,
@@ -348,19 +369,21 @@ def info_of(
 
     Args:
         base: What its first record says about it.
+        before: What it had used when it began (``spent_before``).
         run: Its state.
         status: Its status.
         updated: When its newest record was written, in seconds since the epoch.
         expires: When the request that it waits for expires, in seconds since the epoch, or None.
     """
     waits = status == "suspended" and run.pending_request is not None
+    usage = run.usage - before
     return replace(
         base,
         status=status,
         updated=int(updated * 1000) / 1000,  # as in the record
         ending=run.ended if status == "finished" else "",
-        cost_usd=run.usage.known_cost_usd,
-        tokens=run.usage.total_tokens,
+        cost_usd=usage.known_cost_usd,
+        tokens=usage.total_tokens,
         waiting_for=_waiting_for(run.pending_request) if waits else None,
         expires=expires if waits else None,
     )

@@ -549,6 +549,17 @@ class Usage:
             self.unpriced_tokens + other.unpriced_tokens,
         )
 
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens - other.input_tokens,
+            self.output_tokens - other.output_tokens,
+            self.cached_tokens - other.cached_tokens,
+            self.cost_usd - other.cost_usd,
+            self.reasoning_tokens - other.reasoning_tokens,
+            self.written_tokens - other.written_tokens,
+            self.unpriced_tokens - other.unpriced_tokens,
+        )
+
 
 MAX_COUNT = 10**12
 """The largest number of tokens, or cost in USD, of one reply that is believed."""

@@ -33,12 +33,13 @@ from agentfsm.journal.fork import fork
 from agentfsm.journal.journal_writer import LISTED_EVERY_S
 from agentfsm.journal.listing import compute_run_info, needs_rebuild, rebuild_run_info, verify_listing
 from agentfsm.journal.redact import redact
-from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor
+from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor, spent_before
 from agentfsm.journal.sqlite import sqlite_run_info
 from agentfsm.journal.sqlite.sqlite_damage import find_row_damage, find_schema_damage
 from agentfsm.journal.sqlite.sqlite_run_info import count_run_infos, select_run_infos
 from agentfsm.journal.sqlite.sqlite_schema import SCHEMA_VERSION
 from agentfsm.journal.verification import GOOD, verify_stored_run
+from agentfsm.loop.canonical_json import decode, encode
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.messages import Message, Reply
 from agentfsm.testing import FakeClock, ScriptedModel, call
@@ -213,6 +214,10 @@ def test_a_fork_and_a_sub_agents_run_are_listed(store: AnyStore) -> None:
     asyncio.run(fork(store, "sample", 6, "other", KEYRING))
     assert listed(store, "other") == computed(store, "other")
     assert listed(store, "other").prompt == "Do it all."
+    (first,) = asyncio.run(store.records("other"))[:1]
+    earlier = decode(first.body)
+    assert spent_before(first) == Usage(**earlier.pop("spent"))
+    assert spent_before(first._replace(body=encode(earlier))) == Usage()  # as an earlier release forked it
     helper = Agent(ScriptedModel(["helped"]))
     host = Host(store=store, secret=b"of the tests")
     above = Agent(ScriptedModel([call("h", task="Help."), "ok"]), tools=[helper.as_tool("h", "Helps.")], host=host)

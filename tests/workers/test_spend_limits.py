@@ -4,13 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentfsm import Agent, ConfigurationError, Host, MemoryStore, Message, Reply, Usage
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    ConfigurationError,
+    Host,
+    MemoryStore,
+    Message,
+    Reply,
+    Runs,
+    SqliteStore,
+    Usage,
+    UserInputRequested,
+    tool,
+)
 from agentfsm.testing import ScriptedModel, call
+from agentfsm.viewer.run_figures import Listed, figures_of, totals_by_day
 from agentfsm.workers.spend_limits import DAY_S, KNOWN_FOR_S, SpendLimit, SpendLimits
+
+SECRET = b"of the tests"
+
+
+@tool
+def look() -> str:
+    """Look."""
+    return "seen"
 
 
 async def spend(store: MemoryStore, usd: float, *tags: str) -> None:
@@ -38,10 +62,52 @@ def test_a_limit_is_reached_by_the_runs_with_its_tag_in_the_last_day() -> None:
     asyncio.run(scenario())
 
 
-def test_what_sub_agents_cost_counts_once() -> None:
-    def costing(usd: float, text: str, *calls: Any) -> Reply:
-        return Reply(Message.assistant(text, calls), usage=Usage(input_tokens=1, cost_usd=usd))
+def costing(usd: float, text: str, *calls: Any) -> Reply:
+    return Reply(Message.assistant(text, calls), usage=Usage(input_tokens=1, cost_usd=usd))
 
+
+@pytest.mark.parametrize("store", [MemoryStore, lambda: SqliteStore("runs.db")], ids=["memory", "sqlite"])
+def test_what_a_run_cost_before_it_was_forked_counts_once(
+    store: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def agent(*script: Any) -> Agent:
+        limits = AgentGuardrails(max_cost_usd=2.0)
+        return Agent(ScriptedModel(script), tools=[look], guardrails=limits, host=Host(store=kept, secret=SECRET))
+
+    async def scenario() -> None:
+        runs = Runs(kept, secret=SECRET)
+        whole = agent(costing(1.5, "", call("look")), costing(0.5, "Done."))
+        await whole.run("Look.", run_id="r", tags=["tenant:acme"])
+        rows = await kept.records("r")
+        at = next(row.seq for row in rows if "post_tool.otherwise" in row.body)
+        await runs.fork("r", at, "fork")
+        info = (await runs.get("fork")).info
+        assert (info.cost_usd, info.tokens) == (0.0, 0)
+        forked = await agent(costing(0.25, "", call("look")), costing(0.5, "Done.")).resume("fork")
+        assert forked.usage.cost_usd == 2.25  # its limits count all of it
+        at = next(row.seq for row in await kept.records("fork") if "post_tool.otherwise" in row.body)
+        await runs.fork("fork", at, "again")
+        asked = (await agent(costing(0.75, "", call("look"))).resume("again")).outcome
+        assert isinstance(asked, UserInputRequested)
+        assert asked.kind == "limit"  # 1.5 + 0.25 + 0.75 USD of 2
+        listed = {each.run_id: (each.cost_usd, each.tokens) for each in (await runs.list()).runs}
+        assert listed == {"r": (2.0, 2), "fork": (0.75, 2), "again": (0.75, 1)}
+        assert [(await runs.verify(run_id)).reason for run_id in listed] == ["", "", ""]
+        reached = await SpendLimits([SpendLimit("tenant:acme", 1)], kept).reached(["tenant:acme"])
+        assert "cost 3.50 USD" in reached
+        figures = [
+            Listed(each, figures_of(each.run_id, await kept.records(each.run_id))) for each in (await runs.list()).runs
+        ]
+        assert [(day["cost"], day["tokens"]) for day in totals_by_day(figures)] == [(3.5, 5)]
+        await kept.aclose()
+
+    kept = store()
+    asyncio.run(scenario())
+
+
+def test_what_sub_agents_cost_counts_once() -> None:
     async def scenario() -> None:
         store = MemoryStore()
         reader = Agent(ScriptedModel([costing(1.5, "It is at ten.")]))
