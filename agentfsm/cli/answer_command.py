@@ -102,7 +102,7 @@ def answer(
 
     REPLY is what agentfsm resume takes: an answer; for an approval allow, deny, "deny REASON", or the new arguments
     as a JSON object. The answer is kept in the store, under its secret, and the process that has the agent acts on it:
-    at once if it waits for answers, else when agentfsm resume, or an app that uses the store, takes the run up.
+    at once if it waits for answers, otherwise when agentfsm resume, or an app that uses the store, takes up the run.
 
     RUN may be the beginning of an id. An answer that does not fit what the run waits for is refused, and so is a
     second one. New arguments are checked by the process that has the agent; if that does not happen within 2 seconds,
@@ -168,7 +168,7 @@ Examples:
 
 @click.command(epilog=_CANCEL_EXAMPLES)
 @click.argument("run_id", metavar="RUN", shell_complete=complete_run_id)
-@click.option("--reason", default="cancelled", metavar="TEXT", help="Why; it stands in the journal.")
+@click.option("--reason", default="cancelled", metavar="TEXT", help="Why; recorded in the journal.")
 @collect_options(SenderOptions, "sender", SENDER_OPTIONS)
 @store_option
 @tenant_option

@@ -66,7 +66,7 @@ def diff(
     """Compare the graph NEW with the graph OLD.
 
     Each is MODULE:GRAPH, FILE.py:GRAPH, the name of a preset, a JSON file (written with --update, or with
-    json.dumps(graph.table)), or the id of a run, whose journal pins its graph. Compared are what states, rows and
+    json.dumps(graph.table)), or the id of a run, whose journal pins its graph. It compares what states, rows and
     counters declare, the code of guards and effects where both are known, and the decisions over the whole truth
     table: swapping two rows keeps every edge, but can let a call through that needed approval. A state or guard
     with a new name is one change.

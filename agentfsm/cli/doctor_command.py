@@ -74,7 +74,7 @@ Examples:
 def doctor(offline: bool, as_json: bool, location: StoreLocation) -> None:
     """Check the installation, the store and the providers, and say what to do about each problem.
 
-    Checked are Python, the installed packages and extras, SQLite, Graphviz, the store with its lock and its secret, and
+    It checks Python, the installed packages and extras, SQLite, Graphviz, the store with its lock and its secret, and
     the providers: those whose key or address is in the environment, and local servers at their usual address. No key is
     sent anywhere.
 

@@ -67,14 +67,14 @@ class _MutateOptions:
 _OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
     click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only this kind; repeatable."),
     click.option("--only", metavar="PATTERN", multiple=True, help="Only ids that match, such as '*:post_llm.*'."),
-    click.option("--sample", type=click.IntRange(1), help="Only so many, drawn at random."),
-    click.option("--seed", type=int, default=0, show_default=True, help="What --sample draws."),
+    click.option("--sample", type=click.IntRange(1), help="Only this many mutants, drawn at random."),
+    click.option("--seed", type=int, default=0, show_default=True, help="The seed of --sample."),
     click.option("--exclude", metavar="ID=REASON", multiple=True, help="Leave out an equivalent mutant; repeatable."),
     click.option(
         "--exclusions",
         metavar="FILE",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Leave out those of a file, one ID=REASON a line.",
+        help="Leave out those of a file, one ID=REASON per line.",
     ),
 ]
 
@@ -149,14 +149,16 @@ class _Suite:
 @click.argument("target", metavar="MODULE:GRAPH_OR_AGENT")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[PYTEST ARGUMENTS]...")
 @collect_options(_MutateOptions, "which", _OPTIONS)
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="How many mutants at the same time.")
+@click.option(
+    "--jobs", type=click.IntRange(1), default=1, show_default=True, help="How many mutants are tested in parallel."
+)
 @click.option(
     "--fail-under",
     type=click.FloatRange(0, 100),
     default=100.0,
     show_default=True,
     metavar="PERCENT",
-    help="Exit 1 if less is caught.",
+    help="Exit 1 if a smaller share is caught.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context

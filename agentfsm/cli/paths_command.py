@@ -53,7 +53,7 @@ def paths(
 ) -> None:
     """List paths that cover a graph: the default loop's, or MODULE:GRAPH (or FILE.py:GRAPH), or an agent's.
 
-    --output keeps them in a file: one path a line, the rows of the table in their order, and calls on both
+    --output keeps them in a file: one path per line, the rows of the table in their order, and calls on both
     sides of each approval rule. Review it and commit it. Tests then take their paths from it
     (@pytest.mark.fsm(graph=AGENT, paths="paths.json"), or pytest --fsm-paths=paths.json), so that a row that is
     deleted, retargeted or moved fails a test. Paths that can still happen stay as they are when the file is

@@ -131,13 +131,13 @@ def report(
     """Report on RUNs in one file that needs no network: for a reviewer or an auditor, now or years later.
 
     It says what was asked, how it ended and who allowed what and when; it has the picture with the run's path, every
-    move with the guards that said no and the one that held, the transcript, failures, costs and the graph; and what
+    move with the guards that did not hold and the one that did, the transcript, failures, costs and the graph; and what
     agentfsm verify finds, with the keys and the checkpoint that were used. What was redacted in the store, or
     withheld from it, is not in the report either. The runs of its sub-agents follow it.
 
     With --tool, --since or --until it lists what people decided, over all runs: all approvals of a tool in a month.
 
-    Exit codes: 0 the report is written; 1 it is, and it says "tampered"; 2 wrong usage; 3 it is, and it says that
+    Exit codes: 0 the report was written; 1 it was, and it says "tampered"; 2 wrong usage; 3 it was, and it says that
     something cannot be verified.
     """
     wanted = period.decisions

@@ -105,27 +105,36 @@ def _search_options(command: CommandFunction) -> CommandFunction:
         _Search,
         "search",
         [
-            click.option("--status", type=click.Choice(get_args(Status)), help="With this status."),
-            click.option("--ending", type=click.Choice(ENDINGS), help="That ended so."),
-            click.option("--actor", metavar="ID", help="That somebody with this id requested."),
-            click.option("--session", metavar="ID", help="Of this conversation."),
-            click.option("--tag", metavar="TAG", help="With this tag."),
+            click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status."),
+            click.option("--ending", type=click.Choice(ENDINGS), help="Only runs with this ending."),
+            click.option("--actor", metavar="ID", help="Only runs requested by this id."),
+            click.option("--session", metavar="ID", help="Only runs of this conversation."),
+            click.option("--tag", metavar="TAG", help="Only runs with this tag."),
             click.option(
                 "--metadata",
                 metavar="NAME=VALUE",
                 multiple=True,
                 callback=_parse_entries,
-                help="With this entry in their metadata; repeatable.",
+                help="Only runs with this entry in their metadata; repeatable.",
             ),
-            click.option("--model", metavar="NAME", help="That first called this model."),
-            click.option("--role", metavar="ROLE", help="That wait for somebody with this role."),
-            click.option("--text", metavar="TEXT", help="Whose prompt contains this."),
-            click.option("--since", type=_TIME, metavar="TIME", help="That started then or later, in UTC."),
-            click.option("--until", type=_TIME, metavar="TIME", help="That started before then, in UTC."),
+            click.option("--model", metavar="NAME", help="Only runs that called this model first."),
+            click.option("--role", metavar="ROLE", help="Only runs that wait for somebody with this role."),
+            click.option("--text", metavar="TEXT", help="Only runs whose prompt contains this text."),
             click.option(
-                "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many at most."
+                "--since", type=_TIME, metavar="TIME", help="Only runs that started at this time or later, in UTC."
             ),
-            click.option("--after", metavar="MARK", default="", help="Continue a list that was cut off."),
+            click.option(
+                "--until", type=_TIME, metavar="TIME", help="Only runs that started before this time, in UTC."
+            ),
+            click.option(
+                "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of runs."
+            ),
+            click.option(
+                "--after",
+                metavar="MARK",
+                default="",
+                help="Continue a list that was cut off, from the mark that it ended with.",
+            ),
         ],
     )(command)
 
@@ -142,8 +151,8 @@ def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
     how it ended or what it waits for. agentfsm show has the rest.
 
     An answer or a cancellation that no process has acted on yet is shown, and so is why the last answer was refused, if
-    the secret of the store is known. A run that workers have set aside is shown so, with the reason and how to put it
-    back, if the extra dbos is installed.
+    the secret of the store is known. A run that workers have set aside is marked as such, with the reason and how to
+    put it back, if the extra dbos is installed.
 
     A request that has expired is marked: no reply is accepted any more, and agentfsm resume RUN --dismiss REASON ends
     the run.

@@ -119,14 +119,14 @@ def _prepare(location: StoreLocation, wait: float) -> Store:
 
 
 @store.command(
-    short_help="Say what a store is, and what stands in the way.",
+    short_help="Describe a store, and say what is wrong with it.",
     epilog="\b\nExamples:\n  agentfsm store check\n  agentfsm store check --json --store runs.db\n",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @store_option
 @click.pass_context
 def check(ctx: click.Context, as_json: bool, location: StoreLocation) -> None:
-    """Say what a store is: schema and size, runs by status, holds, who writes it, and what stands in the way.
+    """Describe a store: schema and size, runs by status, holds, who writes it, and what is wrong with it.
 
     Whether journals are intact is what agentfsm verify says.
 

@@ -64,7 +64,7 @@ Examples:
 @click.command(epilog=_VIEW_EXAMPLES)
 @store_option
 @tenant_option
-@click.option("--as", "name", default="", metavar="NAME", help="Who you are; then you can answer, too.")
+@click.option("--as", "name", default="", metavar="NAME", help="Who you are; with it, you can answer as well.")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role of yours; repeatable.")
 @click.option("--port", default=DEFAULT_PORT, show_default=True, help="The port; 0 for one that is free.")
 @click.option("--open", "open_browser", is_flag=True, help="Open it in your browser.")
@@ -87,7 +87,7 @@ def view(
 ) -> None:
     """Show the runs of a store in a browser, live: the table with each run's path, and every move with its reasons.
 
-    It reads the store, also while other processes write it, and serves this machine only. Nobody can change anything,
+    It reads the store, even while other processes write to it, and serves only this machine. Nobody can change anything
     unless --as says who you are: then it prints a link that works once, and what you answer is recorded as claimed, not
     verified. Stop it with Ctrl-C.
     """
@@ -184,7 +184,7 @@ Examples:
 @store_option
 @tenant_option
 def link(run_id: str, name: str, roles: tuple[str, ...], url: str, hours: float, location: StoreLocation) -> None:
-    """Print a link with which NAME may see and answer RUN in the viewer, for a mail or a message.
+    """Print a link with which NAME may see and answer RUN in the viewer, to send in an email or a message.
 
     It works once, in the browser that opens it first, and shows no other run. Send it to nobody else: the answers are
     recorded as NAME's, verified. The viewer at --url must have the secret of the store.

@@ -143,7 +143,7 @@ def _worker_options(command: CommandFunction) -> CommandFunction:
                 default=30.0,
                 show_default=True,
                 metavar="SECONDS",
-                help="How long calls that have begun may go on after SIGTERM.",
+                help="How long calls that have begun may take after SIGTERM.",
             ),
             click.option(
                 "--max-attempts",
@@ -201,27 +201,27 @@ Examples:
 @click.command(epilog=_EXAMPLES)
 @click.argument("agents", nargs=-1, metavar="[[NAME=]MODULE:AGENT]...")
 @_worker_options
-@click.option("--set-aside", is_flag=True, help="List the runs that are set aside, and end.")
+@click.option("--set-aside", is_flag=True, help="List the runs that are set aside, and exit.")
 @click.option(
     "--put-back",
     metavar="RUN",
     shell_complete=complete_run_id,
-    help="Have a run that is set aside tried once more, and end; the beginning of its id is enough.",
+    help="Have a run that is set aside tried once more, and exit; the beginning of its id is enough.",
 )
 @store_option
 def worker(
     agents: tuple[str, ...], worker_opts: _WorkerOptions, set_aside: bool, put_back: str | None, location: StoreLocation
 ) -> None:
-    """Serve agents from a store: start what is submitted, and go on with what was cut off.
+    """Serve agents from a store: start what is submitted, and continue what was cut off.
 
     Any number of workers may serve one PostgreSQL store; a SQLite file has one. An agent is served under the name of
-    its variable, or under NAME. A worker goes on only with runs whose graph it accepts and whose tools it has, so old
+    its variable, or under NAME. A worker continues only runs whose graph it accepts and whose tools it has, so old
     and new versions can work side by side.
 
-    After SIGTERM or Ctrl-C the worker takes nothing new, lets calls end that have begun, and hands the rest over; after
-    a second one, or the grace period, it ends at once, and other workers take over what it leaves.
+    After SIGTERM or Ctrl-C the worker starts nothing new, finishes the calls that have begun, and hands over the rest.
+    After a second signal, or when the grace period is over, it stops at once, and other workers take over what is left.
 
-    Exit codes: 0 all runs were handed over; 1 calls were left in the middle; 2 wrong usage.
+    Exit codes: 0 all runs were handed over; 1 calls were cut off; 2 wrong usage.
     """
     if set_aside or put_back is not None:
         waker = open_waker(location.url)
