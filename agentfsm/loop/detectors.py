@@ -45,7 +45,7 @@ class Example:
         crash: Whether the process dies as the call begins, and the run is resumed from its store.
         cancel: Whether the run is cancelled.
         abort: Whether a hook aborts the run or, in a state that waits, a guard raises.
-        state_result: What the effect of a user-defined state returns.
+        state_result: What the effect of a user-defined state returns without running: a value, or a ``StateResult``.
     """
 
     reply: Any = None

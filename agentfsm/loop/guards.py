@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agentfsm.errors import GraphError
+from agentfsm.loop.detectors import Example, detector
 from agentfsm.loop.failures import Action
+from agentfsm.loop.outcomes import StateResult
 from agentfsm.loop.state import RunState
 from agentfsm.machine.declaration import silent_while, takes
 
@@ -184,6 +186,10 @@ def came_back(outcome: str) -> Callable[[RunState], bool]:
             "write it like 'needs_work', here and where the state and its effect name it",
         )
 
+    @detector(
+        fires_on=[Example(state_result=StateResult(outcome=outcome))],
+        silent_on=[Example(state_result=StateResult())],
+    )
     @takes(outcome)
     def guard(run: RunState) -> bool:
         return run.state_outcome == outcome

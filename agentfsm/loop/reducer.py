@@ -393,6 +393,7 @@ def _on_call_blocked(run: RunState, outcome: o.CallBlocked) -> None:
 
 def _on_state_call_blocked(run: RunState, outcome: o.CallBlocked, used: o.Charge) -> None:
     """The effect of a user-defined state is run again after the reply, and gets these results in order."""
+    run.state_outcome = ""  # that of an earlier visit, or of another state
     charge(run, used.usage, used.model_calls)
     run.state_calls.update(outcome.calls)
     for each in run.state_calls.values():

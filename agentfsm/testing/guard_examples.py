@@ -13,7 +13,7 @@ from agentfsm.loop.detectors import Example
 from agentfsm.loop.failures import Action
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
-from agentfsm.loop.outcomes import CHECK_BUDGETS
+from agentfsm.loop.outcomes import CHECK_BUDGETS, StateResult
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.graph import Graph, Guard, Transition
 from agentfsm.runtime.approval import Allow, ItDidNotRun
@@ -107,9 +107,9 @@ class GuardExampleSet:
         declared = getattr(row.guard, "fires_on", None)
         if declared is not None:
             return GuardExamples(tuple(declared), tuple(getattr(row.guard, "silent_on", ())))
-        if row.guard is None:
-            return GuardExamples()
         guard, spec = loop_guard(row), self._graph.specs.get(row.source)
+        if row.guard is None:
+            return NO_OUTCOME if spec is not None and spec.outcomes else GuardExamples()
         special = None if spec is None or callable(spec.effect) else self._builtin.get((guard, spec.effect))
         return special or self._builtin.get(guard)
 
@@ -128,6 +128,10 @@ BY_APPROVAL_RULE = Example(needs_approval=True)
 
 HOLDS_BY_HISTORY = GuardExamples((Example(),), ())
 """For a guard that is true because of earlier transitions of its path, so that nothing need happen at its own."""
+
+
+NO_OUTCOME = GuardExamples((Example(state_result=StateResult()),), ())
+"""For the default row of a state that declares outcomes: its effect comes back with none of them."""
 
 
 _ANY_ANSWER = {"approval": Allow(), "in_doubt": ItDidNotRun(), "question": "go on", "limit": "go on"}

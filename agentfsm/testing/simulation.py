@@ -125,7 +125,7 @@ class SideEvent:
         approval: What the tools' rules require of these calls in place of what they say; None for what they say. Only
             on a graph that counts votes.
         crash: Whether the process dies when a tool starts; the run is then resumed from its store.
-        state_result: For a user-defined state: the result to use in place of its effect's.
+        state_result: For a user-defined state: the result in place of its effect's, a value or a ``StateResult``.
     """
 
     duration_s: float = 0.0
@@ -557,7 +557,7 @@ class Simulator:
         async def scripted(context: Context) -> Any:
             state_result = self._cursor.take_side_event("state_result").state_result
             if state_result is not None:
-                return StateResult(state_result)
+                return state_result if isinstance(state_result, StateResult) else StateResult(state_result)
             outcome = effect(context)
             return await outcome if isawaitable(outcome) else outcome
 

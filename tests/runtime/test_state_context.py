@@ -19,6 +19,7 @@ from agentfsm import (
     AgentGuardrails,
     Allow,
     BudgetSpentError,
+    Counter,
     DefaultPolicy,
     Deny,
     Edit,
@@ -35,11 +36,13 @@ from agentfsm import (
     RunView,
     StateContext,
     StateEffectError,
+    StateResult,
     StateSpec,
     TransientProviderError,
     Transition,
     Usage,
     UserInputRequested,
+    came_back,
     deny,
     hook,
     permissions,
@@ -99,13 +102,18 @@ def reviewing(effect: Effect) -> Graph:
 
 def waiting(effect: Effect) -> Graph:
     """The same, with a waiting state for the calls that a person must decide about."""
+    return with_wait(reviewing(effect))
+
+
+def with_wait(graph: Graph) -> Graph:
+    """A graph with a waiting state for the calls of its state ``review``."""
     rows = [
         Transition("asking", expired, "terminal", ends="cancelled"),
         Transition("asking", approval_decided, "review"),
         Transition("asking", doubt_settled, "review"),
     ]
     entrance = Transition("review", approval_required, "asking")
-    graph = reviewing(effect).with_state(StateSpec("asking", waits=True), rows, entered_by=entrance)
+    graph = graph.with_state(StateSpec("asking", waits=True), rows, entered_by=entrance)
     return graph.with_transition(Transition("review", in_doubt, "asking"))
 
 
@@ -659,6 +667,39 @@ def test_a_visit_that_a_row_leads_past_its_wait_has_ended_too(host: Host) -> Non
     assert noted(result) == ["paid 5"]
     assert done == ["draft", "better", 5]
     assert keys == ["one:review:1", "one:review:2", "one:review:2"]
+
+
+@pytest.mark.parametrize("at", ["an earlier visit", "another state"])
+def test_an_outcome_from_before_does_not_lead_past_a_call_that_waits(host: Host, at: str) -> None:
+    def check(context: StateContext) -> StateResult:
+        return StateResult(outcome="good")
+
+    async def review(context: StateContext) -> StateResult:
+        if at == "an earlier visit" and context.run.answer == "draft":
+            return StateResult(outcome="poor")
+        return StateResult((await context.call_tool("pay", {"amount": 5})).content, outcome="good")
+
+    graph = LOOP.with_counter(Counter("reviews", 2)).with_state(
+        StateSpec("review", effect=review, outcomes=("good", "poor")),
+        [
+            Transition("review", came_back("good"), "terminal", ends="completed"),
+            Transition("review", came_back("poor"), "pre_step", spends="reviews"),
+            Transition("review", None, "terminal", ends="handed_off"),
+        ],
+        entered_by="post_llm.otherwise",
+    )
+    graph = with_wait(graph)
+    if at == "another state":
+        rows = [Transition("check", came_back("good"), "review"), Transition("check", None, "review")]
+        graph = graph.with_state(
+            StateSpec("check", effect=check, outcomes=("good",)), rows, entered_by="post_llm.otherwise"
+        )
+    agent = Agent(ScriptedModel(["draft", "better"]), graph=graph, tools=[pay], host=host)
+    first = asyncio.run(_awaited(agent.run("go", run_id="one")))
+    assert isinstance(first.outcome, UserInputRequested)
+    assert done == []
+    result = resumed(agent, first, Allow(), by_id=host.store is not None)
+    assert (result.ok, noted(result), done) == (True, "paid 5", [5])
 
 
 @pytest.mark.parametrize("swallow", [Exception, BaseException])

@@ -14,14 +14,18 @@ from agentfsm import (
     Agent,
     Allow,
     ConfigurationError,
+    Counter,
     Failure,
     FailureKind,
     HookContext,
+    Message,
     RunError,
     RunState,
     State,
+    StateContext,
     ToolContext,
     ask_user,
+    came_back,
     hook,
     return_done,
     return_unable,
@@ -198,6 +202,42 @@ def test_a_guard_without_examples_is_named() -> None:
 
 
 @pytest.mark.slow
+def test_the_outcomes_of_a_state_are_driven_and_its_effect_is_not_run() -> None:
+    ran: list[object] = []
+
+    def review(context: StateContext) -> StateResult:
+        ran.append(context.run.answer)
+        return StateResult(outcome="good")
+
+    rows = [
+        Transition("review", came_back("good"), State.TERMINAL, ends="completed"),
+        Transition("review", came_back("poor"), State.PRE_STEP, spends="reviews"),
+        Transition("review", None, State.TERMINAL, ends="handed_off"),
+    ]
+    state = StateSpec("review", effect=review, outcomes=("good", "poor"))
+    graph = LOOP.with_counter(Counter("reviews", 1)).with_state(state, rows, entered_by="post_llm.otherwise")
+    driver = WitnessDriver(graph)
+    wanted = [path for path in paths(graph) if not {"review.cancelled", "review.aborted"} & set(path.ids)]
+    taken = {d.transition.id for path in wanted for d in driver.run(path).check().decisions}
+    assert {"review.good", "review.poor", "review.otherwise"} <= taken
+    assert ran == []
+    driver.check_examples()
+
+
+def test_an_example_may_be_a_whole_result_of_a_state() -> None:
+    def again(run: RunState) -> bool:
+        return run.state_results.get("review") == "poor"
+
+    spec = StateSpec("review", effect=lambda context: "never")
+    rows = [Transition("review", again, State.PRE_STEP), Transition("review", None, State.TERMINAL, ends="completed")]
+    graph = LOOP.with_state(spec, rows, entered_by="post_llm.otherwise")
+    example = Example(state_result=StateResult("poor", (Message.user("Once more."),)))
+    driver = WitnessDriver(graph, examples={"again": example})
+    path = next(path for path in paths(graph, "transitions") if "review.again" in path.ids)
+    run = driver.run(path).check()
+    assert "Once more." in [message.content for message in run.simulation_result.requests[-1].messages]
+
+
 def test_the_examples_of_the_loops_own_guards_are_checked() -> None:
     WitnessDriver(LOOP).check_examples()
 
