@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import NamedTuple
 
 from agentfsm.report.findings import Findings, ReportedRun, verdict_of
@@ -30,40 +31,16 @@ from agentfsm.report.fragments import (
 )
 from agentfsm.report.ledger import HumanDecision, RunLedger, read_ledger
 from agentfsm.report.sent_requests import sent_requests
-from agentfsm.report.stylesheet import STYLE
 from agentfsm.report.visible_text import escape, format_time
 
-__all__ = ["DecisionFilter", "PeriodDecision", "find_decisions", "period_page", "run_page"]
+__all__ = ["STYLE", "DecisionFilter", "PeriodDecision", "find_decisions", "period_page", "run_page"]
 
 
-_SCRIPT = """
-for (const run of document.querySelectorAll('article[data-run]')) {
-  const rows = [...run.querySelectorAll('table.ledger tbody tr')], pictures = run.querySelectorAll('figure svg');
-  if (!rows.length || !pictures.length) continue;
-  const bar = document.createElement('div'), slider = document.createElement('input');
-  const said = document.createElement('output'), back = document.createElement('button');
-  const on = document.createElement('button');
-  bar.className = 'steps'; slider.type = 'range'; slider.min = 0; slider.max = rows.length; slider.value = 0;
-  slider.setAttribute('aria-label', 'Step through the moves of the run'); said.setAttribute('aria-live', 'polite');
-  back.textContent = 'back'; on.textContent = 'next'; said.textContent = 'step through the moves with the arrow keys';
-  bar.append(back, slider, on, said); run.querySelector('figure').before(bar);
-  const show = (place) => {
-    run.querySelectorAll('.now').forEach((each) => each.classList.remove('now'));
-    slider.value = place;
-    if (!place) { said.textContent = 'the whole run'; return; }
-    const row = rows[place - 1], cells = row.cells, id = cells[3].textContent + '.' + cells[4].textContent;
-    row.classList.add('now');
-    const box = row.closest('.scroll'); box.scrollTop = row.offsetTop - box.clientHeight / 2;
-    for (const each of run.querySelectorAll('svg [data-edge]'))
-      if (each.dataset.edge.split(' ').includes(id)) each.classList.add('now');
-    said.textContent = 'move ' + place + ' of ' + rows.length + ': ' + id + ' to ' + cells[5].textContent;
-    slider.setAttribute('aria-valuetext', said.textContent);
-  };
-  slider.addEventListener('input', () => show(+slider.value));
-  back.addEventListener('click', () => show(Math.max(0, +slider.value - 1)));
-  on.addEventListener('click', () => show(Math.min(rows.length, +slider.value + 1)));
-}
-"""
+_FILES = files("agentfsm.report")
+STYLE = _FILES.joinpath("report.css").read_text("utf-8")
+"""The style sheet of every page about runs: of reports, and of the viewer. It has a light and a dark theme."""
+
+_SCRIPT = _FILES.joinpath("report.js").read_text("utf-8")
 
 
 def run_page(runs: Sequence[ReportedRun], findings: Findings, made_at: float) -> str:

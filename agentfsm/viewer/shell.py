@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentfsm.diagrams.svg import style_sheet
-from agentfsm.report.stylesheet import STYLE
+from agentfsm.report.page import STYLE
 from agentfsm.report.visible_text import escape
 from agentfsm.viewer.viewer_page import Page
 
