@@ -19,7 +19,8 @@ from agentfsm.errors import ModelError, TransientProviderError
 from agentfsm.loop.messages import FinishReason, Image, Message, Reply, Role
 from agentfsm.loop.model import ModelRequest, StreamChunk
 from agentfsm.models.error_mapping import ErrorObject, error_class, extract_error, retry_after_s, scrub
-from agentfsm.models.wire_format import as_object, labelled_images
+from agentfsm.models.wire_format import labelled_images
+from agentfsm.models.wire_json import as_object
 
 __all__ = ["ForeignModel", "finish_reason", "model_error", "with_images_after_results"]
 

@@ -25,9 +25,6 @@ from agentfsm.loop.model import ModelRequest, StreamChunk, StreamingModel, TextC
 from agentfsm.loop.prompts import as_user_message
 from agentfsm.loop.read_only import thaw
 from agentfsm.models.wire_format import (
-    as_list,
-    as_object,
-    as_text,
     call_ids,
     data_url,
     function_spec,
@@ -35,11 +32,11 @@ from agentfsm.models.wire_format import (
     own_extra,
     parse_tool_calls,
     refuse_parts,
-    repair_surrogates,
     safe_tool_name,
     token_count,
     visible_message,
 )
+from agentfsm.models.wire_json import as_list, as_object, as_text, repair_surrogates
 
 try:
     from langchain_core.language_models import BaseChatModel

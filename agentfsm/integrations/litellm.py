@@ -24,7 +24,8 @@ from agentfsm.loop.model import ModelRequest, StreamChunk, StreamingModel
 from agentfsm.models.model_wrappers import close_if_supported
 from agentfsm.models.openai_chat import ChatAccumulator, decode, encode
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire_format import call_ids, refuse_parts, repair_surrogates
+from agentfsm.models.wire_format import call_ids, refuse_parts
+from agentfsm.models.wire_json import repair_surrogates
 
 try:
     import litellm  # pyright: ignore[reportMissingImports]  # too large to be installed for a check of types

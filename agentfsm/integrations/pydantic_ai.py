@@ -24,15 +24,8 @@ from agentfsm.loop.messages import File, Image, Message, Reply, Role, Usage
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, StreamingModel, TextChunk, ToolCallChunk
 from agentfsm.loop.prompts import as_user_message
 from agentfsm.loop.read_only import thaw
-from agentfsm.models.wire_format import (
-    as_list,
-    call_ids,
-    mark_unpriced,
-    own_extra,
-    parse_tool_calls,
-    repair_surrogates,
-    safe_tool_name,
-)
+from agentfsm.models.wire_format import call_ids, mark_unpriced, own_extra, parse_tool_calls, safe_tool_name
+from agentfsm.models.wire_json import as_list, repair_surrogates
 
 try:
     from pydantic_ai import messages as theirs

@@ -22,10 +22,6 @@ from agentfsm.models.settings import ModelSettings
 from agentfsm.models.stream_reader import StreamAccumulator, TextAccumulator
 from agentfsm.models.wire_format import (
     MessageEncoder,
-    as_list,
-    as_object,
-    as_text,
-    dumps,
     encode_parts,
     final_finish_reason,
     mark_unpriced,
@@ -37,6 +33,7 @@ from agentfsm.models.wire_format import (
     tool_choice,
     visible_message,
 )
+from agentfsm.models.wire_json import as_list, as_object, as_text, dumps
 
 __all__ = ["DEFAULT_MAX_TOKENS", "EXTRA_KEY", "AnthropicAccumulator", "AnthropicMessages", "decode", "encode"]
 

@@ -33,7 +33,7 @@ from pydantic import SecretStr
 from agentfsm.errors import ContextOverflowError, ModelError, ProviderError, TransientProviderError
 from agentfsm.loop.messages import Message
 from agentfsm.models.providers import Endpoint
-from agentfsm.models.wire_format import as_list, as_object, as_text, dumps, loads
+from agentfsm.models.wire_json import as_list, as_object, as_text, dumps, loads
 
 __all__ = [
     "CallErrors",

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from agentfsm.errors import ModelError, ProviderError, TransientProviderError
 from agentfsm.models.stream_reader import Frame
-from agentfsm.models.wire_format import as_object, as_text, dumps, loads
+from agentfsm.models.wire_json import as_object, as_text, dumps, loads
 
 __all__ = ["EventStreamParser"]
 

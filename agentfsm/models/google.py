@@ -23,7 +23,7 @@ from pydantic import SecretStr
 
 from agentfsm.errors import ConfigurationError, MissingExtraError
 from agentfsm.models.transport import ApiKeyAuth
-from agentfsm.models.wire_format import as_object, as_text
+from agentfsm.models.wire_json import as_object, as_text
 
 __all__ = ["GoogleAccount"]
 

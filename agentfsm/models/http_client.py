@@ -29,7 +29,7 @@ from agentfsm.loop.model import ModelRequest
 from agentfsm.models.error_mapping import CallErrors, extract_error
 from agentfsm.models.stream_reader import MIDSTREAM_ERROR_STATUS, FrameParser, StreamAccumulator, StreamReader
 from agentfsm.models.transport import ApiKeyAuth, ApiKeyError, ClientPool, HttpExchange
-from agentfsm.models.wire_format import loads
+from agentfsm.models.wire_json import loads
 
 __all__ = ["ACCEPT_ENCODING", "Decompressor", "HttpClient", "HttpOptions", "HttpResponse"]
 

@@ -25,14 +25,7 @@ from agentfsm.models.http_client import HttpClient, HttpOptions
 from agentfsm.models.providers import ApiKey, Endpoint, Provider, resolve_endpoint
 from agentfsm.models.settings import ModelSettings, WithSettings
 from agentfsm.models.stream_reader import FrameParser, SSEParser, StreamAccumulator
-from agentfsm.models.wire_format import (
-    MessageEncoder,
-    RequestCache,
-    cached_encoding,
-    call_ids,
-    join_body,
-    refuse_parts,
-)
+from agentfsm.models.wire_format import MessageEncoder, RequestCache, cached_encoding, call_ids, join_body, refuse_parts
 
 __all__ = ["HttpModel", "takes_files"]
 

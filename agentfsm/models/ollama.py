@@ -27,9 +27,6 @@ from agentfsm.models.stream_reader import NDJSONParser, StreamAccumulator, TextA
 from agentfsm.models.wire_format import (
     MessageEncoder,
     PerMessageEncoder,
-    as_list,
-    as_object,
-    as_text,
     final_finish_reason,
     function_spec,
     mark_unpriced,
@@ -38,6 +35,7 @@ from agentfsm.models.wire_format import (
     safe_tool_name,
     token_count,
 )
+from agentfsm.models.wire_json import as_list, as_object, as_text
 
 __all__ = ["EXTRA_KEY", "OllamaAccumulator", "OllamaChat", "decode", "encode"]
 

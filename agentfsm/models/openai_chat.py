@@ -25,11 +25,7 @@ from agentfsm.models.wire_format import (
     TOOL_CHOICE_MODES,
     MessageEncoder,
     PerMessageEncoder,
-    as_list,
-    as_object,
-    as_text,
     data_url,
-    dumps,
     encode_parts,
     filename_of,
     final_finish_reason,
@@ -42,6 +38,7 @@ from agentfsm.models.wire_format import (
     safe_tool_name,
     tool_choice,
 )
+from agentfsm.models.wire_json import as_list, as_object, as_text, dumps
 
 __all__ = ["EXTRA_KEY", "REASONING_KEYS", "ChatAccumulator", "OpenAIChat", "decode", "encode"]
 

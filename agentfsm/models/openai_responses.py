@@ -24,11 +24,7 @@ from agentfsm.models.wire_format import (
     TOOL_CHOICE_MODES,
     MessageEncoder,
     PerMessageEncoder,
-    as_list,
-    as_object,
-    as_text,
     data_url,
-    dumps,
     encode_parts,
     filename_of,
     final_finish_reason,
@@ -40,6 +36,7 @@ from agentfsm.models.wire_format import (
     safe_tool_name,
     tool_choice,
 )
+from agentfsm.models.wire_json import as_list, as_object, as_text, dumps
 
 __all__ = ["EXTRA_KEY", "OpenAIResponses", "ResponsesAccumulator", "decode", "encode"]
 

@@ -14,7 +14,8 @@ from typing import Any, Literal, cast
 
 from agentfsm.loop.model import ModelRequest
 from agentfsm.loop.read_only import thaw
-from agentfsm.models.wire_format import as_list, as_object, safe_tool_name
+from agentfsm.models.wire_format import safe_tool_name
+from agentfsm.models.wire_json import as_list, as_object
 
 __all__ = [
     "ANTHROPIC_RULES",

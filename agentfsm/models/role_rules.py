@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from agentfsm.loop.messages import Message
-from agentfsm.models.wire_format import PerMessageEncoder, as_list, as_object, dumps
+from agentfsm.models.wire_format import PerMessageEncoder
+from agentfsm.models.wire_json import as_list, as_object, dumps
 
 __all__ = ["ANY_ORDER", "HOSTED_ROLES", "TEMPLATE_ROLES", "AlternatingEncoder", "RoleRules", "short_call_id"]
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from agentfsm.errors import ModelError, ProviderError, TransientProviderError
 from agentfsm.loop.model import StreamChunk
 from agentfsm.models.error_mapping import CallErrors, extract_error
-from agentfsm.models.wire_format import as_object, loads_unrepaired, repair_surrogates
+from agentfsm.models.wire_json import as_object, loads_unrepaired, repair_surrogates
 
 __all__ = [
     "MIDSTREAM_ERROR_STATUS",

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from agentfsm.models.wire_format import loads
+from agentfsm.models.wire_json import loads
 from agentfsm.report.visible_text import visible
 
 __all__ = ["LiveEvent", "Page", "PageError", "event_response", "json_response", "markup_response", "read_body", "shown"]

@@ -120,7 +120,7 @@ def test_what_authorize_returns_must_be_the_redirect(vault: SdkServer) -> None:
 def test_a_storage_that_returns_something_else_is_named(vault: SdkServer) -> None:
     keyring = Keyring()
     keyring.secret = "no JSON"
-    with pytest.raises(ConfigurationError, match="the token storage returns something else"):
+    with pytest.raises(ConfigurationError, match="the token storage returns something other"):
         use(vault, OAuth(keyring, agree, CALLBACK))
 
 

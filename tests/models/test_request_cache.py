@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentfsm.loop.messages import Image, Message, Role, ToolCall, Transcript
 from agentfsm.loop.model import ModelRequest
 from agentfsm.models import ModelSettings
-from agentfsm.models.wire_format import dumps
+from agentfsm.models.wire_json import dumps
 from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, WIRES, AnyModel
 
 texts = st.sampled_from(["", " ", "hello", '"},{"messages":[]', "naïve 😀\u2028", "half \ud83d"])

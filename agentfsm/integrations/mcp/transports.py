@@ -20,7 +20,7 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 from agentfsm.errors import ConfigurationError, MissingExtraError
 from agentfsm.integrations.mcp.oauth import Authorizer
 from agentfsm.loop.withholding import environment_secrets, header_secrets, mask_secrets
-from agentfsm.models.wire_format import as_object, loads
+from agentfsm.models.wire_json import as_object, loads
 
 if TYPE_CHECKING:
     import httpx2
