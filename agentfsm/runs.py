@@ -384,20 +384,16 @@ class Runs:
             JournalError: The run was sealed under another secret, or was tampered with; or what it asks was redacted.
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
-        keyring, answer, actor = (
-            _required(self._keyring),
-            to_human_reply(reply),
-            await self._host.identify(by),
-        )
-        full_id, known = await self.find_id(run_id), _secrets_of(self._host)
+        keyring, answer = _required(self._keyring), to_human_reply(reply)
+        actor = await self._host.identify(by)
         return await send_answer(
             self._store,
-            full_id,
+            await self.find_id(run_id),
             answer,
             keyring,
             actor=actor,
             to=to,
-            secrets=known,
+            secrets=_secrets_of(self._host),
             authenticated=self._host_authenticates,
         )
 
