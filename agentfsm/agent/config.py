@@ -100,7 +100,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         effects=_effects_by_state(graph),
         stop_states=frozenset(s.name for s in graph.states if s.final or s.waits),
         open_journal_sink=_journal_factory(host, open_withholder),
-        read_journal=_journal_reader(open_withholder),
+        read_journal=_read_journal,
         open_withholder=open_withholder,
         hooks=_check_permissions(_hooks_by_state(hooks, graph), tools),
         observers=tuple(h for h in hooks if isinstance(h, Observer)),
@@ -147,7 +147,6 @@ def _with_tools(config: AgentConfig, chosen: Iterable[Tool]) -> AgentConfig:
         instructions=prompt(tools, config.output_schema) + added,
         hooks=_check_permissions(dict(config.hooks), tools),
         open_journal_sink=_journal_factory(config.host, open_withholder),
-        read_journal=_journal_reader(open_withholder),
         open_withholder=open_withholder,
         reply_secrets=_reply_secrets(config.behavior, tools, config.output_schema),
         toolsets=(),
@@ -210,7 +209,6 @@ def with_host(config: AgentConfig, host: Host, guardrails: AgentGuardrails | Non
         host=host,
         guardrails=guardrails or config.guardrails,
         open_journal_sink=_journal_factory(host, open_withholder),
-        read_journal=_journal_reader(open_withholder),
         open_withholder=open_withholder,
         open_monitor=_monitor_factory(host, config.machine.graph, partial(proof_traits, config)),
     )
@@ -312,17 +310,13 @@ def _reply_secrets(
     return found if found.schema is not None or found.paths else None
 
 
-def _journal_reader(open_withholder: Callable[[], Withholder]) -> Callable[[Recorder, RunState], list[Record]]:
-    """Reads what a run's recorder has of its journal."""
+def _read_journal(config: AgentConfig, recorder: Recorder, run: RunState) -> list[Record]:
+    """What a run's recorder has of its journal."""
+    from agentfsm.journal.journal_writer import read_journal  # most runs never read it
 
-    def read(recorder: Recorder, run: RunState) -> list[Record]:
-        from agentfsm.journal.journal_writer import read_journal  # most runs never read it
-
-        withholder = open_withholder()
-        withhold_secrets_of(run, withholder)
-        return read_journal(recorder, run.run_id, withholder)
-
-    return read
+    withholder = config.open_withholder()
+    withhold_secrets_of(run, withholder)
+    return read_journal(recorder, run.run_id, withholder)
 
 
 def _resolve_preset(preset: str | Preset) -> Preset:

@@ -104,7 +104,7 @@ class AgentConfig:
         host: Clock, secret, seed and store.
         effects: The effect of each state, by name.
         stop_states: The states in which a run ends or waits.
-        read_journal: Reads a run's journal, given its recorder.
+        read_journal: Reads a run's journal, given this configuration and the run's recorder.
         open_withholder: Makes what withholds the secrets of one run.
         hooks: The hooks of each state, by name.
         observers: Functions that receive every event.
@@ -138,7 +138,7 @@ class AgentConfig:
     host: Host
     effects: Mapping[str, Effect]
     stop_states: frozenset[str]
-    read_journal: Callable[[Recorder, RunState], list[Record]]
+    read_journal: Callable[[AgentConfig, Recorder, RunState], list[Record]]
     open_withholder: Callable[[], Withholder]
     hooks: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict[str, tuple[Hook, ...]])
     observers: tuple[Observer, ...] = ()

@@ -163,7 +163,7 @@ class Run(Generic[Deps, Output]):
                 are there.
         """
         context = self._driver.context
-        return context.config.read_journal(context.recorder, context.run)
+        return context.config.read_journal(context.config, context.recorder, context.run)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Cancel the run: the current effect is cancelled, and the run ends as ``RunCancelled``.
