@@ -41,7 +41,7 @@ from agentfsm.runtime.permissions import check_rules, policies_of
 from agentfsm.runtime.recorder import JournalSink, Recorder, ResumePoint
 from agentfsm.runtime.state_context import custom_effect
 from agentfsm.runtime.tools import Tool, secret_arguments, tools_by_name, with_subagents
-from agentfsm.runtime.toolsets import Toolset, declared_tools, is_open, split_tools
+from agentfsm.runtime.toolsets import declared_tools, is_open, split_tools
 
 if TYPE_CHECKING:
     from agentfsm.analysis import AgentTraits
@@ -85,9 +85,8 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     written = options.instructions if isinstance(options.instructions, str) else ""
     instructions = _system_prompt(written, behavior, tools, schema)
     validators = _check_validators(options.output_validators)
-    traits = partial(_proof_traits, behavior, tools, model, _may_refuse(adapter, validators), toolsets)
     open_withholder = _withholder_factory(host, tools, model)
-    return AgentConfig(
+    config = AgentConfig(
         machine=Machine(graph, BUILT_IN_GUARDS),
         model=model,
         instructions=instructions,
@@ -109,7 +108,6 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         output_schema=None if behavior.control_tools else schema,
         migrations=_check_migrations(tuple(options.migrations), graph),
         former_graphs=frozenset() if own_graph is not None else former,
-        open_monitor=_monitor_factory(host, graph, traits),
         deps_type=options.deps_type,
         deps_factory=options.deps_factory,
         output_validators=validators,
@@ -121,6 +119,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         with_tools=_with_tools if toolsets else None,
         pin_approvals=pin_approvals,
     )
+    return replace(config, open_monitor=_monitor_factory(host, config))
 
 
 def _with_tools(config: AgentConfig, chosen: Iterable[Tool]) -> AgentConfig:
@@ -210,31 +209,25 @@ def with_host(config: AgentConfig, host: Host, guardrails: AgentGuardrails | Non
         guardrails=guardrails or config.guardrails,
         open_journal_sink=_journal_factory(host, open_withholder),
         open_withholder=open_withholder,
-        open_monitor=_monitor_factory(host, config.machine.graph, partial(proof_traits, config)),
+        open_monitor=_monitor_factory(host, config),
     )
 
 
 def proof_traits(config: AgentConfig) -> AgentTraits:
     """What proofs may assume about an agent with this configuration."""
-    structured = _may_refuse(config.output_adapter, config.output_validators)
-    return _proof_traits(config.behavior, config.tools, config.model, structured, config.toolsets)
-
-
-def _proof_traits(
-    behavior: Behavior, tools: Mapping[str, Tool], model: Model, structured: bool, toolsets: Sequence[Toolset[Any]]
-) -> AgentTraits:
     from agentfsm.analysis import AgentTraits  # only proofs and monitored runs need it
 
-    unknown = any(map(is_open, toolsets))  # a toolset may return a tool of any kind but a control tool
+    tools = config.tools.values()
+    unknown = any(map(is_open, config.toolsets))  # a toolset may return a tool of any kind but a control tool
     return AgentTraits(
-        behavior,
-        structured,
-        sub_agents=unknown or any(t.delegate is not None or t.asks for t in tools.values()),
-        secrets=unknown or bool(secret_arguments(tools.values())),
-        fallbacks=not _makes_one_call(model),
-        parallel=unknown or any(t.parallel for t in tools.values()),
-        asks=any(t.control == "ask" for t in tools.values()),
-        gives_up=any(t.control == "unable" for t in tools.values()),
+        config.behavior,
+        config.output_adapter is not None or bool(config.output_validators),
+        sub_agents=unknown or any(t.delegate is not None or t.asks for t in tools),
+        secrets=unknown or bool(secret_arguments(tools)),
+        fallbacks=not _makes_one_call(config.model),
+        parallel=unknown or any(t.parallel for t in tools),
+        asks=any(t.control == "ask" for t in tools),
+        gives_up=any(t.control == "unable" for t in tools),
         certain=True,
     )
 
@@ -245,9 +238,7 @@ def _makes_one_call(model: Model) -> bool:
     return module.startswith("agentfsm.") and module != "agentfsm.models.model_wrappers"
 
 
-def _monitor_factory(
-    host: Host, graph: Graph, traits: Callable[[], AgentTraits]
-) -> Callable[[RunState], Monitor] | None:
+def _monitor_factory(host: Host, config: AgentConfig) -> Callable[[RunState], Monitor] | None:
     """Makes the monitor of each run; None if the host monitors none."""
     if host.monitor == "off":
         return None
@@ -256,7 +247,7 @@ def _monitor_factory(
     def model() -> ProofModel:
         from agentfsm.analysis.run_monitor import ProofModel  # only monitored runs need the model checker
 
-        return ProofModel(graph, traits())
+        return ProofModel(config.machine.graph, proof_traits(config))
 
     def open_monitor(run: RunState) -> Monitor:
         return model().monitor(run)
@@ -345,11 +336,6 @@ def resolve_model(model: str | Model) -> Model:
     from agentfsm.models import resolve  # providers and httpx load only for a model given by name
 
     return resolve(model)
-
-
-def _may_refuse(adapter: TypeAdapter[Any] | None, validators: tuple[Callable[[Any, Any], Any], ...]) -> bool:
-    """Whether an answer may be refused, because of its type or by a validator."""
-    return adapter is not None or bool(validators)
 
 
 def _check_validators(validators: Iterable[Any]) -> tuple[Callable[[Any, Any], Any], ...]:

@@ -91,7 +91,7 @@ def test_a_run_inside_the_model_is_not_reported() -> None:
 def test_a_run_outside_the_model_is_an_error_that_names_row_fact_and_configuration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agentfsm.agent.config._proof_traits", wrong_traits)
+    monkeypatch.setattr("agentfsm.agent.config.proof_traits", wrong_traits)
     with pytest.raises(ModelMismatchError) as caught:
         asking_agent("raise").run_sync("go")
     text = str(caught.value)
@@ -103,7 +103,7 @@ def test_a_run_outside_the_model_is_an_error_that_names_row_fact_and_configurati
 def test_a_warning_is_logged_and_emitted_once_and_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("agentfsm.agent.config._proof_traits", wrong_traits)
+    monkeypatch.setattr("agentfsm.agent.config.proof_traits", wrong_traits)
     agent = asking_agent("warn")
 
     async def events() -> list[Any]:
