@@ -65,7 +65,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
     run.run_id, run.parent = new_id, None
     run.withdraw_approvals()
     commitments = CommitmentWriter()
-    copied = ("form", "guardrails", "rules", "versions", "seed", "deps")
+    copied = ("form", "guardrails", "rules", "versions", "seed", "deps", "requester")
     committed = ("policy", "session", "tags", "metadata")
     first = {
         **{name: parent.created[name] for name in copied if name in parent.created},

@@ -310,6 +310,23 @@ def test_runs_are_erased_and_purged_by_names_that_are_not_listed_as_they_are(nam
     asyncio.run(main())
 
 
+def test_the_forks_of_a_persons_runs_are_erased_with_them(make: Any) -> None:
+    async def main() -> None:
+        async with make() as store:
+            await agent(store, "ok").run("I am Ann.", run_id="own", actor="ann")
+            runs = Runs(store, secret=SECRET)
+            assert await runs.fork("own", 2, "fork") == "fork"
+            assert await runs.fork("fork", 1, "again") == "again"
+            for run_id in ("fork", "again"):
+                assert (await runs.get(run_id)).info.actor == "ann"
+                await agent(store, "ok").resume(run_id)
+                assert (await runs.verify(run_id)).code == GOOD
+            report = await runs.erase(ErasureQuery(actor="ann"))
+            assert (set(report.purged), report.remaining) == ({"own", "fork", "again"}, ())
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("name", ["actor", "session_id", "tag"])
 def test_nothing_is_deleted_by_what_is_longer_than_the_list_shows(name: str) -> None:
     for kind in (ErasureQuery, RetentionRule):
