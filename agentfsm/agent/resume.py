@@ -24,10 +24,11 @@ from agentfsm.errors import (
 )
 from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.model import Model
-from agentfsm.loop.state import RunState
-from agentfsm.loop.suspension import IN_STORE, SuspensionRecord, check_human_reply, open_record
+from agentfsm.loop.state import RunState, withhold_secrets_of
+from agentfsm.loop.suspension import IN_STORE, SuspensionRecord, check_digest, check_human_reply, open_record
 from agentfsm.runtime.approval import HumanInput, to_human_reply
 from agentfsm.runtime.context import AgentConfig, Context
+from agentfsm.runtime.event_filter import WITHHELD
 from agentfsm.runtime.host import Host, InMemoryReplayGuard
 from agentfsm.runtime.preparation import add_tools, make_deps
 from agentfsm.runtime.run import Run, stored_run
@@ -52,10 +53,6 @@ __all__ = [
     "require_store",
     "resume_run",
 ]
-
-
-_MIN_DIGEST_DIGITS = 12
-"""How many hex digits of a record's hash are enough to identify it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +124,7 @@ class ResumeRequest:
         check_human_reply(kind, reply)
         return reply
 
-    def check_current(self, loaded: LoadedRun) -> None:
+    def check_current(self, config: AgentConfig, loaded: LoadedRun) -> None:
         """Check that the reply answers what the run asks now.
 
         Raises:
@@ -143,16 +140,12 @@ class ResumeRequest:
             return
         if request_ref is None or pending is None:
             raise StaleHumanReplyError(f"run {loaded.run.run_id!r} asks nothing now, and the reply is to {self.to!r}")
-        seq, digest = request_ref
-        shown, too_short = self.to[:_MIN_DIGEST_DIGITS], len(self.to) < _MIN_DIGEST_DIGITS
-        if digest.startswith(self.to) and not too_short:
-            return
         request = f"{pending.tool} {json.dumps(dict(pending.arguments), default=str)}" if pending.tool else ""
-        hint = f" (give at least its first {_MIN_DIGEST_DIGITS} digits)" if too_short else ""
-        raise StaleHumanReplyError(
-            f"the reply is to record {shown!r}{hint}, but run {loaded.run.run_id!r} now waits for a "
-            f"reply to record {seq} ({digest[:_MIN_DIGEST_DIGITS]}): {request or pending.question}"
-        )
+        withholder = config.open_withholder().with_mask(WITHHELD)  # others may read the error
+        withhold_secrets_of(loaded.run, withholder)
+        for secret in loaded.resume_point.secrets:
+            withholder.add(secret)
+        check_digest(self.to, loaded.run.run_id, request_ref, withholder.clean_text(request or pending.question))
 
 
 def require_store(config: AgentConfig) -> Store:
@@ -418,7 +411,7 @@ async def _resume_from_store(
         raise SuspensionExpiredError(f"the request expired without a reply; end the run with agent.dismiss({run_id!r})")
     if not request.has_reply and escalation_is_due(config, loaded.run):
         return config, loaded.run, RunRequest(resume_point=loaded.resume_point, deps=deps, admitted=admitted)
-    request.check_current(loaded)
+    request.check_current(config, loaded)
     answer = request.to_human_reply(loaded.resume_point.kind)
     check_agent(config, loaded.run, loaded.pinned)
     await check_reply(config, loaded.run, answer, deps)
@@ -447,7 +440,7 @@ async def _resume_from_record(
     loaded = await load_run(config, record.run_id)
     if loaded.suspension_id != record.record_id:
         raise SuspensionUsedError(f"run {record.run_id!r} has continued since record {record.record_id!r} was written")
-    request.check_current(loaded)
+    request.check_current(config, loaded)
     if run_request.reply is not None:
         check_agent(config, loaded.run, loaded.pinned)
         await check_reply(config, loaded.run, run_request.reply, run_request.deps)

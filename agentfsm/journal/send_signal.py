@@ -23,13 +23,10 @@ from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.quorum import Actor
-from agentfsm.loop.suspension import check_human_reply
+from agentfsm.loop.suspension import check_digest, check_human_reply
 from agentfsm.loop.withholding import environment_secrets, lacks_values, mask_secrets, seal_value
 
 __all__ = ["SentSignal", "find_refusal", "send_answer", "send_cancel"]
-
-MIN_DIGEST_DIGITS = 12
-"""How many hex digits of a record's hash are enough to identify it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,8 @@ async def send_answer(
     if request is None:
         doing = f"{head.owner} is running it" if head.owner else "it was interrupted"
         raise StaleHumanReplyError(f"run {run_id!r} asks nothing now: {doing}")
-    _check_current(request, to)
+    if to is not None:
+        check_digest(to, run_id, (request.seq, request.digest), str(request))
     if request.is_redacted:
         raise JournalError(f"what run {run_id!r} asks was redacted, so it cannot go on: cancel it")
     if request.has_expired(now := time.time()):
@@ -185,16 +183,6 @@ async def _head(store: Store, run_id: str, keyring: Keyring, *, submitted: bool 
     if await is_subagent_run(store, run_id):
         raise RunError(f"run {run_id!r} is a sub-agent's run: answer or cancel the run that called it")
     return head
-
-
-def _check_current(request: StoredRequest, to: str | None) -> None:
-    if to is None or (len(to) >= MIN_DIGEST_DIGITS and request.digest.startswith(to)):
-        return
-    hint = f" (give at least its first {MIN_DIGEST_DIGITS} digits)" if len(to) < MIN_DIGEST_DIGITS else ""
-    raise StaleHumanReplyError(
-        f"the reply is to record {to[:MIN_DIGEST_DIGITS]!r}{hint}, but run {request.run_id!r} now waits for a reply to "
-        f"record {request.seq} ({request.digest[:MIN_DIGEST_DIGITS]}): {request}"
-    )
 
 
 def _check_encryption(secret_arguments: bool, text: str, keyring: Keyring, secrets: Iterable[str]) -> None:

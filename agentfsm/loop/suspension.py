@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from agentfsm.errors import (
     BlankHumanReplyError,
     HumanReplyError,
+    StaleHumanReplyError,
     SuspensionExpiredError,
     SuspensionFormatError,
     SuspensionGraphError,
@@ -36,6 +37,7 @@ __all__ = [
     "IN_STORE",
     "RECORD_VERSION",
     "SuspensionRecord",
+    "check_digest",
     "check_human_reply",
     "open_record",
     "sign_record",
@@ -282,6 +284,32 @@ def _first_problem(error: ValidationError) -> tuple[str, str]:
     """The location and the text of the first validation error."""
     first = error.errors(include_url=False, include_input=False)[0]
     return ".".join(str(part) for part in first["loc"]) or "the text", first["msg"]
+
+
+MIN_DIGEST_DIGITS = 12
+"""How many hex digits of a record's hash are enough to identify it."""
+
+
+def check_digest(to: str, run_id: str, request_ref: tuple[int, str], request: str) -> None:
+    """Check that a reply is to the request that a stored run waits with now.
+
+    Args:
+        to: The digest of the request that the person was shown, or the beginning of it.
+        run_id: The run.
+        request_ref: Sequence number and hash of the record with the request.
+        request: The request, for the error.
+
+    Raises:
+        StaleHumanReplyError: It is to another request, or its digest is too short to tell.
+    """
+    (seq, digest), too_short = request_ref, len(to) < MIN_DIGEST_DIGITS
+    if digest.startswith(to) and not too_short:
+        return
+    hint = f" (give at least its first {MIN_DIGEST_DIGITS} digits)" if too_short else ""
+    raise StaleHumanReplyError(
+        f"the reply is to record {to[:MIN_DIGEST_DIGITS]!r}{hint}, but run {run_id!r} now waits for a reply to record "
+        f"{seq} ({digest[:MIN_DIGEST_DIGITS]}): {request}"
+    )
 
 
 _ACCEPTED_REPLIES = {

@@ -458,8 +458,8 @@ MUTANTS = (
     ),
     Mutant(
         "a reply to another request is accepted",
-        "agentfsm/agent/resume.py",
-        "if digest.startswith(self.to) and not too_short:",
+        "agentfsm/loop/suspension.py",
+        "if digest.startswith(to) and not too_short:",
         "if True:",
         APPROVALS,
     ),

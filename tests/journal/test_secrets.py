@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel, SecretBytes, SecretStr
 
 from agentfsm import Agent, Allow, Edit, Host, ProviderError, SqliteStore, ToolDefinitionError, UserInputRequested, tool
+from agentfsm.errors import StaleHumanReplyError
 from agentfsm.journal.fork import fork
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, verify
@@ -378,6 +379,23 @@ def test_a_secret_that_a_call_leaves_to_its_default_is_withheld_like_one_that_it
         assert secret not in str(asyncio.run(store.records("r")))
         assert secret.encode() not in files(tmp_path)
         assert secret not in repr(result)
+
+
+def test_the_error_about_a_reply_to_an_earlier_request_shows_no_secret(store):
+    host = Host(clock=FakeClock(), store=store, secret=b"of the tests")
+
+    async def scene(*tools):
+        await Agent(ScriptedModel([call("careful", user="ann", password=PASSWORD)]), tools=[careful], host=host).run(
+            "go", run_id=f"r{len(tools)}"
+        )
+        with pytest.raises(StaleHumanReplyError, match="careful") as caught:
+            await Agent(ScriptedModel([]), tools=tools, host=host).resume(f"r{len(tools)}", Allow(), to="0" * 64)
+        return str(caught.value)
+
+    for tools in ((careful,), ()):  # another agent does not know which arguments are secret
+        text = asyncio.run(scene(*tools))
+        assert '"user": "ann"' in text
+        assert PASSWORD not in text
 
 
 def test_secret_arguments_must_be_arguments():
