@@ -20,13 +20,14 @@ from agentfsm.journal.listing import find_listing, iterate_runs, verify_listed_r
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, purge_runs
 from agentfsm.journal.records import export_lines
-from agentfsm.journal.redact import RunFilter, TextRedaction, find_text, redact, redact_text
+from agentfsm.journal.redact import TextRedaction, redact, redact_text
 from agentfsm.journal.replay import Replay
 from agentfsm.journal.replay_settings import ReplaySettings
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.send_signal import SentSignal, find_refusal, send_answer, send_cancel
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.tenant_store import TenantStore, tenant_tag
+from agentfsm.journal.text_search import RunFilter, find_text
 from agentfsm.journal.verification import (
     GOOD,
     OPEN,

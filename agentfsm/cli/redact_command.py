@@ -19,10 +19,11 @@ from agentfsm.cli.local_store import (
     write_for_a_moment,
 )
 from agentfsm.cli.options import CommandFunction, collect_options
-from agentfsm.journal.redact import Occurrence, RunFilter, TextRedaction, files_with_text
+from agentfsm.journal.redact import TextRedaction
 from agentfsm.journal.sqlite.sqlite_damage import truncate_wal
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
+from agentfsm.journal.text_search import Occurrence, RunFilter, files_with_text
 
 __all__ = ["files_beside", "redact"]
 

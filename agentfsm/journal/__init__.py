@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from agentfsm.journal.load import StoredRequest
     from agentfsm.journal.maintenance import Hold, end_hold, hold_run
     from agentfsm.journal.purge import KeptRun, PurgeReport, RetentionRule
-    from agentfsm.journal.redact import RunFilter, TextRedaction
+    from agentfsm.journal.redact import TextRedaction
     from agentfsm.journal.replay import Divergence, Replay, ReplayTotals
     from agentfsm.journal.replay_settings import ReplaySettings
     from agentfsm.journal.tenant_store import TenantStore
+    from agentfsm.journal.text_search import RunFilter
     from agentfsm.journal.verification import VerificationReport
     from agentfsm.loop.keys import Keyring
 
@@ -57,7 +58,8 @@ if not TYPE_CHECKING:
             "agentfsm.journal.load": "StoredRequest",
             "agentfsm.journal.maintenance": "Hold end_hold hold_run",
             "agentfsm.journal.purge": "KeptRun PurgeReport RetentionRule",
-            "agentfsm.journal.redact": "RunFilter TextRedaction",
+            "agentfsm.journal.redact": "TextRedaction",
+            "agentfsm.journal.text_search": "RunFilter",
             "agentfsm.journal.replay": "Divergence Replay ReplayTotals",
             "agentfsm.journal.replay_settings": "ReplaySettings",
             "agentfsm.journal.tenant_store": "TenantStore",

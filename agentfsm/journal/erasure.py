@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.listing import find_listing, iterate_runs
 from agentfsm.journal.purge import KeptRun, purge_runs
-from agentfsm.journal.redact import Occurrence, TextRedaction, find_actor, find_text, redact_actor, redact_text
+from agentfsm.journal.redact import TextRedaction, redact_actor, redact_text
 from agentfsm.journal.run_info import RunInfo, RunQuery, check_selects_one
 from agentfsm.journal.store import Store
+from agentfsm.journal.text_search import Occurrence, find_actor, find_text
 from agentfsm.loop.keys import Keyring
 
 __all__ = ["ErasureQuery", "ErasureReport", "erase"]

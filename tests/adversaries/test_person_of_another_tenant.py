@@ -15,9 +15,10 @@ from agentfsm import Agent, AgentfsmError, Allow, Deny, Edit, Host, MemoryStore,
 from agentfsm.journal.erasure import ErasureQuery
 from agentfsm.journal.maintenance import Hold, end_hold, hold_run
 from agentfsm.journal.purge import RetentionRule
-from agentfsm.journal.redact import RunFilter, redact
+from agentfsm.journal.redact import redact
 from agentfsm.journal.store import Store
 from agentfsm.journal.tenant_store import TenantStore, tenant_tag
+from agentfsm.journal.text_search import RunFilter
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel, call
 

@@ -33,8 +33,9 @@ from agentfsm import (
 from agentfsm.cli.app import app
 from agentfsm.journal.maintenance import Hold, hold_run
 from agentfsm.journal.purge import purge_runs
-from agentfsm.journal.redact import RunFilter, TextRedaction, files_with_text, find_text, redact_text
+from agentfsm.journal.redact import TextRedaction, redact_text
 from agentfsm.journal.run_info import RunInfo
+from agentfsm.journal.text_search import RunFilter, files_with_text, find_text
 from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call

@@ -20,7 +20,7 @@ from agentfsm.errors import (
     SuspensionExpiredError,
     UnknownRunError,
 )
-from agentfsm.viewer.sent_answers import refusal, reply_from
+from agentfsm.viewer.pages.inbox_page import refusal, reply_from
 from agentfsm.viewer.viewer_page import PageError
 
 

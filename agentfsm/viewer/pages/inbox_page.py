@@ -11,20 +11,36 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agentfsm.errors import AgentfsmError, HumanReplyError, StaleHumanReplyError
+from agentfsm.errors import (
+    ActorIsRequesterError,
+    ActorRoleError,
+    AgentfsmError,
+    AuthenticationError,
+    ConfigurationError,
+    HumanReplyError,
+    JournalError,
+    RepeatedVoteError,
+    RunError,
+    StaleHumanReplyError,
+    StaleLease,
+    StoreLockedError,
+    SuspensionExpiredError,
+    SuspensionRecordError,
+    UnknownRunError,
+)
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import open_record
 from agentfsm.journal.run_info import RunInfo, RunQuery
 from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head
 from agentfsm.loop.quorum import Actor
+from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, Fill, GiveUp, HumanInput, ItDidNotRun, ItRan
 from agentfsm.viewer.access import Visitor, visitor_of
-from agentfsm.viewer.sent_answers import refusal, reply_from
 from agentfsm.viewer.step_reader import plain
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json, ticks
 from agentfsm.viewer.viewer_page import LiveEvent, Page, PageError, event_response, json_response, read_body, shown
 
-__all__ = ["PAGE"]
+__all__ = ["PAGE", "refusal", "reply_from"]
 
 Data = dict[str, Any]
 
@@ -235,6 +251,87 @@ async def cancel(request: Request) -> Response:
     except AgentfsmError as error:
         raise refusal(error) from error
     return json_response({"run": run_id, "owner": sent.owner, "here": bool(context.runner.agents)})
+
+
+_STATUSES: tuple[tuple[type[AgentfsmError], int], ...] = (
+    (UnknownRunError, 404),
+    (StaleHumanReplyError, 409),
+    (SuspensionExpiredError, 409),
+    (StaleLease, 409),
+    (RunError, 409),
+    (ActorRoleError, 403),
+    (ActorIsRequesterError, 403),
+    (RepeatedVoteError, 403),
+    (AuthenticationError, 403),
+    (HumanReplyError, 422),
+    (SuspensionRecordError, 422),
+    (JournalError, 422),
+    (StoreLockedError, 503),
+    (ConfigurationError, 503),
+)
+"""What a page is answered for each error, the first that fits: 409 is for an answer that came too late."""
+
+
+def refusal(error: AgentfsmError) -> PageError:
+    """An error as the answer to a page."""
+    return PageError(next((status for kind, status in _STATUSES if isinstance(error, kind)), 500), str(error))
+
+
+def reply_from(given: Any, arguments: Mapping[str, Any]) -> HumanInput:
+    """The reply that a page sends.
+
+    Args:
+        given: What the page sends: a ``kind``, and what belongs to it.
+        arguments: The arguments that the page showed, which an edit changes. The values of fields are JSON texts, so
+            that what is not changed stays as it is, however large its numbers are.
+
+    Raises:
+        PageError: It is no reply.
+    """
+    data: dict[str, Any] = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    match data:
+        case {"kind": "allow"}:
+            return Allow()
+        case {"kind": "deny"}:
+            return Deny(_text(data, "text"))
+        case {"kind": "edit"}:
+            return Edit({**arguments, **_fields(data)})
+        case {"kind": "fill"}:
+            return Fill(_fields(data))
+        case {"kind": "text"}:
+            return _text(data, "text")
+        case {"kind": "extend", "unit": "tokens" | "usd" | "seconds" | "model_calls" as unit}:
+            return Extend(**{str(unit): _json(data.get("amount"), "amount")}, message=_text(data, "text"))
+        case {"kind": "ran"}:
+            return ItRan(_text(data, "text") or "done")
+        case {"kind": "did_not_run"}:
+            return ItDidNotRun()
+        case {"kind": "give_up"}:
+            return GiveUp()
+        case _:
+            raise PageError(422, "the page sent an unknown kind of answer: reload it")
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data.get(name, "")
+    if not isinstance(value, str):
+        raise PageError(422, f"{name} is not a text")
+    return value
+
+
+def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    given = data.get("fields")
+    if not isinstance(given, dict):
+        raise PageError(422, "the page sent no fields: reload it")
+    texts = cast("dict[str, Any]", given)
+    return {name: _json(text, name) for name, text in texts.items()}
+
+
+def _json(text: Any, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise PageError(422, f"{name} is not valid JSON: {error}") from error
 
 
 PAGE = Page(
