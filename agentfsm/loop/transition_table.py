@@ -282,19 +282,20 @@ def _rows_while(graph: Graph, state: str, case: Guard) -> Iterator[Row]:
     for row in graph.rows(state):
         if row.guard is case or row.guard not in _NOT_UNDECIDED:
             yield row
-        if row.guard is case and _spends_what_lasts(graph, row):
+        if row.guard is case and all(case in _UNDECIDED and _lasts(graph, name) for name in row.spends):
             return
 
 
-def _spends_what_lasts(graph: Graph, row: Row) -> bool:
-    """Whether no counter that a row spends can run out during one request."""
-    asking = [each for each in graph if each.guard is approval_required]
-    lasting = (
-        counter.name
-        for counter in (VOTES, ESCALATIONS)
-        if counter in graph.counters and all(counter.name in each.refills for each in asking)
-    )
-    return set(row.spends) <= set(lasting)
+def _lasts(graph: Graph, name: str) -> bool:
+    """Whether a counter is full when a request begins, and only the votes and the escalation of a request spend it."""
+    if not any(counter.name == name for counter in (VOTES, ESCALATIONS) if counter in graph.counters):
+        return False
+    own = [row for row in graph if row.guard not in _NOT_UNDECIDED and graph.spec(row.target).waits]
+    asking = [row for row in own if graph.takes(row.source, approval_required.__name__)]
+    begin = [row for row in asking if row in _rows_while(graph, row.source, approval_required)]
+    if any(name in row.spends for row in own) or any(name in spec.spends for spec in graph.states if spec.waits):
+        return False
+    return all(name in row.refills for row in begin)
 
 
 BUILT_IN_GUARDS = frozenset(

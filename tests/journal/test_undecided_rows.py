@@ -291,6 +291,8 @@ def test_a_row_for_votes_whose_counter_may_be_spent_covers_no_row_after_it() -> 
     assert agent_with(graph).graph is graph
     with pytest.raises(GraphError, match=r"with the guards vote_recorded$"):
         agent_with(graph.with_counter(Counter("votes", 1)))
+    with pytest.raises(GraphError, match=r"with the guards escalated$"):
+        agent_with(graph.with_transition(Transition("suspended", at_once_too, "suspended", spends="escalations")), RULE)
     never_filled = tuple(replace(each, refills=()) if each.name == "approval_required" else each for each in graph)
     with pytest.raises(GraphError, match=r"with the guards escalated, vote_recorded$"):
         agent_with(replace(graph, transitions=never_filled), RULE)
