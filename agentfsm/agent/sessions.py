@@ -21,9 +21,10 @@ from agentfsm.loop.prompts import compacted, prompt_text
 from agentfsm.loop.state import NO_DETAILS, RunDetails, RunState
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.context import AgentConfig
+from agentfsm.runtime.preparation import check_prompt, new_run, normalize_history
 from agentfsm.runtime.recorder import JournalSink, ResumePoint
 from agentfsm.runtime.result import RunResult
-from agentfsm.runtime.run import Run, check_prompt, new_run, normalize_history, run_in_new_loop, stored_run
+from agentfsm.runtime.run import Run, run_in_new_loop, stored_run
 from agentfsm.runtime.run_context import AgentDeps, Output, check_deps
 from agentfsm.runtime.run_request import RunRequest
 

@@ -1,27 +1,124 @@
-"""What a run needs before its first record: its dependencies, and tools and instructions that depend on its context.
+"""What a run begins with: its prompt, history and ids, and the dependencies, tools and instructions made for it.
 
-All of them are made before the run takes its lease and writes anything, so a function that raises changes nothing.
+All of this is checked and made before the run takes its lease and writes anything, so an error changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 
 from agentfsm.errors import ConfigurationError, MissingDepsError, RunError, ToolsetError
+from agentfsm.loop.canonical_json import is_storable
 from agentfsm.loop.failures import describe_exception
-from agentfsm.loop.messages import Message
+from agentfsm.loop.messages import File, Image, Message, Role, with_missing_results
+from agentfsm.loop.prompts import prompt_message, without_memory
 from agentfsm.loop.read_only import code_name
+from agentfsm.loop.state import RunDetails, RunState
 from agentfsm.runtime.approval import hook_limit_s
-from agentfsm.runtime.context import Context
+from agentfsm.runtime.context import AgentConfig, Context
 from agentfsm.runtime.run_context import check_deps, run_context
 from agentfsm.runtime.timeout import reraise_cancellation
 from agentfsm.runtime.toolsets import choose_tools
 
-__all__ = ["add_instructions", "add_tools", "make_deps"]
+__all__ = [
+    "Prompt",
+    "add_instructions",
+    "add_tools",
+    "check_ids",
+    "check_prompt",
+    "make_deps",
+    "new_run",
+    "normalize_history",
+]
+
+Prompt = str | Sequence[str | Image | File]
+"""A user's message: a text, or texts, images and files."""
+
+
+def check_prompt(prompt: Prompt) -> Message:
+    """The user message of a prompt.
+
+    Args:
+        prompt: A text, or its parts.
+
+    Raises:
+        RunError: It is something else, it has no parts, or its images and files are too large.
+    """
+    if not isinstance(prompt, (str, list, tuple)):
+        raise RunError(f"a prompt is a string, or a list of strings, Images and Files, not {type(prompt).__name__}")
+    try:
+        return prompt_message(prompt)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+
+
+def check_ids(run_id: object, session_id: object) -> None:
+    """Check the ids that a run is given.
+
+    Raises:
+        RunError: One of them is not a string, or the run's id cannot be told from a suspension record, or be stored.
+    """
+    if not isinstance(session_id, str):
+        raise RunError(f"session_id is a string, not {type(session_id).__name__}")
+    if run_id is None:
+        return
+    if not isinstance(run_id, str):
+        raise RunError(f"run_id is a string, or None for a random one, not {type(run_id).__name__}")
+    if run_id.lstrip().startswith("{"):
+        raise RunError(f"run_id {run_id!r} begins like a suspension record: begin it with a letter or a digit")
+    if not is_storable(run_id):
+        raise RunError(f"run_id {run_id!r} has NUL or half of a surrogate pair in it, which not every store can keep")
+
+
+def normalize_history(history: Iterable[Message]) -> list[Message]:
+    """An earlier transcript without its system prompt and recalled memory, with a result for each call.
+
+    Args:
+        history: The transcript.
+
+    Raises:
+        RunError: It contains something that is not a message.
+    """
+    messages = list(history)
+    for each in messages:
+        if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
+            raise RunError(
+                "message_history is a list of Message, as result.messages is (or Message.user('...')), "
+                f"and contains {type(each).__name__}"
+            )
+    return with_missing_results(without_memory(m) for m in messages if m.role is not Role.SYSTEM)
+
+
+def new_run(
+    config: AgentConfig, messages: Iterable[Message], session_id: str, run_id: str, details: RunDetails
+) -> RunState:
+    """The state of a new run, in the graph's initial state.
+
+    Args:
+        config: The agent's configuration.
+        messages: Its transcript without the system prompt.
+        session_id: The conversation's id.
+        run_id: The run's id.
+        details: What else it is given.
+    """
+    made_later = config.make_instructions is not None or config.toolsets
+    system = [Message.system(config.instructions)] if config.instructions and not made_later else []
+    approvals = config.pin_approvals(config)
+    return RunState(
+        run_id=run_id,
+        session_id=session_id,
+        state=config.machine.graph.initial,
+        guardrails=config.guardrails,
+        behavior=config.behavior,
+        messages=[*system, *messages],
+        details=details
+        if details.history == config.history and details.approvals == approvals
+        else replace(details, history=config.history, approvals=approvals),
+    )
 
 
 async def make_deps(context: Context, *, dismissed: bool) -> None:

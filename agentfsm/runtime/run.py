@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from agentfsm.errors import RunError
-from agentfsm.loop.canonical_json import is_storable
 from agentfsm.loop.events import Event
-from agentfsm.loop.messages import File, Image, Message, Role, with_missing_results
+from agentfsm.loop.messages import Message
 from agentfsm.loop.outcomes import CALL_MODEL
-from agentfsm.loop.prompts import prompt_message, prompt_text, without_memory
+from agentfsm.loop.prompts import prompt_text
 from agentfsm.loop.state import NO_DETAILS, RunDetails, RunState
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.driver import Driver, after_one, current_task
+from agentfsm.runtime.preparation import Prompt, check_ids, check_prompt, new_run, normalize_history
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run_context import Deps, Output, check_deps
 from agentfsm.runtime.run_request import RunRequest
@@ -31,15 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LoadRun",
-    "Prompt",
     "Run",
     "advance",
-    "check_prompt",
     "count_model_requests",
     "hand_over",
     "live_state",
-    "new_run",
-    "normalize_history",
     "run_in_new_loop",
     "send_events",
     "start_run",
@@ -47,9 +43,6 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-
-Prompt = str | Sequence[str | Image | File]
-"""A user's message: a text, or texts, images and files."""
 
 LoadRun = Callable[[], Awaitable[tuple[AgentConfig, RunState, RunRequest]]]
 """Reads a run that is to go on, and checks that it can; it changes nothing. The configuration is the run's."""
@@ -555,7 +548,7 @@ def start_run(
             the dependencies are missing or not what the agent declares.
     """
     message = check_prompt(prompt)
-    _check_ids(run_id, session_id)
+    check_ids(run_id, session_id)
     if deps is not None or config.deps_factory is None:
         check_deps(config.deps_type, deps, "agent.run(prompt, deps=...), or Agent(deps_factory=...)")
     state = new_run(
@@ -569,85 +562,3 @@ def start_run(
     if parent is not None:
         state.requester = actor
     return Run(config, state, RunRequest(prompt_text(message), by=actor, deps=deps))
-
-
-def new_run(
-    config: AgentConfig, messages: Iterable[Message], session_id: str, run_id: str, details: RunDetails
-) -> RunState:
-    """The state of a new run, in the graph's initial state.
-
-    Args:
-        config: The agent's configuration.
-        messages: Its transcript without the system prompt.
-        session_id: The conversation's id.
-        run_id: The run's id.
-        details: What else it is given.
-    """
-    made_later = config.make_instructions is not None or config.toolsets
-    system = [Message.system(config.instructions)] if config.instructions and not made_later else []
-    approvals = config.pin_approvals(config)
-    return RunState(
-        run_id=run_id,
-        session_id=session_id,
-        state=config.machine.graph.initial,
-        guardrails=config.guardrails,
-        behavior=config.behavior,
-        messages=[*system, *messages],
-        details=details
-        if details.history == config.history and details.approvals == approvals
-        else replace(details, history=config.history, approvals=approvals),
-    )
-
-
-def check_prompt(prompt: Prompt) -> Message:
-    """The user message of a prompt.
-
-    Args:
-        prompt: A text, or its parts.
-
-    Raises:
-        RunError: It is something else, it has no parts, or its images and files are too large.
-    """
-    if not isinstance(prompt, (str, list, tuple)):
-        raise RunError(f"a prompt is a string, or a list of strings, Images and Files, not {type(prompt).__name__}")
-    try:
-        return prompt_message(prompt)
-    except ValueError as error:
-        raise RunError(str(error)) from None
-
-
-def _check_ids(run_id: object, session_id: object) -> None:
-    """Check the ids that a run is given.
-
-    Raises:
-        RunError: One of them is not a string, or the run's id cannot be told from a suspension record, or be stored.
-    """
-    if not isinstance(session_id, str):
-        raise RunError(f"session_id is a string, not {type(session_id).__name__}")
-    if run_id is None:
-        return
-    if not isinstance(run_id, str):
-        raise RunError(f"run_id is a string, or None for a random one, not {type(run_id).__name__}")
-    if run_id.lstrip().startswith("{"):
-        raise RunError(f"run_id {run_id!r} begins like a suspension record: begin it with a letter or a digit")
-    if not is_storable(run_id):
-        raise RunError(f"run_id {run_id!r} has NUL or half of a surrogate pair in it, which not every store can keep")
-
-
-def normalize_history(history: Iterable[Message]) -> list[Message]:
-    """An earlier transcript without its system prompt and recalled memory, with a result for each call.
-
-    Args:
-        history: The transcript.
-
-    Raises:
-        RunError: It contains something that is not a message.
-    """
-    messages = list(history)
-    for each in messages:
-        if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
-            raise RunError(
-                "message_history is a list of Message, as result.messages is (or Message.user('...')), "
-                f"and contains {type(each).__name__}"
-            )
-    return with_missing_results(without_memory(m) for m in messages if m.role is not Role.SYSTEM)

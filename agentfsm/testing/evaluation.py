@@ -18,8 +18,8 @@ from agentfsm.loop.events import Handoff, PartialRunSummary, RunAborted, RunCanc
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.messages import Message, Role, Usage
 from agentfsm.machine.engine import Decision
+from agentfsm.runtime.preparation import normalize_history
 from agentfsm.runtime.result import RunResult
-from agentfsm.runtime.run import normalize_history
 
 if TYPE_CHECKING:
     from agentfsm.runtime.approval import HumanInput
