@@ -18,10 +18,10 @@ from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.signals import SealedSignal, open_signal, read_signals
 from agentfsm.journal.store import Store, off_loop
 from agentfsm.loop.canonical_json import encode
-from agentfsm.loop.escapes import has_escapes, read_plain
+from agentfsm.loop.escapes import has_escapes, read_plain, text_forms
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import is_same_id
-from agentfsm.loop.withholding import SecretOpener, text_forms
+from agentfsm.loop.withholding import SecretOpener
 
 __all__ = [
     "MIN_TEXT_CHARS",

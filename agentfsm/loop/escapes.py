@@ -1,15 +1,27 @@
-r"""Reads texts as they would be decoded: escapes of JSON, Python, URLs and HTML, where a text has more than it needs.
+r"""The forms in which a text may stand in another one: as encoders write it, and as decoders would read it back.
 
-A secret is looked for as encoders usually write it. ``h\u0075nter2``, ``a\/b``, ``%68unter2`` and ``a&amp;b`` are
-read back by any decoder, too, and a model may write them. So is base64 that is wrapped in lines.
+A secret is looked for as encoders usually write it. ``h\u0075nter2``, ``a\/b``, ``%68unter2`` and ``a&amp;b`` have more
+escapes of JSON, Python, URLs or HTML than they need, but any decoder reads them, too, and a model may write them. The
+same is true of base64 that is wrapped in lines.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from bisect import bisect_right
+from collections.abc import Iterable
 
-__all__ = ["Reading", "ends_in_escape", "has_escapes", "read_plain"]
+__all__ = [
+    "MIN_ENCODED_LENGTH",
+    "Reading",
+    "base64_forms",
+    "ends_in_escape",
+    "has_escapes",
+    "read_plain",
+    "text_forms",
+]
 
 _UNUSUAL = re.compile(r"\\[ux/]|%[0-9A-Fa-f]{2}|&(?:amp|lt|gt|quot|apos|#)")
 """One of these is in every text that hides what it says from a search for the usual forms."""
@@ -118,3 +130,69 @@ class Reading:
 
     def _in_text(self, place: int) -> int:
         return len(self._raw[:place].decode("utf-8", "ignore"))
+
+
+# -- as encoders write it -----------------------------------------------------------------------------------
+
+MIN_ENCODED_LENGTH = 5
+"""Characters that a text must have to be looked for in base16 and base64."""
+
+
+def text_forms(text: str) -> set[str]:
+    """The forms in which a text may stand in another: as it is, escaped, and encoded."""
+    plain = {text, text.replace("\n", "\r\n")}
+    escaped = _escaped(plain)
+    forms = plain | escaped
+    for _ in range(2):  # JSON in JSON in JSON, or in what Python prints
+        escaped = _escaped(escaped)
+        forms |= escaped
+    for each in plain | _escaped(plain):
+        forms |= {_quote(each, ""), _quote(each, "/"), _quote(each, " ").replace(" ", "+")}
+        if len(text) >= MIN_ENCODED_LENGTH:
+            forms |= _as_digits(each.encode("utf-8", "surrogatepass"))
+    return {form for form in forms if form}
+
+
+def _escaped(texts: Iterable[str]) -> set[str]:
+    """Texts as they stand in JSON and in what Python prints, which escapes one kind of quotes or none."""
+    found: set[str] = set()
+    for text in texts:
+        printed = repr(text + '"')[1:-2]  # with a double quote in it, repr() uses single ones
+        found |= {
+            json.dumps(text)[1:-1],
+            json.dumps(text, ensure_ascii=False)[1:-1],
+            printed,
+            printed.replace("\\'", "'"),
+        }
+    return found
+
+
+def _as_digits(data: bytes) -> set[str]:
+    """Data in base16, and in base64 wherever it begins in three bytes."""
+    return {data.hex(), data.hex().upper()} | _base64_of(data)
+
+
+def base64_forms(text: str) -> set[str]:
+    """A text in base64, wherever it begins in three bytes."""
+    return _base64_of(text.encode("utf-8", "surrogatepass"))
+
+
+def _base64_of(data: bytes) -> set[str]:
+    forms: set[str] = set()
+    for shift, skipped in ((0, 0), (1, 2), (2, 3)):
+        shifted = bytes(shift) + data
+        whole = len(shifted) * 8 // 6
+        forms |= {encoder(shifted).decode()[skipped:whole] for encoder in (base64.b64encode, base64.urlsafe_b64encode)}
+    return forms
+
+
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")  # RFC 3986, 2.3
+
+
+def _quote(text: str, safe: str) -> str:
+    """A text as it stands in a URL; ``urllib`` is for code that does I/O."""
+    kept = _UNRESERVED | frozenset(safe)
+    return "".join(
+        char if char in kept else "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
+        for char in text
+    )

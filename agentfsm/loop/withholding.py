@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentfsm.errors import MissingExtraError
 from agentfsm.loop.canonical_json import call_signature, decode, encode
-from agentfsm.loop.escapes import Reading, has_escapes, read_plain
+from agentfsm.loop.escapes import MIN_ENCODED_LENGTH, Reading, base64_forms, has_escapes, read_plain, text_forms
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 from agentfsm.loop.secret_pieces import PieceFilter, SecretIndex
 
@@ -42,7 +42,6 @@ __all__ = [
     "mask_secrets",
     "seal_value",
     "secret_values",
-    "text_forms",
 ]
 
 
@@ -76,7 +75,6 @@ _WORDS = re.compile(r"(?:[A-Z]?[a-z]+|[A-Z]+)(?:[_. -]?(?:[A-Z]?[a-z]+|[A-Z]+))*
 MIN_SECRET_LENGTH = 8
 """Characters that the value of a variable needs to count as secret; a shorter one may be a word, or a number."""
 
-_MIN_ENCODED_LENGTH = 5  # of a secret that is looked for in base16 and base64
 _MIN_PHRASE_LENGTH = 24  # of a value that consists of words
 _MIN_LINE_LENGTH = 16  # of a line of a longer secret, such as a PEM file
 
@@ -229,21 +227,6 @@ def _leaves(value: Any) -> Iterator[Any]:
 # -- how they are found in texts ----------------------------------------------------------------------------
 
 
-def text_forms(text: str) -> set[str]:
-    """The forms in which a text may stand in another: as it is, escaped, and encoded."""
-    plain = {text, text.replace("\n", "\r\n")}
-    escaped = _escaped(plain)
-    forms = plain | escaped
-    for _ in range(2):  # JSON in JSON in JSON, or in what Python prints
-        escaped = _escaped(escaped)
-        forms |= escaped
-    for each in plain | _escaped(plain):
-        forms |= {_quote(each, ""), _quote(each, "/"), _quote(each, " ").replace(" ", "+")}
-        if len(text) >= _MIN_ENCODED_LENGTH:
-            forms |= _as_digits(each.encode("utf-8", "surrogatepass"))
-    return {form for form in forms if form}
-
-
 def _encodings(secret: str) -> set[str]:
     """The forms in which a secret, or a line of a private key, may stand in a text."""
     return {form for each in (secret, *_long_lines(secret)) for form in text_forms(each)}
@@ -251,39 +234,6 @@ def _encodings(secret: str) -> set[str]:
 
 def _long_lines(secret: str) -> list[str]:
     return [line for line in secret.splitlines() if len(line) >= _MIN_LINE_LENGTH and "-----" not in line]
-
-
-def _escaped(texts: Iterable[str]) -> set[str]:
-    """Texts as they stand in JSON and in what Python prints, which escapes one kind of quotes or none."""
-    found: set[str] = set()
-    for text in texts:
-        printed = repr(text + '"')[1:-2]  # with a double quote in it, repr() uses single ones
-        found |= {
-            json.dumps(text)[1:-1],
-            json.dumps(text, ensure_ascii=False)[1:-1],
-            printed,
-            printed.replace("\\'", "'"),
-        }
-    return found
-
-
-def _as_digits(data: bytes) -> set[str]:
-    """Data in base16, and in base64 wherever it begins in three bytes."""
-    return {data.hex(), data.hex().upper()} | _base64_forms(data)
-
-
-def _as_base64(text: str) -> set[str]:
-    """A text in base64, wherever it begins in three bytes."""
-    return _base64_forms(text.encode("utf-8", "surrogatepass"))
-
-
-def _base64_forms(data: bytes) -> set[str]:
-    forms: set[str] = set()
-    for shift, skipped in ((0, 0), (1, 2), (2, 3)):
-        shifted = bytes(shift) + data
-        whole = len(shifted) * 8 // 6
-        forms |= {encoder(shifted).decode()[skipped:whole] for encoder in (base64.b64encode, base64.urlsafe_b64encode)}
-    return forms
 
 
 MASK = "**********"
@@ -300,18 +250,6 @@ def mask_secrets(text: str, secrets: Iterable[str]) -> str:
     for form in sorted({form for secret in secrets for form in _encodings(secret)}, key=len, reverse=True):
         text = text.replace(form, MASK)
     return text
-
-
-_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")  # RFC 3986, 2.3
-
-
-def _quote(text: str, safe: str) -> str:
-    """A text as it stands in a URL; ``urllib`` is for code that does I/O."""
-    kept = _UNRESERVED | frozenset(safe)
-    return "".join(
-        char if char in kept else "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
-        for char in text
-    )
 
 
 def _unquote(text: str) -> str:
@@ -384,9 +322,9 @@ class Withholder:
             return
         new = [form for form in _encodings(value) if form not in self._forms]
         self._forms |= dict.fromkeys([value, *new])
-        encoded = _as_base64(value) if len(value) >= _MIN_ENCODED_LENGTH else ()
+        encoded = base64_forms(value) if len(value) >= MIN_ENCODED_LENGTH else ()
         looked_for = (value, *_long_lines(value), *encoded, *(form for form in new if "/" in form))
-        self._readings |= {plain for plain in map(read_plain, looked_for) if len(plain) >= _MIN_ENCODED_LENGTH}
+        self._readings |= {plain for plain in map(read_plain, looked_for) if len(plain) >= MIN_ENCODED_LENGTH}
         self._indexes = []
         self._signs += {json.dumps(form, ensure_ascii=False)[1:-1] for form in new}
 
