@@ -154,9 +154,12 @@ def _beyond_bmp(text: str) -> bool:
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
-def is_storable(text: str) -> bool:
-    """Whether every database can store a text: it has no NUL and no lone surrogate."""
-    return _UNSTORABLE.search(text) is None
+def is_storable(text: str | bytes) -> bool:
+    """Whether every database can store a text: it has no NUL and no lone surrogate.
+
+    It can store any bytes, which an id is once somebody has changed its type in a file.
+    """
+    return isinstance(text, bytes) or _UNSTORABLE.search(text) is None
 
 
 def storable_text(text: str) -> str:
