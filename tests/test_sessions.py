@@ -17,6 +17,7 @@ from pydantic import SecretStr
 
 from agentfsm import (
     Agent,
+    AgentGuardrails,
     Allow,
     ConfigurationError,
     Host,
@@ -36,7 +37,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.journal.replay import replay
-from agentfsm.testing import RecordingModel, ScriptedModel, call
+from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.child_process import child_environment, run_helper
 from tests.helpers.session_worker import SECRET, vanish
 from tests.helpers.stepped_clock import SteppedClock
@@ -214,6 +215,23 @@ def test_a_session_that_waits_says_for_what_and_goes_on_after_the_answer():
             await session.resume(Allow())
         await session.run("Bye.")
         assert [role for role, _ in sent(model)] == ["user", "assistant", "tool", "assistant", "user"]
+
+    asyncio.run(main())
+
+
+def test_a_session_whose_request_has_expired_says_so():
+    async def main() -> None:
+        clock = FakeClock()
+        host = Host(store=MemoryStore(), secret=SECRET, clock=clock)
+        limits = AgentGuardrails(validity_s=60)
+        agent = Agent(ScriptedModel([call("pay", usd=7), "Bye."]), tools=[pay], host=host, guardrails=limits)
+        session = agent.session("s")
+        await session.run("Pay 7.")
+        clock.advance(61)
+        with pytest.raises(SessionOpenError, match=r"It has expired: end that run with session\.dismiss\(\)$"):
+            await session.run("Bye.")
+        assert (await session.dismiss()).decisions[-1].guard == "expired"
+        assert (await session.run("Bye.")).output == "Bye."
 
     asyncio.run(main())
 

@@ -210,7 +210,7 @@ class Session(Generic[AgentDeps, Output]):
             agentfsm.errors.StoreError: The store cannot be read.
         """
         last = await self.last_run()
-        if last is None or last.status != "suspended":
+        if last is None or last.status != "suspended" or not await self._has_begun(last):
             return None
         await self._conversation(last.run_id)
         return await self._request_of(last.run_id)
@@ -222,8 +222,13 @@ class Session(Generic[AgentDeps, Output]):
             agentfsm.errors.JournalError: The journal of the last run cannot be read or trusted.
             agentfsm.errors.StoreError: The store cannot be read.
         """
-        last = await self.last_run()
-        return [] if last is None else _history(await self._conversation(last.run_id))
+        from agentfsm.journal.listing import iterate_runs  # only for sessions, and after the run loop
+        from agentfsm.journal.run_info import RunQuery
+
+        async for run in iterate_runs(self._store, RunQuery(session_id=self.session_id, parent="", limit=1)):
+            if await self._has_begun(run):
+                return _history(await self._conversation(run.run_id))
+        return []
 
     # -- loading --------------------------------------------------------------------------------------
 
@@ -235,7 +240,7 @@ class Session(Generic[AgentDeps, Output]):
             if last.status == "finished":
                 text = f"the last run of session {self.session_id!r}, {last.run_id!r}, has ended"
                 raise RunError(f"{text}: go on with session.run(prompt)")
-            self._require_idle(last)
+            await self._require_idle(last)
             await self._conversation(last.run_id)
             return await load(last.run_id)
 
@@ -249,14 +254,16 @@ class Session(Generic[AgentDeps, Output]):
             SessionOpenError: It waits for a person, or there is a new message.
             JournalError: Its journal cannot be trusted, or is that of another session.
         """
-        self._require_idle(last)
+        await self._require_idle(last)
         await self._conversation(last.run_id)
         run, session = f"run {last.run_id!r}", f"session {self.session_id!r}"
         if last.status == "suspended":
             request = await self._request_of(last.run_id)
+            expired = request is not None and request.has_expired(self._config.host.clock.time())
+            advice = "It has expired: " if expired else "Answer with session.resume(reply), or "
             raise SessionOpenError(
-                f"{session} waits for a person: {run} asks: {request}. Answer with session.resume(reply), or end that "
-                "run with session.dismiss()",
+                f"{session} waits for a person: {run} asks: {str(request).removesuffix('.')}. {advice}end that run "
+                "with session.dismiss()",
                 last.run_id,
                 request,
             )
@@ -335,8 +342,8 @@ class Session(Generic[AgentDeps, Output]):
             raise RunError(f"session {self.session_id!r} has a run of another tenant: continue another session")
         return tags if ours else (*tags, *sorted(theirs))
 
-    def _require_idle(self, last: RunInfo) -> None:
-        """Refuse to go on while the last run is being run.
+    async def _require_idle(self, last: RunInfo) -> None:
+        """Refuse to go on while the last run is being run, or waits for a worker.
 
         Raises:
             SessionBusyError: It is.
@@ -348,6 +355,18 @@ class Session(Generic[AgentDeps, Output]):
                 last.run_id,
                 last.owner,
             )
+        if not await self._has_begun(last):
+            raise SessionBusyError(
+                f"session {self.session_id!r} waits for a worker: run {last.run_id!r} was submitted and has not begun; "
+                "wait until it has ended, or cancel it",
+                last.run_id,
+                None,
+            )
+
+    async def _has_begun(self, last: RunInfo) -> bool:
+        """Whether a run has records; one that was submitted has none until a worker starts it."""
+        head = await self._store.head(last.run_id) if last.status == "suspended" else None
+        return head is None or head.seq > 0
 
     async def _request_of(self, run_id: str) -> StoredRequest | None:
         from agentfsm.journal.load import pending_request

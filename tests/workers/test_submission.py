@@ -14,11 +14,24 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from pydantic import SecretStr
 
-from agentfsm import Actor, ConfigurationError, JournalError, MemoryStore, RunError, RunQuery, Runs, SqliteStore
+from agentfsm import (
+    Actor,
+    Agent,
+    ConfigurationError,
+    Host,
+    JournalError,
+    MemoryStore,
+    RunError,
+    RunQuery,
+    Runs,
+    SessionBusyError,
+    SqliteStore,
+)
 from agentfsm.cli.app import app
 from agentfsm.journal.run_info import WaitingFor
 from agentfsm.journal.verification import OPEN, TAMPERED, verify
 from agentfsm.loop.keys import Keyring
+from agentfsm.testing import ScriptedModel
 from agentfsm.workers import open_waker
 from agentfsm.workers.submission import Submission, open_submission, seal_submission, submit
 from agentfsm.workers.waker import Activation
@@ -112,6 +125,23 @@ def test_a_submitted_run_is_listed_until_it_begins() -> None:
         assert open_submission(activation.request, run_id, KEYS) == GIVEN
 
     asyncio.run(scenario())
+
+
+def test_a_session_is_busy_while_a_run_of_it_waits_for_a_worker() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        host = Host(store=store, secret=b"the secret of these tests, long enough")
+        session = Agent(ScriptedModel(["Hello.", "Done."]), host=host).session("s")
+        await session.run("Hi.", tags=["tenant:acme"])
+        run_id = await submit(store, Recorded(), KEYS, GIVEN)  # type: ignore[arg-type]
+        for call in (lambda: session.run("And?"), session.run, lambda: session.resume("x"), session.dismiss):
+            with pytest.raises(SessionBusyError, match="waits for a worker") as raised:
+                await call()
+            assert raised.value.run_id == run_id
+        assert await session.waiting() is None
+        assert [message.content for message in await session.messages()] == ["Hi.", "Hello."]
+
+    asyncio.run(main())
 
 
 def test_a_process_that_submits_to_a_file_does_not_stay_its_writer(tmp_path: Path) -> None:
