@@ -404,9 +404,8 @@ async def _resume_from_store(
         prompt = loaded.run.messages[-1].content if first and loaded.run.messages else ""
         return config, loaded.run, RunRequest(prompt, resume_point=loaded.resume_point, deps=deps, admitted=admitted)
     now = config.host.clock.time()
-    given_at = (
-        now if request.signal is None else min(now, request.signal.sent_at)
-    )  # it may have waited for this process
+    # What was sent may have waited for this process.
+    given_at = now if request.signal is None else min(now, request.signal.sent_at)
     if expires is not None and given_at > expires:
         raise SuspensionExpiredError(f"the request expired without a reply; end the run with agent.dismiss({run_id!r})")
     if not request.has_reply and escalation_is_due(config, loaded.run):

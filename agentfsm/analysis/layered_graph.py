@@ -319,9 +319,8 @@ class LongestPaths(Generic[N, E]):
         here, choices = self._values[layer], self._choices[-1]
         certain = layer  # no more than there are
         for node, each in candidates.items():
-            options: list[_Option[N, E]] = [
-                (here[node], NO_COST, None)
-            ]  # what is missing to the maximum, and growth: of ending here
+            # What is missing to the maximum, and growth: of ending here.
+            options: list[_Option[N, E]] = [(here[node], NO_COST, None)]
             for cost, edge in each:
                 if edge.node is None:
                     options.append((_difference(here[node], cost), NO_COST, edge))

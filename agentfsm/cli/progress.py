@@ -185,9 +185,8 @@ def _describe_call(call: Mapping[str, Any]) -> str:
 def _describe_recovery(event: RecoveryStarted) -> str:
     failure = event.failure
     delay = f" after {event.backoff_s:g} s" if event.backoff_s else ""
-    why = (
-        "" if "tool" in failure.metadata else f" ({shorten(event.mask(failure.explanation), 200)})"
-    )  # the tool's result said so
+    said = "tool" in failure.metadata  # by the tool's result
+    why = "" if said else f" ({shorten(event.mask(failure.explanation), 200)})"
     return f"{failure.kind.value}{why}: {event.action.value.replace('_', ' ')}{delay}"
 
 

@@ -62,9 +62,7 @@ class BedrockMessages(_CloudMessages):
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         body = super()._encode(request, stream=False)  # the path says whether it streams
-        features = self._http.options.header(
-            "anthropic-beta"
-        )  # Bedrock reads them in the body, as Anthropic's SDK knows
+        features = self._http.options.header("anthropic-beta")  # Bedrock reads them in the body, as the SDK knows
         return {"anthropic_beta": features.split(",")} | body if features else body
 
 

@@ -183,9 +183,8 @@ class SqliteWriter:
             enough = active_runs < 2 or len(self._queue) >= max(BATCH_SIZE, active_runs // 2)
             if due and not enough and self._flush_loop is not loop:
                 self._flush_loop = loop
-                loop.call_soon(
-                    self._on_flush
-                )  # after all callbacks that are ready now, so that their jobs share the commit
+                # After all callbacks that are ready now, so that their jobs share the commit.
+                loop.call_soon(self._on_flush)
         if due and enough:
             self._write_batch()
         return done
