@@ -164,7 +164,7 @@ class Runs:
         Args:
             agent: The name under which workers serve the agent.
             prompt: The user's message.
-            session_id: The conversation's id, if you have one.
+            session_id: The id of the session in which it is listed; it begins without that session's messages.
             actor: Who requests it, as ``agent.run`` takes it: an ``Actor``, a name or a token.
             tags: Short texts by which the run is found. One such as ``tenant:acme`` says whose run it is, for limits
                 by tenant.
