@@ -66,7 +66,7 @@ class MemorySignals:
         self._stored_run(signal.run_id)
         if self._signals.setdefault(signal.id, signal) != signal:
             return False
-        self._hub.ring(signal.run_id)
+        self._hub.notify(signal.run_id)
         return True
 
     async def pending(self, run_id: str | None = None) -> list[SealedSignal]:

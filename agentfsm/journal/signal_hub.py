@@ -21,30 +21,30 @@ class _Listener:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.rung = asyncio.Event()
+        self.notified = asyncio.Event()
         self.run_ids: dict[str, None] = {}
 
-    def ring(self, run_id: str) -> None:
+    def notify(self, run_id: str) -> None:
         self.run_ids[run_id] = None
-        self.rung.set()
+        self.notified.set()
 
-    async def is_rung(self, until: float) -> bool:
-        """Whether it is rung before a time of its loop."""
+    async def is_notified(self, until: float) -> bool:
+        """Whether it is notified before a time of its loop."""
         try:
             async with asyncio.timeout_at(until):
-                await self.rung.wait()
+                await self.notified.wait()
         except TimeoutError:
             return False
         return True
 
     def take(self) -> list[str]:
         run_ids, self.run_ids = list(self.run_ids), {}
-        self.rung.clear()
+        self.notified.clear()
         return run_ids
 
 
 class SignalHub:
-    """Who has to hear of the signals of one store in this process.
+    """Notifies whoever in this process has to know of the signals of one store.
 
     Args:
         lease_of: The lease that this process has of a run, or None.
@@ -54,14 +54,14 @@ class SignalHub:
         self._lease_of = lease_of
         self._listeners: set[_Listener] = set()
 
-    def ring(self, run_id: str) -> None:
+    def notify(self, run_id: str) -> None:
         """Tell the owner of a run, and every listener, that it has got a signal; may be called from any thread."""
         lease = self._lease_of(run_id)
         if lease is not None:
             lease.signal()
         for listener in tuple(self._listeners):
             with contextlib.suppress(RuntimeError):  # its loop is closed
-                listener.loop.call_soon_threadsafe(listener.ring, run_id)
+                listener.loop.call_soon_threadsafe(listener.notify, run_id)
 
     async def listen(
         self,
@@ -81,7 +81,7 @@ class SignalHub:
                 for run_id in dict.fromkeys([signal.run_id for signal in await read_pending()]):
                     yield run_id
                 recheck_at = listener.loop.time() + recheck_s()
-                while await listener.is_rung(recheck_at):
+                while await listener.is_notified(recheck_at):
                     for run_id in listener.take():
                         yield run_id
         finally:

@@ -56,7 +56,7 @@ class AgentRunner:
             async with aclosing(self._store.signals.listen()) as signalled:
                 async for run_id in signalled:
                     if run_id not in self._working:
-                        task = asyncio.create_task(self._go_on(run_id), name=f"agentfsm run {run_id}")
+                        task = asyncio.create_task(self._run_pending(run_id), name=f"agentfsm run {run_id}")
                         self._working[run_id] = task
                         task.add_done_callback(partial(self._forget, run_id))
         except AgentfsmError as error:  # the next request starts it again
@@ -65,7 +65,7 @@ class AgentRunner:
     def _forget(self, run_id: str, _: asyncio.Task[None]) -> None:
         self._working.pop(run_id, None)
 
-    async def _go_on(self, run_id: str) -> None:
+    async def _run_pending(self, run_id: str) -> None:
         """Run what a run has to do, until it has nothing more."""
         try:
             while (run := await self._next(run_id)) is not None:

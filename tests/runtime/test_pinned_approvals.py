@@ -212,7 +212,7 @@ def test_recovery_a_worker_and_the_viewer_leave_the_run_to_an_agent_that_is_as_s
         await Runs(store, secret=SECRET).answer("r", Allow(), by="ann")
         assert await weak(store).unfinished_runs() == []
         assert "'pay' needs an approval there, and none here" in caplog.text
-        await AgentRunner(store, [weak(store)])._go_on("r")
+        await AgentRunner(store, [weak(store)])._run_pending("r")
         assert ServedAgents({"shop": weak(store)}).for_run("r", await store.records("r")) is None
         strict = an_agent(store, "done", tools=[paying(True)])
         found = ServedAgents({"weak": weak(store), "strict": strict}).for_run("r", await store.records("r"))
@@ -388,7 +388,7 @@ def test_a_tool_in_place_of_a_sub_agent_that_asks_is_refused():
     assert PAID == []
 
 
-def test_a_run_whose_pin_was_redacted_does_not_go_on():
+def test_a_run_whose_pin_was_redacted_does_not_run_pending():
     async def scenario() -> None:
         store = MemoryStore()
         await suspended(store)

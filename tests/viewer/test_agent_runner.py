@@ -51,7 +51,7 @@ def test_an_approved_run_goes_on_with_the_one_agent_that_has_its_tools(
         await agent(store, pay, call("pay", amount=1)).run("Pay 1.", run_id="r")
         agents = [*(agent(store, each, call("pay", amount=666), "done") for each in others), agent(store, pay, "done")]
         await Runs(store, secret=SECRET).answer("r", Allow(), by="ann")
-        await AgentRunner(store, agents)._go_on("r")  # pyright: ignore[reportPrivateUsage]
+        await AgentRunner(store, agents)._run_pending("r")  # pyright: ignore[reportPrivateUsage]
         head = await store.head("r")
         assert head is not None
         return head.status

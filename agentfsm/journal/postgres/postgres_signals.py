@@ -79,7 +79,7 @@ class SignalListener:
         settings: The settings of the store. With a connection of its own, it hears of a signal at once; behind a
             pooler without a direct URL, it looks every ``POLL_S`` seconds.
         read_pending: Reads the ids of the runs that have signals.
-        ring: Called with the id of each run that has got one.
+        notify: Called with the id of each run that has got one.
 
     Attributes:
         task: What listens.
@@ -89,11 +89,11 @@ class SignalListener:
         self,
         settings: PostgresSettings,
         read_pending: Callable[[], Awaitable[Iterable[str]]],
-        ring: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._read_pending = read_pending
-        self._ring = ring
+        self._notify = notify
         self._awaited = asyncio.Event()
         self.task = asyncio.create_task(self._listen() if settings.listens else self._poll())
 
@@ -105,11 +105,11 @@ class SignalListener:
         while True:
             await asyncio.sleep(POLL_S)
             with contextlib.suppress(StoreError):  # the next look may succeed; whoever uses the store gets the error
-                self._ring_all(await self._read_pending())
+                self._notify_all(await self._read_pending())
 
-    def _ring_all(self, run_ids: Iterable[str]) -> None:
+    def _notify_all(self, run_ids: Iterable[str]) -> None:
         for run_id in dict.fromkeys(run_ids):
-            self._ring(run_id)
+            self._notify(run_id)
 
     async def _listen(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -119,9 +119,9 @@ class SignalListener:
             with contextlib.suppress(psycopg.Error, StoreError):
                 async with await AsyncConnection.connect(self._settings.listen_conninfo, autocommit=True) as db:
                     await db.execute("LISTEN " + CHANNEL)  # from here on, this connection does nothing else
-                    self._ring_all(await self._read_pending())  # those that were sent while nobody listened
+                    self._notify_all(await self._read_pending())  # those that were sent while nobody listened
                     async for notice in db.notifies():
-                        self._ring_all([notice.payload] if notice.payload else await self._read_pending())
+                        self._notify_all([notice.payload] if notice.payload else await self._read_pending())
             await asyncio.sleep(RECONNECT_S)
 
     async def aclose(self) -> None:
@@ -146,7 +146,7 @@ class PostgresSignals:
         """Keep a signal; see ``SignalQueue.send``."""
         is_kept = await self._session().write(lambda db, _: insert_signal(db, signal))
         if is_kept:
-            self._hub.ring(signal.run_id)
+            self._hub.notify(signal.run_id)
         return is_kept
 
     async def pending(self, run_id: str | None = None) -> list[SealedSignal]:
@@ -159,17 +159,17 @@ class PostgresSignals:
 
     def listen(self) -> AsyncGenerator[str]:
         """The ids of runs that have signals; see ``SignalQueue.listen``."""
-        self.hear().start()
+        self.listener().start()
         return self._hub.listen(self.pending)
 
     async def _run_ids(self) -> list[str]:
         return [signal.run_id for signal in await self.pending()]
 
-    def hear(self) -> SignalListener:
-        """Hear of new signals from now on, in the running event loop."""
+    def listener(self) -> SignalListener:
+        """What hears of new signals in the running event loop, from now on."""
         loop = asyncio.get_running_loop()
         if loop not in self._listeners:
-            listener = SignalListener(self._session().settings, self._run_ids, self._hub.ring)
+            listener = SignalListener(self._session().settings, self._run_ids, self._hub.notify)
             self._listeners[loop] = listener
             listener.task.add_done_callback(lambda _: self._listeners.pop(loop, None))  # at the latest with its loop
         return self._listeners[loop]

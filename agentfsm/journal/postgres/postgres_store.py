@@ -254,7 +254,7 @@ class PostgresStore:
             raise
         lease.finalizer = weakref.finalize(lease, _release_abandoned, queue, lease.key)
         lease.finalizer.atexit = False
-        self.signals.hear()
+        self.signals.listener()
         return lease
 
     async def release(self, lease: Lease) -> None:

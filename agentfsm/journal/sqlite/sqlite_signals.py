@@ -81,7 +81,7 @@ class SqliteSignals:
                 return bool(await owner.call("send_signal", signal=signal))
             is_kept: bool = await self._writer.submit(lambda db: insert_signal(db, signal))
         if is_kept:
-            self._hub.ring(signal.run_id)
+            self._hub.notify(signal.run_id)
         return is_kept
 
     async def pending(self, run_id: str | None = None) -> list[SealedSignal]:
