@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from agentfsm import Agent, ConfigurationError, Host, MemoryStore, SqliteStore, open_store
 from agentfsm.cli.app import app
-from agentfsm.journal.store_url import locate_store, server_database
+from agentfsm.journal.store_url import locate_store, server_database, store_url
 from agentfsm.testing import ScriptedModel
 
 
@@ -93,6 +93,7 @@ def test_every_command_takes_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_postgresql_url_keeps_the_parameters_of_libpq_and_gives_the_store_its_own():
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     store = open_store("postgresql://ann:secret@db.example.org/shop?sslmode=require&liveness=lease&lease_s=3")
+    assert store_url(store) == "postgresql://ann:secret@db.example.org/shop?sslmode=require"
     assert repr(store) == "PostgresStore(PostgreSQL at db.example.org, database 'shop')"
     settings = store._settings
     assert (settings.liveness, settings.lease_s) == ("lease", 3.0)
@@ -119,3 +120,9 @@ def test_libpq_gets_its_part_of_a_url_to_the_letter(url: str, passed_on: str) ->
 
 def test_a_server_is_called_by_its_host_and_database_however_they_are_given() -> None:
     assert locate_store("postgresql:///?host=/run/a+b&dbname=my%20shop").name == "postgresql:///run/a+b/my shop"
+
+
+def test_a_store_says_where_it_is_if_other_processes_can_reach_it(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "runs.db") as store:
+        assert store_url(store) == tmp_path / "runs.db"
+    assert store_url(MemoryStore()) is None

@@ -19,9 +19,11 @@ import pytest
 from agentfsm import Agent, Allow, Host, Runs, StoreError, open_store
 from agentfsm.cli.app import run_app
 from agentfsm.journal.run_info import WaitingFor
+from agentfsm.journal.store_url import store_url
 from agentfsm.journal.verification import GOOD
 from agentfsm.runtime.run import advance, hand_over
 from agentfsm.testing import ScriptedModel
+from agentfsm.viewer.viewer_context import SetAsideRuns
 from agentfsm.workers import Activation, Waker, open_waker
 from tests.helpers.child_process import child_environment
 from tests.helpers.postgres import new_database, shared_server
@@ -319,6 +321,11 @@ def test_the_commands_find_what_is_set_aside_on_a_server_and_make_no_queues_ther
             await waker.wake(Activation("r", 1, "support@1"))
             await waker.set_aside(Activation("r", 1, "support@1"), "it kills its workers")
 
+    async def seen_by_viewer() -> str:
+        async with open_store(database) as store:
+            found = await SetAsideRuns(store_url(store), store).find((await Runs(store).list()).runs)
+        return found["r"].reason
+
     def listed(at: str) -> tuple[str, str]:
         assert run_app(["runs", "--store", at]) == 0
         printed = capsys.readouterr()
@@ -331,6 +338,7 @@ def test_the_commands_find_what_is_set_aside_on_a_server_and_make_no_queues_ther
         asyncio.run(set_aside())
         expected = "set aside: it kills its workers; to try it again: agentfsm worker --put-back r"
         assert listed(database) == (expected, "")
+        assert asyncio.run(seen_by_viewer()) == "it kills its workers"
         db.execute(f"CREATE ROLE {role} LOGIN")
         db.execute(f"GRANT USAGE ON SCHEMA agentfsm TO {role}")
         db.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA agentfsm TO {role}")
