@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
 
 from agentfsm import (
+    LOOP,
     Agent,
     Deny,
     Fill,
@@ -25,6 +26,9 @@ from agentfsm import (
     ItRan,
     RunResult,
     SqliteStore,
+    StateContext,
+    StateSpec,
+    Transition,
     UserInputRequested,
 )
 from agentfsm.integrations.mcp import MCPSettings, MCPTools
@@ -204,6 +208,26 @@ def test_a_server_may_not_ask_unless_the_app_allows_it(booking: tuple[SdkServer,
     (text,) = results(client.do(work))
     assert "licitation" in text
     assert server.done == once(server, tool)[:-1]
+
+
+def test_a_server_may_not_ask_during_a_call_of_a_users_state(booking: tuple[SdkServer, str]) -> None:
+    server, tool = booking
+    said: list[str] = []
+
+    async def reserve(context: StateContext) -> None:
+        result = await context.call_tool(tool, {"city": "Rome"})
+        said.append(f"{result.status}: {result.content}")
+
+    rows = [Transition("reserve", None, "terminal", ends="completed")]
+    graph = LOOP.with_state(StateSpec("reserve", effect=reserve), rows, entered_by="post_llm.otherwise")
+
+    async def main() -> RunResult:
+        async with MCPTools.http(server.url, settings=MCPSettings(elicitation=True)) as tools:
+            return await Agent(ScriptedModel(["ok"]), tools=tools, graph=graph).run("go")
+
+    assert asyncio.run(main()).ok
+    assert said[0].startswith("failed: ")
+    assert "only during a call that a reply makes" in said[0]
 
 
 @pytest.mark.parametrize(("name", "tool"), [("sdk_server", "abstract"), ("legacy_server", "summarize")])

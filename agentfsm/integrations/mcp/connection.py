@@ -156,7 +156,9 @@ class ServerConnection:
 
         flight = self._flight
         if flight is None:
-            return types.ErrorData(code=types.INVALID_REQUEST, message="a person can be asked only during a call")
+            return types.ErrorData(
+                code=types.INVALID_REQUEST, message="a person can be asked only during a call that a reply makes"
+            )
         self._end_turn(flight)
         try:
             answer = await flight.ask(Form.from_sdk(params), None)
@@ -175,7 +177,9 @@ class ServerConnection:
 
         flight = self._flight
         if flight is None:
-            return types.ErrorData(code=types.INVALID_REQUEST, message="a model can be asked only during a call")
+            return types.ErrorData(
+                code=types.INVALID_REQUEST, message="a model can be asked only during a call that a reply makes"
+            )
         try:
             return await flight.sample(params)
         except ToolError as error:
