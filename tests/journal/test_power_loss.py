@@ -153,6 +153,19 @@ def test_a_flipped_bit_never_gives_a_wrong_record(tmp_path, with_a_log, name, co
     counted(f"bits flipped in {name}: {count}, {what}, no wrong row taken for a right one")
 
 
+def test_a_table_of_runs_that_a_flipped_bit_left_without_numbers_is_reported(tmp_path):
+    store, _ = finished_run(SqliteStore(tmp_path / "runs.db"))
+    store.close()
+    data = (tmp_path / "runs.db").read_bytes()
+    table = b"CREATE TABLE run (\n    id INTEGER PRIMARY KEY"
+    assert data.count(table) == 1
+    (tmp_path / "runs.db").write_bytes(
+        data.replace(table, table.replace(b"R P", b"R$P"))
+    )  # ' ' and '$' differ by a bit
+    with SqliteStore(tmp_path / "runs.db") as store, pytest.raises(StoreError, match="run 'sample' has no number"):
+        asyncio.run(store.records("sample"))
+
+
 WRONG = [("hash", "7"), ("hash", "'text'"), ("body", "8"), ("body", "x'00'"), ("hidden", "9"), ("hidden", "'['")]
 
 

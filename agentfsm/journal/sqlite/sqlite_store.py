@@ -294,6 +294,8 @@ def select_records(
     run = db.execute("SELECT id FROM run WHERE run_id = ?", (run_id,)).fetchone()
     if run is None:
         return None
+    if not isinstance(run[0], int):
+        raise sqlite3.DatabaseError(f"run {run_id!r} has no number: the table of the runs is damaged")
     low, high = run[0] << 32, (run[0] + 1) << 32
     query = _SELECT_ROWS.format(mac="mac" if sqlite_schema.has_macs(db) else "NULL") + " LIMIT ?"
     rows = map(JournalRow._make, db.execute(query, (low, low + after, high, -1 if limit is None else limit)))
