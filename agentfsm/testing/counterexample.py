@@ -99,7 +99,7 @@ def replay_counterexample(
         }
     end = tuple(graph.transitions[place] for place in shortest_run_to_end(space, min(here)))
     agent = source if isinstance(source, Agent) else _agent_for(source, graph)
-    path = Path(1, (*wanted, *end), 0, limits, behavior)
+    path = Path(1, (*wanted, *end), limits, behavior)
     known = GuardExampleSet(graph, limits, agent.config.behavior, examples)
     unknown = list(dict.fromkeys(row.id for row in path.rows if known.for_transition(row) is None))
     if not unknown:

@@ -69,7 +69,7 @@ def guard_conflicts(graph: Graph, behavior: Behavior | None = None) -> list[Guar
             if second.guard is not None:
                 rows = _path_to_conflict(space, first, second)
                 if rows is not None:
-                    path = Path(len(conflicts) + 1, rows[0], 1, small_guardrails(behavior), behavior)
+                    path = Path(len(conflicts) + 1, rows[0], small_guardrails(behavior), behavior)
                     conflicts.append(GuardConflict(path, rows[1], second))
     return conflicts
 

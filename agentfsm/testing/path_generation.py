@@ -252,14 +252,12 @@ class Path:
     Attributes:
         number: Its position in the list, from 1.
         rows: The rows.
-        newly_covered: How many requirements it is the first to cover.
         guardrails: The limits under which it can happen.
         behavior: The behavior for which it was generated; None for any.
     """
 
     number: int
     rows: tuple[Transition, ...]
-    newly_covered: int
     guardrails: AgentGuardrails
     behavior: Behavior | None = None
 
@@ -395,10 +393,7 @@ def paths(
     return Paths(
         graph,
         cover,
-        tuple(
-            Path(i, tuple(graph.transitions[r] for r in rows), covers, limits, behavior)
-            for i, (rows, covers) in enumerate(runs, 1)
-        ),
+        tuple(Path(i, tuple(graph.transitions[r] for r in rows), limits, behavior) for i, rows in enumerate(runs, 1)),
         len(required),
         tuple(
             Infeasible(requirement_ids(graph, each), infeasibility_reason(space, each, reached))
@@ -429,12 +424,10 @@ class _PathGenerator:
         self._next_suffixes: dict[tuple[Requirement, int], Requirement] = {}
         self._met: dict[Requirement, tuple[Requirement, ...]] = {}
 
-    def generate(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Every path, with the number of requirements that it is the first to cover."""
+    def generate(self) -> Iterator[tuple[int, ...]]:
+        """Every path, as the places of its rows."""
         while self._uncovered:
-            before = len(self._uncovered)
-            rows = self._generate_one()
-            yield rows, before - len(self._uncovered)
+            yield self._generate_one()
 
     def _generate_one(self) -> tuple[int, ...]:
         here: _Node = (self._space.initial, ())

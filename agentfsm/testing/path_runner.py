@@ -406,7 +406,7 @@ class WitnessDriver:
                 JUDGE_RESULTS,
             ):  # later rows must not change the reply
                 rows = rows[: index + 1]
-            yield Path(0, rows, 1, guardrails, behavior), index
+            yield Path(0, rows, guardrails, behavior), index
 
     def undriven_rows(self) -> list[Infeasible]:
         """The rows of the graph that no path of this driver takes, each with the reason, in table order.
@@ -424,7 +424,7 @@ class WitnessDriver:
                 found.append(Infeasible((row.id,), infeasibility_reason(space, requirement, reached)))
                 continue
             try:
-                self.scenario_for(Path(0, run_through[0], 1, guardrails, behavior))
+                self.scenario_for(Path(0, run_through[0], guardrails, behavior))
             except NoExampleError as error:
                 found.append(Infeasible((row.id,), str(error)))
         return found
@@ -482,7 +482,7 @@ def scenarios_through_rows(agent: Agent[Any, Any]) -> Iterator[Scenario]:
     for row in agent.graph:
         found = shortest_run_through(space, row)
         if found is not None:
-            scenarios = list(_scenarios(driver, [Path(0, found[0], 1, guardrails, behavior)]))
+            scenarios = list(_scenarios(driver, [Path(0, found[0], guardrails, behavior)]))
             left_out += [] if scenarios else [row.id]
             yield from scenarios
     if left_out:

@@ -218,7 +218,7 @@ class _Reader:
     def path(self, number: int, path: Sequence[str]) -> Path:
         """A path that can happen, to run as a test."""
         rows = tuple(self.graph.transition(each) for each in path[:-1])
-        return Path(number, rows, 0, self._guardrails, self._behavior)
+        return Path(number, rows, self._guardrails, self._behavior)
 
 
 def describe_row(row: Transition) -> str:

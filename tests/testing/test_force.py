@@ -85,12 +85,12 @@ def test_hooks_run_in_every_state_of_the_path() -> None:
 
 def test_a_path_of_another_graph_is_refused() -> None:
     agent = default_agent(LOOP)
-    astray = Path(1, (LOOP.transition("post_llm.otherwise"),), 1, small_guardrails())
+    astray = Path(1, (LOOP.transition("post_llm.otherwise"),), small_guardrails())
     with pytest.raises(RunError, match="cannot be taken in"):
         force(agent, astray)
-    other = Path(2, (Transition("pre_step", None, "terminal", ends="completed"),), 1, small_guardrails())
+    other = Path(2, (Transition("pre_step", None, "terminal", ends="completed"),), small_guardrails())
     with pytest.raises(RunError, match="is not a path of this graph"):
         force(agent, other)
-    short_one = Path(3, (LOOP.transition("pre_step.otherwise"),), 1, small_guardrails())
+    short_one = Path(3, (LOOP.transition("pre_step.otherwise"),), small_guardrails())
     with pytest.raises(RunError, match="does not lead to an end"):
         force(agent, short_one)

@@ -244,13 +244,13 @@ def test_the_examples_of_the_loops_own_guards_are_checked() -> None:
 
 def test_a_path_that_is_too_short_or_too_long_is_a_divergence() -> None:
     rows = [LOOP.transition(i) for i in ("pre_step.otherwise", "call_llm.otherwise", "post_llm.otherwise")]
-    whole = Path(1, tuple(rows), 1, small_guardrails())
+    whole = Path(1, tuple(rows), small_guardrails())
     assert WitnessDriver(LOOP).run(whole).divergence is None
-    less = Path(2, tuple(rows[:2]), 1, small_guardrails())
+    less = Path(2, tuple(rows[:2]), small_guardrails())
     clash = WitnessDriver(LOOP).run(less).divergence
     assert clash is not None
     assert (clash.move_index, clash.expected) == (2, "the end")
-    more = Path(3, (*rows, Transition("terminal", None, "pre_step")), 1, small_guardrails())
+    more = Path(3, (*rows, Transition("terminal", None, "pre_step")), small_guardrails())
     clash = WitnessDriver(LOOP).run(more).divergence
     assert clash is not None
     assert clash.actual == ""
