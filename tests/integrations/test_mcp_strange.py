@@ -50,6 +50,8 @@ lists = {
     "no list": None,
 }
 results = {
+    "raw tab": '{"content": [{"type": "text", "text": "a\\tb"}]}',
+    "large number": '{"content": [], "structuredContent": {"n": ' + "9" * 5000 + "}}",
     "a text": '"hello"', "null": "null", "half a character": '{"content": [{"type": "text", "text": "a\\\\ud800b"}]}'
 }
 if case == "greets":
@@ -84,6 +86,13 @@ for line in sys.stdin:
             write(f'{{"jsonrpc": "2.0", "id": {id}, "result": {results[case]}}}\\n')
         elif case == "neither":
             answer(id)
+        elif case == "raw tab, id last":
+            write('{"result": {"content": [{"type": "text", "text": "a\\tb"}]}, "jsonrpc": "2.0", "id": %d}\\n' % id)
+        elif case == "chatty":
+            write('handling {"jsonrpc": "2.0", "id": %d}\\n' % id)
+            write('{"method": "ask", "a": "\\t", "id": %d}\\n' % id)
+            write('{"id": %d, \\t\\n' % id)
+            answer(id, result={"content": [{"type": "text", "text": "fine"}]})
         elif case == "old version":
             write(json.dumps({"id": id, "result": {}}) + "\\n")
         elif case == "like a lost one":
@@ -178,6 +187,8 @@ NO_MESSAGE = "the server's answer is not a message of the protocol (JSON-RPC 2.0
     ("case", "said"),
     [
         *((case, NO_MESSAGE) for case in ("a text", "null", "neither", "old version")),
+        *((case, NO_MESSAGE) for case in ("raw tab", "raw tab, id last", "large number")),
+        ("chatty", "fine"),
         ("own error", "quota exceeded"),
         ("like a lost one", "Connection closed by the database"),
         ("own session", "no open shopping session"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 from collections import deque
@@ -392,6 +393,11 @@ async def _readable(
             tasks.cancel_scope.cancel()
 
 
+_ID_OF_ANSWER = re.compile(
+    r'\s*\{(?!.*"method"\s*:).*?"id"\s*:\s*(\d+|"[^"\\]*")\s*(?:,\s*"(?:result|error)"\s*:|\}\s*$)', re.DOTALL
+)
+"""The id of an answer that is not JSON, where servers write it: before the result, or at the end."""
+
 NO_MESSAGE = "the server's answer is not a message of the protocol (JSON-RPC 2.0)"
 """The error of a request whose answer cannot be read."""
 
@@ -411,6 +417,8 @@ def _mended(error: ValidationError, strays: list[str] | None) -> SessionMessage 
         with suppress(ValueError):
             value = loads(inputs[0].removeprefix("\ufeff"))
             return SessionMessage(types.jsonrpc_message_adapter.validate_python(value, by_name=False))
+        if (found := _ID_OF_ANSWER.match(inputs[0])) is not None:
+            return _error_answer(loads(found[1]), NO_MESSAGE)
         if strays is not None and len(strays) < _KEPT_STRAYS and _printable(inputs[0]):
             strays.append(inputs[0][:_KEPT_LINE_CHARS].rstrip("\n"))
         return None
@@ -419,12 +427,16 @@ def _mended(error: ValidationError, strays: list[str] | None) -> SessionMessage 
         return None
     said: object = answer.get("error")
     reason = said if isinstance(said, str) else as_object(said).get("message")
-    text = str(reason or NO_MESSAGE)
-    return SessionMessage(
-        types.JSONRPCError(
-            jsonrpc="2.0", id=answer["id"], error=types.ErrorData(code=types.INTERNAL_ERROR, message=text)
-        )
-    )
+    return _error_answer(answer["id"], str(reason or NO_MESSAGE))
+
+
+def _error_answer(request_id: Any, text: str) -> SessionMessage:
+    """The answer that a request has failed."""
+    from mcp import types
+    from mcp.shared.message import SessionMessage
+
+    error = types.ErrorData(code=types.INTERNAL_ERROR, message=text)
+    return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error))
 
 
 def _drop_invalid_tools(result: Any, server: str) -> None:
