@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from agentfsm.errors import JournalError, MissingExtraError, StoreError
 from agentfsm.journal.maintenance import Damage, SignedHold, find_changed_holds
-from agentfsm.journal.merkle_tree import extends, extension_proof, leaf_hash, root_hash
+from agentfsm.journal.merkle_tree import extension_proof, leaf_hash, root_hash
 from agentfsm.journal.purge import verify_tombstone
 from agentfsm.journal.signals import find_foreign_signals
 from agentfsm.journal.store import Head, Store
@@ -36,7 +36,6 @@ __all__ = [
     "Checkpoint",
     "CheckpointLog",
     "SignedHeads",
-    "is_extension",
     "read_checkpoint",
     "verify_store",
     "write_checkpoint",
@@ -135,22 +134,6 @@ class CheckpointLog:
         """
         hashes = extension_proof([leaf_hash(entry.encode()) for entry in self._entries], size)
         return "".join(f"{line}\n" for line in (f"old {size}", *(_base64(each) for each in hashes)))
-
-
-def is_extension(new: Checkpoint, old: Checkpoint, proof: str) -> bool:
-    """Whether the log of a checkpoint begins with that of an older one, by two checkpoints and a proof alone.
-
-    Args:
-        new: The new checkpoint.
-        old: The older one.
-        proof: The text of ``CheckpointLog.proof`` for the older one's size.
-    """
-    first, *lines = proof.splitlines() or [""]
-    try:
-        hashes = [base64.b64decode(line, validate=True) for line in lines]
-    except ValueError:
-        return False
-    return first == f"old {old.size}" and extends(new.size, new.root, old.size, old.root, hashes)
 
 
 def write_checkpoint(log: CheckpointLog, key: bytes, date: datetime, name: str = "agentfsm") -> str:

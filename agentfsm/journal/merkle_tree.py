@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-__all__ = ["extends", "extension_proof", "leaf_hash", "root_hash"]
+__all__ = ["extension_proof", "leaf_hash", "root_hash"]
 
 
 def leaf_hash(entry: bytes) -> bytes:
@@ -57,37 +57,3 @@ def extension_proof(leaves: Sequence[bytes], size: int) -> list[bytes]:
     if not whole:
         proof.append(root_hash(leaves[begin:end]))
     return proof[::-1]
-
-
-def extends(size: int, root: bytes, old_size: int, old_root: bytes, proof: Sequence[bytes]) -> bool:
-    """Whether a tree begins with all entries of an older one, by the algorithm of RFC 9162, section 2.1.4.2.
-
-    Args:
-        size: The number of its entries.
-        root: Its root.
-        old_size: The number of entries of the older one.
-        old_root: The root of the older one.
-        proof: The hashes that ``extension_proof`` returns.
-    """
-    if old_size == size or not old_size:  # every log extends an empty one
-        return old_root == (root if old_size == size else root_hash(())) and not proof
-    if not 0 < old_size < size:
-        return False
-    path = list(proof) if old_size & (old_size - 1) else [old_root, *proof]
-    if not path:
-        return False
-    old, new = old_size - 1, size - 1
-    while old & 1:
-        old, new = old >> 1, new >> 1
-    old_node = new_node = path[0]
-    for node in path[1:]:
-        if not new:
-            return False
-        if old & 1 or old == new:
-            old_node, new_node = _node_hash(node, old_node), _node_hash(node, new_node)
-            while old and not old & 1:
-                old, new = old >> 1, new >> 1
-        else:
-            new_node = _node_hash(new_node, node)
-        old, new = old >> 1, new >> 1
-    return not new and (old_node, new_node) == (old_root, root)

@@ -10,8 +10,9 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from agentfsm.errors import JournalError
-from agentfsm.journal.checkpoint import CheckpointLog, is_extension, read_checkpoint, write_checkpoint
+from agentfsm.journal.checkpoint import CheckpointLog, read_checkpoint, write_checkpoint
 from agentfsm.journal.store import Head
+from tests.helpers.witness import is_extension
 
 DATE = datetime(2026, 11, 23, 8, 30, tzinfo=UTC)
 HEADS = [Head("b", 1, None, 7, "ab" * 32, "finished"), Head('a "run"\n', 1, None, 0, "0" * 64, "running")]

@@ -28,11 +28,12 @@ from agentfsm import (
 )
 from agentfsm.cli.app import app
 from agentfsm.cli.user_code import load_tools
-from agentfsm.journal.checkpoint import is_extension, read_checkpoint
+from agentfsm.journal.checkpoint import read_checkpoint
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_rows import unpack_rows
 from tests.helpers.journal_scenarios import finished_run, waiting_run
 from tests.helpers.scenarios import await_run
+from tests.helpers.witness import is_extension
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
 
