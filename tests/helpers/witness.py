@@ -22,10 +22,10 @@ def is_extension(new: Checkpoint, old: Checkpoint, proof: str) -> bool:
         hashes = [base64.b64decode(line, validate=True) for line in lines]
     except ValueError:
         return False
-    return first == f"old {old.size}" and _extends(new.size, new.root, old.size, old.root, hashes)
+    return first == f"old {old.size}" and extends(new.size, new.root, old.size, old.root, hashes)
 
 
-def _extends(size: int, root: bytes, old_size: int, old_root: bytes, proof: Sequence[bytes]) -> bool:
+def extends(size: int, root: bytes, old_size: int, old_root: bytes, proof: Sequence[bytes]) -> bool:
     """Whether a tree begins with all entries of an older one, by the algorithm of RFC 9162, section 2.1.4.2.
 
     Args:

@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from agentfsm.journal.merkle_tree import extends, extension_proof, leaf_hash, root_hash
+from agentfsm.journal.merkle_tree import extension_proof, leaf_hash, root_hash
+from tests.helpers.witness import extends
 
 VECTORS = [  # from the tests of Certificate Transparency
     ("", "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d"),
