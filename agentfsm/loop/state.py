@@ -248,7 +248,8 @@ class RunState(_HiddenSlots):
         cancelled: The reason of a cancellation, or None.
         aborted: The failure that aborted the run, or None.
         expired: Whether the deadline for an answer has passed.
-        state_results: What the effects of user-defined states returned, by state; JSON.
+        state_results: What the effects of user-defined states returned, by state; JSON. A view lacks that of a state
+            whose call waits for a person, so that no guard acts on the result of an earlier visit.
         state_calls: What the effect of the current user-defined state has called, while it waits or after a crash.
         calling_state: The user-defined state that made these calls, while the run waits for a person.
         state_visits: How many times the effect of each user-defined state has ended.
@@ -556,7 +557,7 @@ _CALL_SETTERS = tuple(CallState.__dict__[each.name].__set__ for each in fields(C
 _call_values = attrgetter(*(each.name for each in fields(CallState)))
 _NO_ITEMS, _NO_ENTRIES = FrozenList(), FrozenDict()
 _MESSAGES, _BATCH = _FIELD_ORDER.index("messages"), _FIELD_ORDER.index("batch")
-_STATE_CALLS = _FIELD_ORDER.index("state_calls")
+_STATE_CALLS, _STATE_RESULTS = _FIELD_ORDER.index("state_calls"), _FIELD_ORDER.index("state_results")
 _LISTS = tuple(
     i for i, f in enumerate(fields(RunState)) if str(f.type).startswith("list") and i not in (_MESSAGES, _BATCH)
 )
@@ -572,6 +573,9 @@ def _make_view(run: RunState) -> RunView:
         values[index] = FrozenDict(values[index]) if values[index] else _NO_ENTRIES
     values[_MESSAGES] = Transcript(run.messages, len(run.messages))
     values[_STATE_CALLS] = _NO_ENTRIES  # records of the run's own: whether a person has approved a call, for one
+    if run.calling_state in run.state_results:  # while its call waits
+        current = {state: value for state, value in run.state_results.items() if state != run.calling_state}
+        values[_STATE_RESULTS] = FrozenDict(current)
     snapshot = run.batch_snapshot and run.batch_snapshot()
     if snapshot is None:
         snapshot = _BatchSnapshot(run.batch)

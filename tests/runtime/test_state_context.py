@@ -33,6 +33,7 @@ from agentfsm import (
     Reply,
     RunCancelled,
     RunResult,
+    RunState,
     RunView,
     StateContext,
     StateEffectError,
@@ -700,6 +701,37 @@ def test_an_outcome_from_before_does_not_lead_past_a_call_that_waits(host: Host,
     assert done == []
     result = resumed(agent, first, Allow(), by_id=host.store is not None)
     assert (result.ok, noted(result), done) == (True, "paid 5", [5])
+
+
+@pytest.mark.parametrize("at", ["the state", "the waiting state"])
+def test_guards_find_no_result_of_a_state_while_its_call_waits_and_its_effect_does(host: Host, at: str) -> None:
+    found: list[Any] = []
+
+    async def review(context: StateContext) -> str:
+        found.append(context.run.state_results.get("review"))
+        if context.run.answer == "draft":
+            return "poor"
+        await context.call_tool("pay", {"amount": 5})
+        return "good"
+
+    def reviewed(run: RunState) -> bool:
+        return "review" in run.state_results and run.answer != "draft"
+
+    graph = LOOP.with_state(
+        StateSpec("review", effect=review),
+        [Transition("review", reviewed, "terminal", ends="completed"), Transition("review", None, "pre_step")],
+        entered_by="post_llm.otherwise",
+    )
+    graph = with_wait(graph)
+    if at == "the waiting state":
+        graph = graph.with_transition(Transition("asking", reviewed, "terminal", ends="completed"))
+    agent = Agent(ScriptedModel(["draft", "better"]), graph=graph, tools=[pay], host=host)
+    first = asyncio.run(_awaited(agent.run("go", run_id="one")))
+    assert isinstance(first.outcome, UserInputRequested)
+    assert done == []
+    result = resumed(agent, first, Allow(), by_id=host.store is not None)
+    assert (result.ok, noted(result), done) == (True, "good", [5])
+    assert found == [None, "poor", "poor"]
 
 
 @pytest.mark.parametrize("swallow", [Exception, BaseException])
