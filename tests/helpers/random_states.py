@@ -2,7 +2,7 @@
 
 The effect of such a state asks the model and calls tools, some of which wait for one approval, or for two, or leave a
 doubt after a crash. Its rows, in any order, are those for its waits, its outcomes, guards that read results of
-states, and counters. ``expected_row`` says which of them a run takes, by the rules in docs/graphs.md alone.
+states, and counters. ``Rules`` says which of them a run takes, by what docs/graphs.md says alone.
 
 What the world does follows from its seed and from what it is asked, so that a run that is forked or cut off meets the
 same people, tools and models again.
@@ -69,6 +69,7 @@ VALUES = ("red", "blue")
 APPROVALS = {"pay": 1, "book": 1, "wire": 2}
 """How many people must approve a call of each tool that waits."""
 MAX_WAITS = 30
+"""How often a run is answered, at most."""
 
 
 # -- guards ---------------------------------------------------------------------------------------------
@@ -104,6 +105,7 @@ class Attempt:
         state: The state.
         visit: The number of its visit; an effect that is run again is in the same visit.
         asked: The text of the call that it was in when it was left; empty if it was left in none.
+        tool: The tool of that call.
         result: What it came back with; None if it was left, or raised.
         raised: Whether it raised.
     """
@@ -111,6 +113,7 @@ class Attempt:
     state: str
     visit: int
     asked: str = ""
+    tool: str = ""
     result: StateResult | None = None
     raised: bool = False
 
@@ -126,6 +129,7 @@ class StateWorld:
         ran: How often a tool has run with a text.
         approvals: Who has approved a call of a tool with a text.
         denied: Which calls were denied.
+        answers: What people said, in order: a kind of answer, or ``dismiss``.
         failed: For which requests a model was busy.
     """
 
@@ -135,6 +139,7 @@ class StateWorld:
     ran: Tally[tuple[str, str]] = field(default_factory=Tally[tuple[str, str]])
     approvals: dict[tuple[str, str], list[str]] = field(default_factory=dict[tuple[str, str], list[str]])
     denied: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    answers: list[str] = field(default_factory=list[str])
     failed: set[str] = field(default_factory=set[str])
 
     def dice(self, *about: object) -> random.Random:
@@ -143,25 +148,31 @@ class StateWorld:
     def answer(self, request: PendingRequest, by: str) -> HumanInput | None:
         """What a person says; None if the request is dismissed. It depends on the call alone."""
         if request.kind not in ("approval", "in_doubt"):
+            self.answers.append("go on")
             return "go on"
         about = (request.tool, str(request.arguments["text"]))
         dice = self.dice("person", *about)
-        if request.kind == "in_doubt":
-            return dice.choice((ItRan(done(*about)), ItDidNotRun()))
-        said = dice.choices(("allow", "deny", "edit", "dismiss"), (12, 3, 2, 1))[0]
-        match "allow" if about[1].endswith("!") else said:  # a fork asks again about what was edited
+        said = "doubt"
+        if request.kind == "approval":
+            said = dice.choices(("allow", "deny", "edit", "dismiss"), (12, 3, 2, 1))[0]
+            if about[1].endswith("!") or (said, request.tool) == ("edit", "wire"):
+                said = "allow"  # a fork asks again about what was edited
+        self.answers.append(said)
+        match said:
+            case "doubt":
+                return dice.choice((ItRan(done(*about)), ItDidNotRun()))
             case "deny":
                 self.denied.add(about)
                 return Deny("no")
-            case "edit" if request.tool != "wire":
+            case "edit":
                 edited = f"{about[1]}!"
                 self.approvals.setdefault((request.tool, edited), []).append(by)
                 return Edit({"text": edited})
-            case "dismiss":
-                return None
-            case _:
+            case "allow":
                 self.approvals.setdefault(about, []).append(by)
                 return Allow()
+            case _:
+                return None
 
 
 def done(name: str, text: str) -> str:
@@ -229,7 +240,7 @@ def effect_of(world: StateWorld, name: str, kinds: Sequence[str]) -> Callable[[S
                 if kind == "model":
                     assert (await context.ask_model(text)).message.content == f"on {text}"
                     continue
-                attempt.asked = text
+                attempt.asked, attempt.tool = text, kind
                 result = await context.call_tool(kind, {"text": text})
                 attempt.asked = ""
                 if (kind, text) in world.denied:
@@ -310,7 +321,7 @@ def draw_states(seed: int, world: StateWorld) -> DrawnStates:
             own.insert(0, Transition(name, _too_often(counter), "terminal", ends="partial"))
             spec, drawn.spends = replace(spec, spends=(counter.name,)), True
         states += [spec, StateSpec(f"asks_{name}", waits=True), StateSpec(f"holds_{name}", waits=True)]
-        rows += [*_stops(name), *own, *_waits_of(name, dice)]
+        rows += [*_stops(name), *own, *_waits_of(drawn, name, dice)]
     reached = {row.target for row in rows}
     states = [spec for spec in states if spec.name in reached or spec.name == LOOP.initial]
     kept = {spec.name for spec in states}
@@ -345,23 +356,12 @@ def _enter(rows: list[Transition], name: str, dice: random.Random, first: bool) 
 
 def _rows_of(drawn: DrawnStates, name: str, dice: random.Random) -> list[Transition]:
     """The rows of an own state, in any order, but for the last."""
-
-    def leading(guard: Any) -> Transition:
-        target = dice.choice(("pre_step", "terminal", "terminal", "dispatch_tool", name, *drawn.own))
-        spends = "rounds" if target in (*drawn.own, "dispatch_tool") or dice.random() < 0.3 else ""
-        ends = dice.choice(("completed", "completed", "handed_off")) if target == "terminal" else ""
-        return Transition(name, guard, target, ends=ends, spends=spends)
-
     rows: list[Transition] = []
     for outcome in OUTCOMES:
         held = Transition(name, came_back(outcome), f"holds_{name}")
-        rows.append(held if dice.random() < 0.15 else leading(came_back(outcome)))
+        rows.append(held if dice.random() < 0.15 else _row(drawn, name, name, came_back(outcome), dice))
     for _ in range(dice.choice((0, 1, 1, 2))):
-        asks = ReadsResult(dice.choice((name, name, *drawn.own)), dice.choice(VALUES), dice.random() < 0.25)
-        row = leading(asks.guard())
-        if row.id not in drawn.asks:
-            drawn.asks[row.id] = asks
-            rows.append(row)
+        rows += _reading_row(drawn, name, name, dice)
     if dice.random() < 0.9:
         rows.append(Transition(name, approval_required, f"asks_{name}"))
     if dice.random() < 0.9:
@@ -371,13 +371,37 @@ def _rows_of(drawn: DrawnStates, name: str, dice: random.Random) -> list[Transit
     return [*rows, replace(last, ends="completed") if last.target == "terminal" else last]
 
 
-def _waits_of(name: str, dice: random.Random) -> list[Transition]:
+def _row(drawn: DrawnStates, source: str, state: str, guard: Any, dice: random.Random) -> Transition:
+    """A row of an own state, or of its wait."""
+    target = dice.choice(("pre_step", "terminal", "terminal", "dispatch_tool", state, *drawn.own))
+    spends = "rounds" if target in (*drawn.own, "dispatch_tool") or dice.random() < 0.3 else ""
+    ends = dice.choice(("completed", "completed", "handed_off")) if target == "terminal" else ""
+    return Transition(source, guard, target, ends=ends, spends=spends)
+
+
+def _reading_row(drawn: DrawnStates, source: str, state: str, dice: random.Random) -> list[Transition]:
+    """A row whose guard reads a result, unless there is one that reads the same."""
+    asks = ReadsResult(dice.choice((state, state, *drawn.own)), dice.choice(VALUES), dice.random() < 0.4)
+    row = _row(drawn, source, state, asks.guard(), dice)
+    if row.id in drawn.asks:
+        return []
+    drawn.asks[row.id] = asks
+    return [row]
+
+
+def _waits_of(drawn: DrawnStates, name: str, dice: random.Random) -> list[Transition]:
     asks, holds = f"asks_{name}", f"holds_{name}"
-    return [
-        *_stops(asks),
+    rows = [
         Transition(asks, expired, "terminal", ends="cancelled"),
         Transition(asks, approval_decided, name),
         Transition(asks, doubt_settled, name),
+    ]
+    if dice.random() < 0.7:
+        rows += _reading_row(drawn, asks, name, dice)
+        dice.shuffle(rows)
+    return [
+        *_stops(asks),
+        *rows,
         *_stops(holds),
         Transition(holds, expired, "terminal", ends="cancelled"),
         Transition(holds, replied, dice.choice((name, "pre_step"))),
@@ -430,34 +454,64 @@ async def follow(drawn: DrawnStates, store: MemoryStore, run_id: str) -> Followe
     return Followed(results)
 
 
-def expected_row(drawn: DrawnStates, attempt: Attempt, results: Mapping[str, Any], spent: Tally[str]) -> Transition:
-    """The row that a run takes out of an own state, by the rules.
+@dataclass
+class Rules:
+    """What a run has done so far, and which rows it takes then, by the rules.
 
-    Args:
+    Attributes:
         drawn: The graph.
-        attempt: What the effect has done.
         results: What the effects of own states returned last, by state.
         spent: How often each counter was spent.
+        votes: How many people have approved the call that waits.
     """
-    limits = {each.name: each.limit for each in drawn.graph.counters if isinstance(each.limit, int)}
-    if attempt.asked:  # its call waits: what an earlier visit came to does not count
-        results = {state: value for state, value in results.items() if state != attempt.state}
-    for row in drawn.graph.rows(attempt.state):
-        if any(name in limits and spent[name] >= limits[name] for name in row.spends):
-            continue
-        if row.id in drawn.asks:
-            holds = drawn.asks[row.id].holds(results)
-        elif row.name in OUTCOMES:
-            holds = attempt.result is not None and attempt.result.outcome == row.name
-        elif row.name.startswith("past_"):
+
+    drawn: DrawnStates
+    results: dict[str, Any] = field(default_factory=dict[str, Any])
+    spent: Tally[str] = field(default_factory=Tally[str])
+    votes: int = 0
+
+    def take(self, row: Transition) -> None:
+        """Count what a row spends."""
+        self.spent.update(row.spends)
+        self.spent.update(self.drawn.graph.spec(row.target).spends)
+        if row.name == "approval_required":
+            self.votes = 0
+
+    def row_after(self, attempt: Attempt) -> Transition:
+        """The row out of an own state after its effect."""
+        if attempt.result is not None and attempt.result.value is not None:
+            self.results[attempt.state] = attempt.result.value
+        holding = {"aborted"} if attempt.raised else {"approval_required"} if attempt.asked else set[str]()
+        if attempt.result is not None:
+            holding.add(attempt.result.outcome)
+        row = self._first(attempt.state, holding, attempt.state if attempt.asked else "")
+        assert row is not None
+        return row
+
+    def row_after_answer(self, state: str, answer: str, tool: str) -> Transition:
+        """The row out of the wait for a call of a tool: a run waits until somebody answers, whatever its rows are."""
+        self.votes += answer == "allow"
+        holding = {"dismiss": "cancelled", "deny": "approval_decided", "edit": "approval_decided"}.get(answer)
+        if holding is None:
+            holding = "approval_decided" if self.votes >= APPROVALS[tool] else "vote_recorded"
+        row = self._first(state, {holding}, state.removeprefix("asks_"))
+        assert row is not None
+        return row
+
+    def _first(self, state: str, holding: set[str], waiting: str) -> Transition | None:
+        """The first row of a state whose guard holds, while the call of an own state waits, or of none."""
+        limits = {each.name: each.limit for each in self.drawn.graph.counters if isinstance(each.limit, int)}
+        results = {name: value for name, value in self.results.items() if name != waiting}
+        for row in self.drawn.graph.rows(state):
             counter = row.name.removeprefix("past_")
-            holds = spent[counter] > limits[counter]
-        elif row.name == "approval_required":
-            holds = attempt.asked != ""
-        elif row.name == "aborted":
-            holds = attempt.raised
-        else:
-            holds = row.guard is None
-        if holds:
-            return row
-    raise AssertionError("the last row always holds")
+            if any(name == "rounds" and self.spent[name] >= limits[name] for name in row.spends):
+                continue
+            if row.id in self.drawn.asks:
+                holds = self.drawn.asks[row.id].holds(results)
+            elif counter != row.name:
+                holds = self.spent[counter] > limits[counter]
+            else:
+                holds = row.guard is None or row.name in holding
+            if holds:
+                return row
+        return None

@@ -12,7 +12,6 @@ import random
 from collections import Counter as Tally
 from collections.abc import Callable
 from itertools import groupby
-from typing import Any
 
 import pytest
 
@@ -32,9 +31,9 @@ from tests.helpers.random_states import (
     SECRET,
     DrawnStates,
     Followed,
+    Rules,
     StateWorld,
     draw_states,
-    expected_row,
     follow,
 )
 
@@ -49,23 +48,28 @@ class Counts(Tally[str]):
 
 
 def assert_takes_the_rows_of_the_rules(drawn: DrawnStates, run: Followed, counts: Counts) -> None:
-    """Compare each move out of an own state with the row that the rules name."""
-    attempts, results, spent = iter(drawn.world.attempts), dict[str, Any](), Tally[str]()
-    for row in run.rows:
-        if row.source in drawn.own:
-            attempt = next(attempts)
-            assert attempt.state == row.source
-            if attempt.result is not None and attempt.result.value is not None:
-                results[row.source] = attempt.result.value
-            expected = expected_row(drawn, attempt, results, spent)
-            assert row == expected, f"{row.id} was taken, not {expected.id}, with {results} after {attempt}"
-            if attempt.asked and not attempt.raised:
-                counts["calls that waited in an own state"] += 1
-                counts["of which a row led past the wait"] += row.name != "approval_required"
-                counts["of which one visit had come back before"] += row.source in results
-            assert row.ends != "completed" or not attempt.asked or row.id in drawn.asks
-        spent.update(row.spends)
-        spent.update(drawn.graph.spec(row.target).spends)
+    """Compare each move out of an own state, or out of the wait for its call, with the row that the rules name."""
+    attempts, rules, tool = iter(drawn.world.attempts), Rules(drawn), ""
+    answers = ["", *drawn.world.answers]
+    for result, answer in zip(run.results, answers, strict=True):
+        for row in (decision.transition for decision in result.decisions):
+            expected = row
+            if row.source in drawn.own:
+                attempt = next(attempts)
+                came_back_before = row.source in rules.results
+                expected, tool = rules.row_after(attempt), attempt.tool
+                if attempt.asked and not attempt.raised:
+                    counts["calls that waited in an own state"] += 1
+                    counts["of which a row led past the wait"] += row.name != "approval_required"
+                    counts["of which one visit had come back before"] += came_back_before
+                    assert row.ends != "completed" or row.id in drawn.asks
+            elif row.source.startswith("asks_"):
+                assert row is result.decisions[0].transition
+                expected = rules.row_after_answer(row.source, answer, tool)
+                counts["answers about such calls"] += 1
+                counts["of which a guard of the user's made nothing"] += row.id in drawn.asks
+            assert row == expected, f"{row} was taken, not {expected}, with {rules} in {drawn.world}"
+            rules.take(row)
     assert next(attempts, None) is None
 
 
@@ -102,12 +106,13 @@ async def cut_off_after(store: MemoryStore, count: int) -> MemoryStore:
 async def explore(seed: int, worlds: int, counts: Counts) -> None:
     try:
         drawn = draw_states(seed, StateWorld(seed))
+        agent = drawn.agent(MemoryStore())
     except GraphError:
         counts["graphs refused"] += 1
         return
     counts["graphs accepted"] += 1
     properties = random_properties(drawn.graph, seed)
-    analysis = analyse_agent(drawn.agent(MemoryStore()), properties)
+    analysis = analyse_agent(agent, properties)
     for number in range(worlds):
         here = draw_states(seed, StateWorld(1000 * seed + number))
         store = MemoryStore()
@@ -125,11 +130,11 @@ async def explore(seed: int, worlds: int, counts: Counts) -> None:
 
 def waits_count(drawn: DrawnStates, run: Followed) -> bool:
     """Whether a wait that the uninterrupted run did not have may have brought the run to another end."""
-    left = (row.name for row in run.rows if row.source in drawn.own)
-    waits = [name for name, attempt in zip(left, drawn.world.attempts, strict=True) if attempt.asked]
-    return any(name not in ("approval_required", "in_doubt", "aborted") for name in waits) or (
-        drawn.spends and waits != []
-    )
+    left = [row for row in run.rows if row.source in drawn.own]
+    waits = [row for row, attempt in zip(left, drawn.world.attempts, strict=True) if attempt.asked]
+    elsewhere = [row for row in run.rows if row.source.startswith("asks_") and row.id in drawn.asks]
+    led_past = [row for row in waits if row.name not in ("approval_required", "in_doubt", "aborted")]
+    return bool(elsewhere or led_past or (drawn.spends and waits))
 
 
 async def go_on_elsewhere(drawn: DrawnStates, store: MemoryStore, run: Followed, counts: Counts) -> None:
@@ -172,9 +177,13 @@ def explored(seeds: range, worlds: int) -> Counts:
     counts = Counts()
     for seed in seeds:
         asyncio.run(explore(seed, worlds, counts))
-    assert counts["graphs accepted"] > 0.8 * len(seeds)
+    assert counts["graphs accepted"] > 0.6 * len(seeds)
     assert counts["calls that waited in an own state"] > counts["runs"]
-    for what in ("of which a row led past the wait", "of which one visit had come back before"):
-        assert counts[what] > len(seeds) / 4, what
+    for what in (
+        "of which a row led past the wait",
+        "of which one visit had come back before",
+        "of which a guard of the user's made nothing",
+    ):
+        assert counts[what] > len(seeds) / 10, what
     assert counts["of which the ends were compared"] > counts["runs"]
     return counts
