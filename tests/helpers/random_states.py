@@ -68,6 +68,7 @@ OUTCOMES = ("good", "poor")
 VALUES = ("red", "blue")
 APPROVALS = {"pay": 1, "book": 1, "wire": 2}
 """How many people must approve a call of each tool that waits."""
+VALIDITY_S = 600
 MAX_WAITS = 30
 """How often a run is answered, at most."""
 
@@ -124,16 +125,18 @@ class StateWorld:
 
     Attributes:
         seed: What decides.
+        clock: The clock of its runs.
         transient: How often a model is busy when an effect asks it something for the first time.
         attempts: How often effects have run, in order.
         ran: How often a tool has run with a text.
         approvals: Who has approved a call of a tool with a text.
         denied: Which calls were denied.
-        answers: What people said, in order: a kind of answer, or ``dismiss``.
+        answers: What people said, in order: a kind of answer, ``expire`` or ``dismiss``.
         failed: For which requests a model was busy.
     """
 
     seed: int
+    clock: FakeClock = field(default_factory=FakeClock)
     transient: float = 0.0
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     ran: Tally[tuple[str, str]] = field(default_factory=Tally[tuple[str, str]])
@@ -146,7 +149,7 @@ class StateWorld:
         return random.Random(repr((self.seed, *about)))
 
     def answer(self, request: PendingRequest, by: str) -> HumanInput | None:
-        """What a person says; None if the request is dismissed. It depends on the call alone."""
+        """What a person says; None if the request expires or is dismissed. It depends on the call alone."""
         if request.kind not in ("approval", "in_doubt"):
             self.answers.append("go on")
             return "go on"
@@ -154,7 +157,7 @@ class StateWorld:
         dice = self.dice("person", *about)
         said = "doubt"
         if request.kind == "approval":
-            said = dice.choices(("allow", "deny", "edit", "dismiss"), (12, 3, 2, 1))[0]
+            said = dice.choices(("allow", "deny", "edit", "expire", "dismiss"), (12, 3, 2, 2, 1))[0]
             if about[1].endswith("!") or (said, request.tool) == ("edit", "wire"):
                 said = "allow"  # a fork asks again about what was edited
         self.answers.append(said)
@@ -171,6 +174,9 @@ class StateWorld:
             case "allow":
                 self.approvals.setdefault(about, []).append(by)
                 return Allow()
+            case "expire":
+                self.clock.advance(VALIDITY_S + 1)
+                return None
             case _:
                 return None
 
@@ -218,9 +224,9 @@ def tools_of(world: StateWorld, names: Sequence[str]) -> list[Tool]:
     every = {
         "look": made("look", idempotent=True, retryable=True),
         "send": made("send"),
-        "pay": made("pay", requires_approval=True),
-        "book": made("book", requires_approval=True, idempotent=True),
-        "wire": made("wire", requires_approval=Approval(2)),
+        "pay": made("pay", requires_approval=Approval(validity_s=VALIDITY_S)),
+        "book": made("book", requires_approval=Approval(validity_s=VALIDITY_S), idempotent=True),
+        "wire": made("wire", requires_approval=Approval(2, validity_s=VALIDITY_S)),
     }
     return [every[name] for name in names]
 
@@ -288,7 +294,7 @@ class DrawnStates:
     spends: bool = False
 
     def agent(self, store: MemoryStore) -> Agent:
-        host = Host(store=store, secret=SECRET, clock=FakeClock(), monitor="raise")
+        host = Host(store=store, secret=SECRET, clock=self.world.clock, monitor="raise")
         model = StateModel(self.world, self.called)
         return Agent(model, tools=self.tools, graph=self.graph, guardrails=self.limits, host=host)
 
@@ -356,12 +362,13 @@ def _enter(rows: list[Transition], name: str, dice: random.Random, first: bool) 
 
 def _rows_of(drawn: DrawnStates, name: str, dice: random.Random) -> list[Transition]:
     """The rows of an own state, in any order, but for the last."""
+    targets = ("pre_step", "terminal", "terminal", "dispatch_tool", name, *drawn.own)
     rows: list[Transition] = []
     for outcome in OUTCOMES:
         held = Transition(name, came_back(outcome), f"holds_{name}")
-        rows.append(held if dice.random() < 0.15 else _row(drawn, name, name, came_back(outcome), dice))
+        rows.append(held if dice.random() < 0.15 else _row(name, came_back(outcome), targets, dice))
     for _ in range(dice.choice((0, 1, 1, 2))):
-        rows += _reading_row(drawn, name, name, dice)
+        rows += _reading_row(drawn, name, name, targets, dice)
     if dice.random() < 0.9:
         rows.append(Transition(name, approval_required, f"asks_{name}"))
     if dice.random() < 0.9:
@@ -371,18 +378,19 @@ def _rows_of(drawn: DrawnStates, name: str, dice: random.Random) -> list[Transit
     return [*rows, replace(last, ends="completed") if last.target == "terminal" else last]
 
 
-def _row(drawn: DrawnStates, source: str, state: str, guard: Any, dice: random.Random) -> Transition:
-    """A row of an own state, or of its wait."""
-    target = dice.choice(("pre_step", "terminal", "terminal", "dispatch_tool", state, *drawn.own))
-    spends = "rounds" if target in (*drawn.own, "dispatch_tool") or dice.random() < 0.3 else ""
+def _row(source: str, guard: Any, targets: Sequence[str], dice: random.Random) -> Transition:
+    target = dice.choice(targets)
+    spends = "rounds" if target.startswith(("own", "dispatch")) or dice.random() < 0.3 else ""
     ends = dice.choice(("completed", "completed", "handed_off")) if target == "terminal" else ""
     return Transition(source, guard, target, ends=ends, spends=spends)
 
 
-def _reading_row(drawn: DrawnStates, source: str, state: str, dice: random.Random) -> list[Transition]:
-    """A row whose guard reads a result, unless there is one that reads the same."""
+def _reading_row(
+    drawn: DrawnStates, source: str, state: str, targets: Sequence[str], dice: random.Random
+) -> list[Transition]:
+    """A row whose guard reads a result, mostly that of a state, unless there is one that reads the same."""
     asks = ReadsResult(dice.choice((state, state, *drawn.own)), dice.choice(VALUES), dice.random() < 0.4)
-    row = _row(drawn, source, state, asks.guard(), dice)
+    row = _row(source, asks.guard(), targets, dice)
     if row.id in drawn.asks:
         return []
     drawn.asks[row.id] = asks
@@ -391,13 +399,14 @@ def _reading_row(drawn: DrawnStates, source: str, state: str, dice: random.Rando
 
 def _waits_of(drawn: DrawnStates, name: str, dice: random.Random) -> list[Transition]:
     asks, holds = f"asks_{name}", f"holds_{name}"
+    drops = Transition(asks, expired, "pre_step")
     rows = [
-        Transition(asks, expired, "terminal", ends="cancelled"),
+        drops if dice.random() < 0.5 else replace(drops, target="terminal", ends="cancelled"),
         Transition(asks, approval_decided, name),
         Transition(asks, doubt_settled, name),
     ]
     if dice.random() < 0.7:
-        rows += _reading_row(drawn, asks, name, dice)
+        rows += _reading_row(drawn, asks, name, ("pre_step", "pre_step", "terminal", name), dice)
         dice.shuffle(rows)
     return [
         *_stops(asks),
@@ -491,9 +500,8 @@ class Rules:
     def row_after_answer(self, state: str, answer: str, tool: str) -> Transition:
         """The row out of the wait for a call of a tool: a run waits until somebody answers, whatever its rows are."""
         self.votes += answer == "allow"
-        holding = {"dismiss": "cancelled", "deny": "approval_decided", "edit": "approval_decided"}.get(answer)
-        if holding is None:
-            holding = "approval_decided" if self.votes >= APPROVALS[tool] else "vote_recorded"
+        decided = "vote_recorded" if answer == "allow" and self.votes < APPROVALS[tool] else "approval_decided"
+        holding = {"dismiss": "cancelled", "expire": "expired"}.get(answer, decided)
         row = self._first(state, {holding}, state.removeprefix("asks_"))
         assert row is not None
         return row
