@@ -192,7 +192,7 @@ def _do_at_once_on_servers() -> None:
     ).start()
     mock.patch.object(PostgresSession, "read", read).start()
     mock.patch.object(_Queue, "_start", flush).start()
-    mock.patch.object(PostgresSignals, "hear").start()  # nobody sends any, and to wait for one would block
+    mock.patch.object(PostgresSignals, "listener").start()  # nobody sends any, and to wait for one would block
 
 
 def _blocking(wait: Callable[..., Any]) -> Callable[..., Any]:
