@@ -46,7 +46,7 @@ class StartRate:
             raise ConfigurationError(f"a rate is at least one run in more than 0 seconds, not {self}")
 
 
-LONGEST_SHARED_POLL_S = 1.0
+LONGEST_SHARED_POLL_S = 1.5
 """The longest time between two looks of a process that shares them with others, in seconds."""
 
 
@@ -82,7 +82,7 @@ class QueueSettings:
         """Seconds between two looks of a process while several are at work, so that all together look as often as two.
 
         What is queued is then found as soon on average, and what the looks cost does not grow with the processes. But
-        each looks at least once a second: all others may have as many runs as they handle at a time.
+        each looks at least every 1.5 seconds: all others may have as many runs as they handle at a time.
 
         Args:
             processes: How many processes handle activations of the queues.

@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.scale_benchmark --workers 8 --runs 2000 --steps 20 --kills 20
 
-First, records per second of 1, 2 and 8 workers, with options for that (``FOR_THROUGHPUT``), and of bare loops that
-write the same rows, interleaved. Then all runs, with the default options and with kills spread over them: the time
-until the runs of a killed worker have another owner, and from an answer to the next step. The exit code is 1 if a run
+First, records per second of 1, 2 and 8 workers, and of bare loops that write the same rows, interleaved. Then all
+runs, with kills spread over them: the time until the runs of a killed worker have another owner, and from an answer to
+the next step. The workers have the default options. The exit code is 1 if a run
 does not end or does not verify, or if a bound is missed. ``--plots FOLDER`` writes a picture of each figure.
 """
 

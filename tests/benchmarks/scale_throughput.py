@@ -18,9 +18,6 @@ from tests.helpers.child_process import child_environment
 from tests.helpers.postgres import drop_database, new_database
 
 MIN_OF_BARE, MIN_TWO_OF_ONE, MIN_EIGHT_OF_TWO = 0.5, 1.3, 0.9
-FOR_THROUGHPUT = ("--concurrency", "20", "--poll", "0.3")
-"""Options for more records a second, at the price of answers and takeovers that take longer."""
-
 MEASURED_UNTIL = 0.95
 """The part of all steps after which the last runs no longer keep every worker busy."""
 
@@ -76,7 +73,7 @@ async def _stored(url: str, number: int, runs: int, steps: int) -> float:
     """Records per second while so many workers are all at work."""
     waker = open_waker(url)
     with tempfile.TemporaryDirectory() as folder:
-        workers = Workers(url, Path(folder), steps, FOR_THROUGHPUT)
+        workers = Workers(url, Path(folder), steps)
         try:
             async with open_store(url) as store:
                 own = Runs(store, secret=SECRET.encode(), waker=waker)

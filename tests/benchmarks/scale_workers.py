@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from agentfsm import Runs
@@ -22,12 +21,11 @@ class Workers:
         url: The database.
         folder: Where they write what they did.
         steps: How many steps each run has.
-        options: More options of ``agentfsm worker``.
     """
 
-    def __init__(self, url: str, folder: Path, steps: int, options: Sequence[str] = ()) -> None:
+    def __init__(self, url: str, folder: Path, steps: int) -> None:
         worker = [sys.executable, "-m", "agentfsm", "worker", "tests.helpers.scale_app:scale"]
-        self._command = [*worker, "--store", url, *options]
+        self._command = [*worker, "--store", url]
         self._env = child_environment() | {
             "AGENTFSM_SECRET": SECRET,
             "SCALE_FOLDER": str(folder),

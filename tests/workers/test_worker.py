@@ -370,9 +370,11 @@ async def _is(found: Callable[[], Awaitable[object]], expected: object) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("processes", "shared_s"), [(0, 0.2), (1, 0.2), (2, 0.2), (3, 0.3), (8, 0.8), (11, 1.0), (100, 1.0)]
+    ("processes", "shared_s"), [(0, 0.2), (1, 0.2), (2, 0.2), (3, 0.3), (8, 0.8), (16, 1.5), (100, 1.5)]
 )
-def test_more_than_two_processes_look_as_often_as_two_but_each_once_a_second(processes: int, shared_s: float) -> None:
+def test_more_than_two_processes_look_as_often_as_two_but_each_every_one_and_a_half_seconds(
+    processes: int, shared_s: float
+) -> None:
     assert QueueSettings(poll_s=0.2).shared_poll_s(processes) == pytest.approx(shared_s)
     assert QueueSettings(poll_s=3.0).shared_poll_s(processes) == 3
 
