@@ -89,7 +89,7 @@ class DbosWaker:
 
     async def due(self, keys: Collection[str] = (), *, prefix: str | None = None) -> dict[str, float]:
         """When each of some activations is delivered; see ``Waker.due``."""
-        ids = list(keys) if prefix is None else None
+        ids = ["", *keys] if prefix is None else None  # of none at all, DBOS would list every one
         found = await self._call(
             lambda: self._client.list_workflows(workflow_ids=ids, workflow_id_prefix=prefix, status=UNFINISHED)
         )
@@ -201,7 +201,7 @@ class DbosWaker:
                     queue,
                     worker_concurrency=own.concurrency,
                     partition_concurrency=own.tenant_concurrency,
-                    # what has begun goes on
+                    # runs that have begun are not limited
                     limiter={"limit": rate.runs, "period": rate.seconds} if rate and "@" not in queue else None,
                     polling_interval_sec=own.poll_s,
                     on_conflict="always_update",

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentfsm.agent.agent import Agent
 from agentfsm.agent.recover import next_run
-from agentfsm.errors import AgentfsmError, JournalError, RunExistsError, StaleLease, StoreError
+from agentfsm.errors import AgentfsmError, JournalError, RunExistsError, StaleLease, StoreError, UnknownRunError
 from agentfsm.journal.load import pending_request
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.signals import Signal, read_signals
@@ -191,7 +191,10 @@ class Worker:
         served = self._agents.by_queue(activation.queue)
         if activation.epoch == 0:
             return await self._begin(served, activation, await self._store.head(activation.run_id))
-        head, records, cancellation = await self._read(activation.run_id)
+        try:
+            head, records, cancellation = await self._read(activation.run_id)
+        except UnknownRunError:  # it was purged
+            return "outdated"
         if head is None or head.epoch != activation.epoch or head.owner is not None:
             return "outdated"
         if self._agents.for_run(head.run_id, records) is not served:

@@ -276,6 +276,8 @@ def test_an_activation_is_queued_once_brought_forward_and_forgotten_when_it_was_
             assert await waker.wake(later, delay_s=3600)
             assert not await waker.wake(later, delay_s=3600)
             assert await waker.wake(timer, delay_s=3600)
+            assert set(await waker.due(prefix="r:")) == {later.key, timer.key}
+            assert (set(await waker.due([timer.key, "s:3"])), await waker.due([])) == ({timer.key}, {})
             await waker.serve(["support@1"], deliver)
             await waker.bring_forward(later.key)
 
@@ -289,6 +291,17 @@ def test_an_activation_is_queued_once_brought_forward_and_forgotten_when_it_was_
             assert handled == ["r:3", "r:3"]
         finally:
             await waker.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_an_activation_of_a_run_that_was_purged_is_outdated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with working(tmp_path, support=Agent(ScriptedModel([]))) as (_, worker, waker):
+            await waker.wake(Activation("purged", 3, worker.queues[-1], is_timer=True))
+            await until(lambda: asyncio.sleep(0, worker.counts.handled))
+            assert (worker.counts.handled, await waker.list_set_aside()) == ({"outdated": 1}, [])
+        assert "purged" not in caplog.text
 
     asyncio.run(scenario())
 
