@@ -35,7 +35,7 @@ from agentfsm.loop.extension import GUARDRAIL_OF_UNIT
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.human_input import HumanReply, PendingRequest, ReachedLimit, SuspendedSubRun
-from agentfsm.loop.messages import Message, Role, ToolResult, Usage
+from agentfsm.loop.messages import NO_USAGE, Message, Role, ToolResult, Usage
 from agentfsm.loop.recovery_policy import Recovery, RecoveryPolicy
 from agentfsm.loop.state import CallState, RunState, RunView
 from agentfsm.loop.suspension import SuspensionRecord
@@ -293,7 +293,7 @@ class SubRun:
     def usage(self) -> Usage:
         """What the run has used since this call started or resumed it."""
         held = self._call_state.held
-        return Usage() if self._state is None else _usage_since(self._state.usage, held.spent if held else Usage())
+        return NO_USAGE if self._state is None else self._state.usage - (held.spent if held else NO_USAGE)
 
     @property
     def model_calls(self) -> int:
@@ -418,10 +418,6 @@ class SubRun:
         return limit if limit is None or own is None else replace(limit, default=own)
 
 
-def _usage_since(now: Usage, before: Usage) -> Usage:
-    return Usage(*(getattr(now, name) - getattr(before, name) for name in Usage.__dataclass_fields__))
-
-
 def _result_text(outcome: Ending) -> str:
     """The result for the calling model.
 
@@ -495,7 +491,7 @@ class SampledRun:
     @property
     def usage(self) -> Usage:
         """What the run has used."""
-        return Usage() if self._state is None else self._state.usage
+        return NO_USAGE if self._state is None else self._state.usage
 
     @property
     def model_calls(self) -> int:

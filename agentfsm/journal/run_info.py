@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from agentfsm.errors import ConfigurationError, JournalError
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.loop.canonical_json import decode, storable_text
-from agentfsm.loop.messages import Usage
+from agentfsm.loop.messages import NO_USAGE, Usage
 from agentfsm.machine.declaration import ENDINGS
 
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ def spent_before(first: SealedRecord) -> Usage:
         JournalError: The record cannot be read.
     """
     try:
-        return Usage(**open_record(first).get("spent", {}))
+        return Usage(**open_record(first).get("spent", {})) - NO_USAGE  # fails for what is not a number
     except TypeError as error:
         raise JournalError("what the run had used when it was forked cannot be read") from error
 

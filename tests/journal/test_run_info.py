@@ -21,6 +21,7 @@ from agentfsm import (
     Approval,
     ConfigurationError,
     Host,
+    JournalError,
     MemoryStore,
     Run,
     Runs,
@@ -32,6 +33,7 @@ from agentfsm import (
 from agentfsm.journal.fork import fork
 from agentfsm.journal.journal_writer import LISTED_EVERY_S
 from agentfsm.journal.listing import compute_run_info, needs_rebuild, rebuild_run_info, verify_listing
+from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.redact import redact
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor, spent_before
 from agentfsm.journal.sqlite import sqlite_run_info
@@ -446,3 +448,12 @@ def test_a_redacted_prompt_leaves_no_trace_in_a_filter_and_compaction_writes_it_
             assert await store.maintenance.row_damage() == []
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "forged", ["7", '"all of it"', "[]", '{"input_tokens":"7"}', '{"cost_usd":null}', '{"days":7}']
+)
+def test_what_a_forged_fork_had_used_cannot_be_read(forged: str) -> None:
+    first = SealedRecord(1, f'{{"kind":"run.forked","spent":{forged}}}', "0" * 64)
+    with pytest.raises(JournalError, match="what the run had used when it was forked cannot be read"):
+        spent_before(first)
