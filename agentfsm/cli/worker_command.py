@@ -181,8 +181,8 @@ def _worker_options(command: CommandFunction) -> CommandFunction:
                 default=0.2,
                 show_default=True,
                 metavar="SECONDS",
-                help="How often each queue is looked at; busy workers share the looks. Idle workers cost less with a "
-                "longer time.",
+                help="How often each queue is polled; busy workers share the polling. Idle workers cost less with a "
+                "longer interval.",
             ),
             *_NOTICE_OPTIONS,
         ],

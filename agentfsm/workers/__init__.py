@@ -59,8 +59,8 @@ def open_waker(
         concurrency: How many activations of a queue a process handles at a time.
         tenant_concurrency: How many of a queue are handled at a time for one tenant, by all processes together.
         rate: How many new runs of an agent are started in how many seconds, by all processes together.
-        poll_s: Seconds between two looks of a process at each of its queues, while at most two processes are at work;
-            more of them share the looks.
+        poll_s: Seconds between two polls of a queue by a process, while at most two processes are at work; more of them
+            share the polling.
 
     Raises:
         ConfigurationError: A number is too small; it is no URL of a store that other processes can reach; or it is a

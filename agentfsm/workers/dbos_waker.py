@@ -211,11 +211,11 @@ class DbosWaker:
             DBOS.listen_queues(queues)
             DBOS.launch()
 
-        self._sharing = asyncio.create_task(self._share_looks(queues))
+        self._sharing = asyncio.create_task(self._share_polling(queues))
         await self._call(launch)
 
-    async def _share_looks(self, queues: Sequence[str]) -> None:
-        """Have each process look at the queues less often the more of them are at work, until cancelled."""
+    async def _share_polling(self, queues: Sequence[str]) -> None:
+        """Have each process poll the queues less often, the more of them are at work, until cancelled."""
 
         def share() -> None:
             processes = {each.executor_id for each in _delivered(self._client, 0.0) if each.queue_name in queues}

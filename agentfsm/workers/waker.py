@@ -47,7 +47,7 @@ class StartRate:
 
 
 LONGEST_SHARED_POLL_S = 1.5
-"""The longest time between two looks of a process that shares them with others, in seconds."""
+"""The longest time between two polls of a queue by a process that shares the polling, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ class QueueSettings:
             for no such limit.
         rate: How many new runs of an agent are started in how many seconds, by all processes together; None for no
             such limit.
-        poll_s: Seconds between two looks of a process at each of its queues, while at most two processes are at work;
-            more of them share the looks.
+        poll_s: Seconds between two polls of a queue by a process, while at most two processes are at work; more of them
+            share the polling.
 
     Raises:
         ConfigurationError: A number is too small.
@@ -79,10 +79,10 @@ class QueueSettings:
             raise ConfigurationError(f"poll_s is a number of seconds greater than 0, not {self.poll_s}")
 
     def shared_poll_s(self, processes: int) -> float:
-        """Seconds between two looks of a process while several are at work, so that all together look as often as two.
+        """Seconds between two polls of a queue by a process, so that all that are at work poll as often as two would.
 
-        What is queued is then found as soon on average, and what the looks cost does not grow with the processes. But
-        each looks at least every 1.5 seconds: all others may have as many runs as they handle at a time.
+        What is queued is then found as soon on average, and the cost of polling does not grow with the processes. But
+        each polls at least every 1.5 seconds: all others may have as many runs as they handle at a time.
 
         Args:
             processes: How many processes handle activations of the queues.

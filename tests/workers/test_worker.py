@@ -321,7 +321,7 @@ def test_new_runs_over_the_rate_wait_and_those_that_have_begun_do_not(tmp_path: 
                 assert await waker.wake(Activation(f"new{number}", 0, "support"))
             await waker.serve(["support", "support@1"], deliver)
             await until(lambda: asyncio.sleep(0, handled.count("support") >= 2))
-            for number in range(4):  # each is found by another look at the queues
+            for number in range(4):  # each is found by another poll of the queues
                 assert await waker.wake(Activation(f"begun{number}", 1, "support@1"))
 
                 async def is_handled(number: int = number) -> bool:
@@ -336,7 +336,7 @@ def test_new_runs_over_the_rate_wait_and_those_that_have_begun_do_not(tmp_path: 
     asyncio.run(scenario())
 
 
-def test_queues_are_looked_at_less_often_by_each_process_the_more_of_them_are_at_work(
+def test_a_process_polls_queues_less_often_the_more_processes_are_at_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentfsm.workers.dbos_waker.SHARE_EVERY_S", 0.02)
@@ -367,7 +367,7 @@ def test_queues_are_looked_at_less_often_by_each_process_the_more_of_them_are_at
                 others = "WHERE workflow_uuid != 'r0:0'"
                 with queues:  # as if five other processes handled these
                     queues.execute(f"UPDATE workflow_status SET executor_id = workflow_uuid {others}")
-                await until(lambda: _is(polls, [("other", 0.75), ("support", 0.75)]))  # six look as often as two
+                await until(lambda: _is(polls, [("other", 0.75), ("support", 0.75)]))  # six poll as often as two
                 with queues:
                     queues.execute(f"UPDATE workflow_status SET status = 'SUCCESS' {others}")
                 await until(lambda: _is(polls, [("other", 0.25), ("support", 0.25)]))
@@ -385,7 +385,7 @@ async def _is(found: Callable[[], Awaitable[object]], expected: object) -> bool:
 @pytest.mark.parametrize(
     ("processes", "shared_s"), [(0, 0.2), (1, 0.2), (2, 0.2), (3, 0.3), (8, 0.8), (16, 1.5), (100, 1.5)]
 )
-def test_more_than_two_processes_look_as_often_as_two_but_each_every_one_and_a_half_seconds(
+def test_more_than_two_processes_poll_as_often_as_two_but_each_every_one_and_a_half_seconds(
     processes: int, shared_s: float
 ) -> None:
     assert QueueSettings(poll_s=0.2).shared_poll_s(processes) == pytest.approx(shared_s)
