@@ -229,14 +229,16 @@ def counts_votes(graph: Graph) -> bool:
 _UNDECIDED = (expired, escalated, vote_recorded)
 """What can happen to an approval that is not decided by it."""
 
-_NOT_UNDECIDED = frozenset({ask_user, question_asked, in_doubt, approval_decided, doubt_settled, replied, *_UNDECIDED})
+_SILENT_WHILE_UNDECIDED = frozenset(
+    {ask_user, question_asked, in_doubt, approval_decided, doubt_settled, replied, *_UNDECIDED}
+)
 """Guards that do not hold while an approval is undecided, but for the one that says what has happened to it."""
 
 
 def check_undecided_rows(graph: Graph, tool: str, rule: Approval | None) -> None:
     """Check that no row leads a run out of the wait for an approval to where it may not go before it is decided.
 
-    A run that took such a row would count as tampered with. The guards of the user's may hold whenever they are asked.
+    A run that took such a row would count as tampered with. A user's own guard may hold whenever it is evaluated.
 
     Args:
         graph: The graph.
@@ -280,7 +282,7 @@ def _waits_for_approval(graph: Graph) -> list[str]:
 def _rows_while(graph: Graph, state: str, case: Guard) -> Iterator[Row]:
     """The rows of a state that a run may take while an approval is undecided, and the guard ``case`` holds."""
     for row in graph.rows(state):
-        if row.guard is case or row.guard not in _NOT_UNDECIDED:
+        if row.guard is case or row.guard not in _SILENT_WHILE_UNDECIDED:
             yield row
         if row.guard is case and all(case in _UNDECIDED and _lasts(graph, name) for name in row.spends):
             return
@@ -290,7 +292,7 @@ def _lasts(graph: Graph, name: str) -> bool:
     """Whether a counter is full when a request begins, and only the votes and the escalation of a request spend it."""
     if not any(counter.name == name for counter in (VOTES, ESCALATIONS) if counter in graph.counters):
         return False
-    own = [row for row in graph if row.guard not in _NOT_UNDECIDED and graph.spec(row.target).waits]
+    own = [row for row in graph if row.guard not in _SILENT_WHILE_UNDECIDED and graph.spec(row.target).waits]
     asking = [row for row in own if graph.takes(row.source, approval_required.__name__)]
     begin = [row for row in asking if row in _rows_while(graph, row.source, approval_required)]
     if any(name in row.spends for row in own) or any(name in spec.spends for spec in graph.states if spec.waits):
