@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.sqlite import SqliteStore
     from agentfsm.journal.store import Store
     from agentfsm.journal.store_url import open_store
+    from agentfsm.loop.approval_rows import with_votes
     from agentfsm.loop.detectors import Example, detector
     from agentfsm.loop.event_json import event_schema
     from agentfsm.loop.events import (
@@ -126,7 +127,7 @@ if TYPE_CHECKING:
     from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy
     from agentfsm.loop.state import RunState, RunView
     from agentfsm.loop.suspension import SuspensionRecord
-    from agentfsm.loop.transition_table import LOOP, with_votes
+    from agentfsm.loop.transition_table import LOOP
     from agentfsm.machine.declaration import Counter, Exhausted, Guard, exhausted
     from agentfsm.machine.engine import Decision, Machine
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
@@ -356,6 +357,7 @@ if not TYPE_CHECKING:
             "agentfsm.journal.sqlite": "SqliteStore",
             "agentfsm.journal.store": "Store",
             "agentfsm.journal.store_url": "open_store",
+            "agentfsm.loop.approval_rows": "with_votes",
             "agentfsm.loop.detectors": "Example detector",
             "agentfsm.loop.event_json": "event_schema",
             "agentfsm.loop.events": (
@@ -377,7 +379,7 @@ if not TYPE_CHECKING:
             "agentfsm.loop.human_input": "ReachedLimit",
             "agentfsm.loop.state": "RunState RunView",
             "agentfsm.loop.suspension": "SuspensionRecord",
-            "agentfsm.loop.transition_table": "LOOP with_votes",
+            "agentfsm.loop.transition_table": "LOOP",
             "agentfsm.machine.declaration": "Counter Exhausted Guard exhausted",
             "agentfsm.machine.engine": "Decision Machine",
             "agentfsm.machine.graph": "Graph State StateSpec Transition",

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from agentfsm.agent.agent_options import AgentOptions, has_methods, validate_type, validate_types
 from agentfsm.agent.pinned_approvals import pin_approvals
 from agentfsm.errors import ConfigurationError, GraphError
+from agentfsm.loop.approval_rows import check_undecided_rows, counts_votes, with_votes
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.detectors import no_progress
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior, check_counter_limits
@@ -27,7 +28,7 @@ from agentfsm.loop.prompts import tool_notes
 from agentfsm.loop.quorum import Approval
 from agentfsm.loop.reply_secrets import ReplySecrets
 from agentfsm.loop.state import RunState, withhold_secrets_of
-from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP, check_undecided_rows, counts_votes, with_votes
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
 from agentfsm.loop.withholding import Withholder, environment_secrets, marks_secrets
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Machine

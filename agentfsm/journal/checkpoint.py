@@ -15,14 +15,13 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from agentfsm.errors import JournalError, MissingExtraError, StoreError
 from agentfsm.journal.maintenance import Damage, SignedHold, find_changed_holds
-from agentfsm.journal.merkle_tree import extension_proof, leaf_hash, root_hash
 from agentfsm.journal.purge import verify_tombstone
 from agentfsm.journal.signals import find_foreign_signals
 from agentfsm.journal.store import Head, Store
@@ -36,7 +35,10 @@ __all__ = [
     "Checkpoint",
     "CheckpointLog",
     "SignedHeads",
+    "extension_proof",
+    "leaf_hash",
     "read_checkpoint",
+    "root_hash",
     "verify_store",
     "write_checkpoint",
 ]
@@ -260,6 +262,63 @@ def _load_public_key(key: bytes) -> Ed25519PublicKey:
     if not isinstance(loaded, Ed25519PublicKey):
         raise JournalError("the key is not an Ed25519 key")
     return loaded
+
+
+# -- the Merkle tree of a transparency log (RFC 6962) ----------------------------------------------------
+
+
+def leaf_hash(entry: bytes) -> bytes:
+    """The hash of an entry."""
+    return hashlib.sha256(b"\0" + entry).digest()
+
+
+def _node_hash(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\1" + left + right).digest()
+
+
+def root_hash(leaves: Iterable[bytes]) -> bytes:
+    """The root of a tree, in one pass and with memory for its height only.
+
+    Args:
+        leaves: The hashes of its entries.
+    """
+    peaks: list[bytes] = []  # the roots of its complete subtrees, the largest first
+    for number, leaf in enumerate(leaves, 1):
+        node, size = leaf, number
+        while not size & 1:  # this leaf completes a subtree
+            node, size = _node_hash(peaks.pop(), node), size >> 1
+        peaks.append(node)
+    root = peaks.pop() if peaks else hashlib.sha256().digest()
+    while peaks:
+        root = _node_hash(peaks.pop(), root)
+    return root
+
+
+def extension_proof(leaves: Sequence[bytes], size: int) -> list[bytes]:
+    """The hashes with which somebody who has only two roots can check that one tree extends the other.
+
+    Args:
+        leaves: The hashes of the longer log's entries.
+        size: The number of entries of the shorter one.
+    """
+    if not 0 < size < len(leaves):
+        return []
+    proof: list[bytes] = []
+    begin, end, whole = 0, len(leaves), True  # the subtree in which the shorter log ends; whole: it begins the tree
+    while begin + size < end:
+        middle = 1 << (end - begin - 1).bit_length() - 1
+        if size <= middle:
+            proof.append(root_hash(leaves[begin + middle : end]))
+            end = begin + middle
+        else:
+            proof.append(root_hash(leaves[begin : begin + middle]))
+            begin, size, whole = begin + middle, size - middle, False
+    if not whole:
+        proof.append(root_hash(leaves[begin:end]))
+    return proof[::-1]
+
+
+# -- what a checkpoint says of a store -------------------------------------------------------------------
 
 
 async def verify_store(

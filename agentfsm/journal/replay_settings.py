@@ -9,12 +9,12 @@ from typing import Any
 from agentfsm.errors import ConfigurationError, GraphError, JournalError
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.journal.replay import Replay, replay
+from agentfsm.loop.approval_rows import with_votes
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior, change_guardrails
 from agentfsm.loop.guards import vote_recorded
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.stored_table import read_table
-from agentfsm.loop.transition_table import with_votes
 from agentfsm.machine.graph import Graph
 
 __all__ = ["ReplaySettings"]

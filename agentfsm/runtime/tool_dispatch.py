@@ -12,6 +12,7 @@ from pydantic_core import to_json
 
 from agentfsm.errors import GraphError
 from agentfsm.loop import prompts
+from agentfsm.loop.approval_rows import check_undecided_rows, counts_votes
 from agentfsm.loop.detectors import cost_limit, time_limit, token_limit
 from agentfsm.loop.events import ToolFinished, ToolStarted
 from agentfsm.loop.failures import Failure, FailureKind
@@ -20,7 +21,6 @@ from agentfsm.loop.messages import ToolCall, ToolResult, Usage
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
 from agentfsm.loop.quorum import Approval, Quorum
 from agentfsm.loop.state import CallState, RunState
-from agentfsm.loop.transition_table import check_undecided_rows, counts_votes
 from agentfsm.loop.withholding import lacks_values
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import check_approval, request_about

@@ -36,10 +36,10 @@ from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import Lease, SealedSnapshot, Status, consistent_read
+from agentfsm.loop.approval_rows import counts_votes, with_votes
 from agentfsm.loop.events import RunCompleted, RunResumed, ToolFinished, ToolProgress, ToolStarted, UserInputRequested
 from agentfsm.loop.messages import Image, Message, Reply, Role, ToolCall, Usage
 from agentfsm.loop.quorum import Actor, Approval
-from agentfsm.loop.transition_table import counts_votes, with_votes
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, Fill, GiveUp, ItDidNotRun, ItRan, to_human_reply
 from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, HookContext, SkipCall, hook

@@ -20,6 +20,7 @@ from agentfsm.errors import HumanReplyError, NoTransitionError, RunError
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head, consistent_read
+from agentfsm.loop.approval_rows import counts_votes
 from agentfsm.loop.detectors import DEFAULT_RESULT
 from agentfsm.loop.events import Event, ToolStarted, Transitioned
 from agentfsm.loop.failures import Action, Failure, FailureKind
@@ -31,7 +32,7 @@ from agentfsm.loop.quorum import Actor, Approval, Quorum
 from agentfsm.loop.recovery_policy import Recovery, RecoveryPolicy
 from agentfsm.loop.state import RunState, RunView
 from agentfsm.loop.suspension import DEFAULT_VALIDITY_S
-from agentfsm.loop.transition_table import BUILT_IN_GUARDS, counts_votes
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, Guard, State

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from agentfsm.agent import Agent
 from agentfsm.errors import ContextOverflowError, ProviderError, ToolError, TransientProviderError
+from agentfsm.loop.approval_rows import counts_votes
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.detectors import DEFAULT_RESULT, Example
 from agentfsm.loop.failures import Action
@@ -22,7 +23,7 @@ from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall, Usage
 from agentfsm.loop.quorum import Approval
 from agentfsm.loop.state import CallState, RunState
-from agentfsm.loop.transition_table import BUILT_IN_GUARDS, counts_votes
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, GiveUp, ItDidNotRun, ItRan
 from agentfsm.runtime.tools import Tool

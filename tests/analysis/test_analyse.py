@@ -27,13 +27,14 @@ from agentfsm.analysis import (
 from agentfsm.analysis.loop_assumptions import graph_assumptions
 from agentfsm.analysis.state_space import StateSpace
 from agentfsm.errors import ConfigurationError
+from agentfsm.loop.approval_rows import with_votes
 from agentfsm.loop.detectors import tool_error
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.guards import vote_recorded
 from agentfsm.loop.history import KeepLast, Summarize
 from agentfsm.loop.outcomes import CALL_MODEL
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.transition_table import LOOP, with_votes
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine import declaration
 from agentfsm.machine.declaration import GraphAnalysis, GraphBounds, GraphVerdict
 from agentfsm.machine.graph import Graph, StateSpec, Transition

@@ -33,9 +33,10 @@ from agentfsm.analysis.bounds import compute_bounds
 from agentfsm.analysis.model_checker import ModelChecker, find_lasso
 from agentfsm.analysis.state_space import BreadthFirstSearch, StateSpace
 from agentfsm.diagrams.promela import promela_model
+from agentfsm.loop.approval_rows import with_votes
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.transition_table import LOOP, with_votes
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 from agentfsm.testing import paths
 from agentfsm.testing.path_generation import small_guardrails, state_space_for

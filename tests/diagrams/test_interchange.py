@@ -15,9 +15,10 @@ import pytest
 from agentfsm.diagrams import diagram
 from agentfsm.diagrams.interchange import SCXML_NAMESPACE
 from agentfsm.errors import NoTransitionError
+from agentfsm.loop.approval_rows import with_votes
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.transition_table import LOOP, with_votes
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine import Graph, Machine
 from tests.helpers.graphs import SMALL_GRAPH, extended_loop, unchecked_graph
 from tests.helpers.npm_servers import install_package, require_node

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from agentfsm.journal.merkle_tree import extension_proof, leaf_hash, root_hash
+from agentfsm.journal.checkpoint import extension_proof, leaf_hash, root_hash
 from tests.helpers.witness import extends
 
 VECTORS = [  # from the tests of Certificate Transparency

@@ -39,8 +39,8 @@ from agentfsm import (
 )
 from agentfsm.errors import StaleLease, SuspensionRecordError
 from agentfsm.journal.verification import TAMPERED, verify
+from agentfsm.loop.approval_rows import check_undecided_rows
 from agentfsm.loop.guards import escalated, vote_recorded
-from agentfsm.loop.transition_table import check_undecided_rows
 from tests.helpers.random_agents import WorldClock
 from tests.helpers.random_graphs import CHANGES, World
 from tests.journal.test_undecided_rows import unchecked

@@ -19,7 +19,8 @@ from agentfsm.errors import ConfigurationError, JournalError, SuspensionApproval
 from agentfsm.journal.fork import fork
 from agentfsm.journal.records import open_record
 from agentfsm.journal.redact import redact
-from agentfsm.loop.transition_table import LOOP, with_votes
+from agentfsm.loop.approval_rows import with_votes
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.runtime.hooks import AskApproval, DenyCall
 from agentfsm.runtime.permissions import allow, ask, deny, permissions
 from agentfsm.runtime.run import hand_over

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentfsm import LOOP, Agent, Approval, ConfigurationError, Graph, tool
-from agentfsm.loop.transition_table import with_votes
+from agentfsm.loop.approval_rows import with_votes
 from agentfsm.testing import Path, ReviewedPaths, ScriptedModel, paths
 from agentfsm.testing.reviewed_paths import BrokenPath
 
