@@ -39,7 +39,7 @@ from agentfsm.journal.verification import (
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.report.ledger import RunLedger, read_ledger
-from agentfsm.report.run_graph import graph_of_run, path_of_run
+from agentfsm.report.reported_run import graph_of_run, path_of_run
 from agentfsm.runtime.approval import Allow, Deny, HumanInput, to_human_reply
 from agentfsm.runtime.host import Host
 

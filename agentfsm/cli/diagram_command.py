@@ -24,7 +24,7 @@ from agentfsm.journal.records import Record, read_records
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
-from agentfsm.report.run_graph import graph_of_run, path_of_run
+from agentfsm.report.reported_run import graph_of_run, path_of_run
 
 __all__ = [
     "diagram",

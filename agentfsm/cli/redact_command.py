@@ -20,7 +20,7 @@ from agentfsm.cli.local_store import (
 )
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.journal.redact import TextRedaction
-from agentfsm.journal.sqlite.sqlite_damage import truncate_wal
+from agentfsm.journal.sqlite.sqlite_maintenance import truncate_wal
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.text_search import Occurrence, RunFilter, files_with_text

@@ -36,10 +36,9 @@ from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.verification import GOOD, TAMPERED, UNVERIFIABLE, VerificationReport, unchecked_lines, with_doubt
-from agentfsm.report.findings import Findings, ReportedRun
 from agentfsm.report.markdown_report import run_markdown
-from agentfsm.report.page import DecisionFilter, find_decisions, period_page, run_page
-from agentfsm.report.pdf import render_pdf
+from agentfsm.report.page import DecisionFilter, find_decisions, period_page, render_pdf, run_page
+from agentfsm.report.reported_run import Findings, ReportedRun
 
 __all__ = ["report"]
 

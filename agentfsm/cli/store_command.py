@@ -32,7 +32,7 @@ from agentfsm.journal.erasure import erase as erase_person
 from agentfsm.journal.listing import needs_rebuild, rebuild_run_info
 from agentfsm.journal.maintenance import Hold, end_hold, hold_run
 from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, purge_runs
-from agentfsm.journal.sqlite.sqlite_damage import copy_file
+from agentfsm.journal.sqlite.sqlite_maintenance import copy_file
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.text_search import files_with_text

@@ -11,10 +11,10 @@ together in one file that needs no network, and ``markdown_report`` writes a com
 reads a store or a clock.
 """
 
-from agentfsm.report.findings import Findings, ReportedRun
 from agentfsm.report.ledger import HumanDecision, LedgerRow, RunLedger, TranscriptEntry, read_ledger
 from agentfsm.report.markdown_report import run_markdown
 from agentfsm.report.page import DecisionFilter, period_page, run_page
+from agentfsm.report.reported_run import Findings, ReportedRun
 
 __all__ = [
     "DecisionFilter",

@@ -15,7 +15,6 @@ from agentfsm.diagrams import diagram
 from agentfsm.errors import AgentfsmError
 from agentfsm.loop.messages import Message
 from agentfsm.machine.graph import Graph
-from agentfsm.report.findings import Findings, ReportedRun, key_ids_of, verdict_of
 from agentfsm.report.ledger import (
     CostLine,
     FailureEntry,
@@ -25,8 +24,15 @@ from agentfsm.report.ledger import (
     TranscriptEntry,
     json_of,
 )
-from agentfsm.report.run_graph import graph_of_run, path_of_run
-from agentfsm.report.sent_requests import SentRequest
+from agentfsm.report.reported_run import (
+    Findings,
+    ReportedRun,
+    SentRequest,
+    graph_of_run,
+    key_ids_of,
+    path_of_run,
+    verdict_of,
+)
 from agentfsm.report.visible_text import clip, escape, format_time
 
 __all__ = [

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from agentfsm.diagrams import diagram
 from agentfsm.errors import AgentfsmError
-from agentfsm.report.findings import Findings, ReportedRun, verdict_of
 from agentfsm.report.ledger import LedgerRow, RunLedger, read_ledger
-from agentfsm.report.run_graph import graph_of_run, path_of_run
-from agentfsm.report.sent_requests import sent_requests
+from agentfsm.report.reported_run import Findings, ReportedRun, graph_of_run, path_of_run, sent_requests, verdict_of
 from agentfsm.report.visible_text import clip, code_span, format_time, visible
 
 __all__ = ["MAX_COMMENT", "run_markdown"]

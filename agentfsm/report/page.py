@@ -1,16 +1,20 @@
-"""A report as one HTML page that needs no network and, but for stepping through a run, no script."""
+"""A report as one HTML page that needs no network and, but for stepping through a run, no script; or as a PDF of it."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 
-from agentfsm.report.findings import Findings, ReportedRun, verdict_of
+from agentfsm.errors import ConfigurationError
 from agentfsm.report.fragments import (
     DECISION_HEADS,
     costs_html,
@@ -30,11 +34,19 @@ from agentfsm.report.fragments import (
     verification_html,
 )
 from agentfsm.report.ledger import HumanDecision, RunLedger, read_ledger
-from agentfsm.report.sent_requests import sent_requests
+from agentfsm.report.reported_run import Findings, ReportedRun, sent_requests, verdict_of
 from agentfsm.report.visible_text import escape, format_time
 
-__all__ = ["STYLE", "DecisionFilter", "PeriodDecision", "find_decisions", "period_page", "run_page"]
-
+__all__ = [
+    "BROWSERS",
+    "STYLE",
+    "DecisionFilter",
+    "PeriodDecision",
+    "find_decisions",
+    "period_page",
+    "render_pdf",
+    "run_page",
+]
 
 _FILES = files("agentfsm.report")
 STYLE = _FILES.joinpath("report.css").read_text("utf-8")
@@ -221,3 +233,54 @@ def _page(title: str, verdict: str, body: Callable[[], Iterator[str]], findings:
 def _hash_source(text: str) -> str:
     """What a content security policy calls a style or script with this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+"""The programs that can print a page, the first one found on the path is used."""
+
+PRINT_TIMEOUT_S = 300
+
+_FLAGS = (
+    "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-extensions",
+    "--no-pdf-header-footer", "--host-resolver-rules=MAP * ~NOTFOUND",
+)  # fmt: skip
+"""The last one keeps the browser from asking any server for anything."""
+
+
+def render_pdf(page: str) -> bytes:
+    """A page as a PDF file.
+
+    Args:
+        page: The HTML of the page.
+
+    Raises:
+        ConfigurationError: No browser is installed that can print it, or it failed.
+    """
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        raise ConfigurationError(
+            f"a PDF needs Chromium or Chrome, and none of {', '.join(BROWSERS)} is on the PATH: install one, or write "
+            "the report as HTML and print it from any browser"
+        )
+    with tempfile.TemporaryDirectory(prefix="agentfsm-") as name:
+        folder = Path(name)
+        (folder / "report.html").write_text(page, encoding="utf-8")
+        target = folder / "report.pdf"
+        command = [browser, *_FLAGS, f"--user-data-dir={folder / 'profile'}", f"--print-to-pdf={target}"]
+        problem = _print([*command, (folder / "report.html").as_uri()], target)
+        if problem and not target.exists():  # a browser that runs as root, as in a container, refuses its sandbox
+            problem = _print([*command, "--no-sandbox", (folder / "report.html").as_uri()], target)
+        if not target.exists():
+            raise ConfigurationError(f"{browser} could not print the report: {problem or 'it wrote no file'}")
+        return target.read_bytes()
+
+
+def _print(command: list[str], target: Path) -> str:
+    """Run the browser; what it says if it fails."""
+    try:
+        done = subprocess.run(  # noqa: S603  # a fixed program and flags, and a file that we wrote
+            command, capture_output=True, text=True, errors="replace", timeout=PRINT_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if target.exists() else " ".join(done.stderr.split())[-300:]

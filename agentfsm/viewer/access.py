@@ -24,8 +24,7 @@ from agentfsm.errors import AgentfsmError
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.viewer.passes import open_pass
-from agentfsm.viewer.shell import error_html
-from agentfsm.viewer.viewer_page import PageError, json_response, shown
+from agentfsm.viewer.viewer_page import PageError, error_html, json_response, shown
 
 __all__ = [
     "EVERY_TENANT",

@@ -36,9 +36,8 @@ from agentfsm.viewer.access import (
 from agentfsm.viewer.agent_runner import AgentRunner
 from agentfsm.viewer.followed_run import FollowedRuns
 from agentfsm.viewer.pages import PAGES
-from agentfsm.viewer.shell import page_html, serve_asset
 from agentfsm.viewer.viewer_context import SetAsideRuns, ViewerContext, context_of
-from agentfsm.viewer.viewer_page import Page, PageError, json_response, shown
+from agentfsm.viewer.viewer_page import Page, PageError, json_response, page_html, serve_asset, shown
 
 __all__ = ["app"]
 

@@ -14,8 +14,8 @@ from agentfsm.errors import UnknownRunError
 from agentfsm.journal.records import SealedRecord, is_kind
 from agentfsm.journal.store import Head, Store
 from agentfsm.report.ledger import LedgerRow, RunLedger
-from agentfsm.report.run_graph import graph_of_run
-from agentfsm.viewer.path_reader import PathReader
+from agentfsm.report.reported_run import graph_of_run
+from agentfsm.viewer.run_figures import PathReader
 from agentfsm.viewer.step_reader import SentPrompt, StepReader
 
 __all__ = ["FollowedRun", "FollowedRuns"]

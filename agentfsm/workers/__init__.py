@@ -12,14 +12,12 @@ from pathlib import Path
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store import Head
 from agentfsm.journal.store_url import locate_store, server_database
-from agentfsm.workers.notices import Notice, NoticeError, Notify
-from agentfsm.workers.spend_limits import SpendLimit
+from agentfsm.workers.notices import Notice, NoticeError, Notify, Webhook
 from agentfsm.workers.submission import Submission, submit
 from agentfsm.workers.waker import Activation, QueueSettings, SetAside, StartRate, Waker, timer_key
-from agentfsm.workers.webhook import Webhook
 from agentfsm.workers.worker import Worker
 from agentfsm.workers.worker_metrics import WorkerMetrics
-from agentfsm.workers.worker_settings import WorkerSettings
+from agentfsm.workers.worker_settings import SpendLimit, WorkerSettings
 
 __all__ = [
     "Activation",

@@ -27,11 +27,10 @@ from agentfsm.runtime.run import Run, advance, hand_over
 from agentfsm.workers.notices import NOTICES, Notices
 from agentfsm.workers.run_watcher import RunWatcher, attempts_without_progress, due_at, require_secret
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
-from agentfsm.workers.spend_limits import SpendLimits
 from agentfsm.workers.submission import SUBMITTER, open_submission
 from agentfsm.workers.waker import Activation, Waker
 from agentfsm.workers.worker_metrics import WorkerCounts, WorkerMetrics
-from agentfsm.workers.worker_settings import WorkerSettings
+from agentfsm.workers.worker_settings import SpendLimits, WorkerSettings
 
 __all__ = ["Worker"]
 

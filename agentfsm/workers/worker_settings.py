@@ -1,14 +1,17 @@
-"""``WorkerSettings``: how a worker works."""
+"""``WorkerSettings``: how a worker works, and the limits on what the runs with a tag may cost a day."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from agentfsm.errors import ConfigurationError
+from agentfsm.journal.run_info import RunQuery
+from agentfsm.journal.store import Store
 from agentfsm.workers.notices import Notify
-from agentfsm.workers.spend_limits import SpendLimit
 
-__all__ = ["WorkerSettings"]
+__all__ = ["SpendLimit", "SpendLimits", "WorkerSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +53,79 @@ class WorkerSettings:
             raise ConfigurationError("grace_s and forget_s are not negative")
         if self.notify is None and (self.remind_after_s is not None or self.viewer_url):
             raise ConfigurationError("remind_after_s and viewer_url are for notices: say with notify= where they go")
+
+
+DAY_S = 86_400.0
+
+KNOWN_FOR_S = 5.0
+"""Seconds for which a sum is used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpendLimit:
+    """What the runs with a tag may cost in 24 hours.
+
+    Attributes:
+        tag: The tag. One that ends with ``*`` stands for each tag that begins so, with a limit of its own.
+        usd: The limit, in USD.
+
+    Raises:
+        ConfigurationError: The tag is blank, or the limit is not greater than 0.
+    """
+
+    tag: str
+    usd: float
+
+    def __post_init__(self) -> None:
+        if not self.tag.strip() or not 0 < self.usd < float("inf"):
+            raise ConfigurationError(f"a spend limit is a tag and a number of USD greater than 0, not {self}")
+
+    def applies_to(self, tag: str) -> bool:
+        """Whether a tag has this limit."""
+        return tag.startswith(self.tag[:-1]) if self.tag.endswith("*") else tag == self.tag
+
+
+class SpendLimits:
+    """The limits of a worker, and what was spent lately.
+
+    Args:
+        limits: The limits.
+        store: Has the runs and their costs.
+        now: The clock, in seconds since the epoch.
+    """
+
+    def __init__(self, limits: Sequence[SpendLimit], store: Store, now: Callable[[], float] = time.time) -> None:
+        self._limits = tuple(limits)
+        self._store = store
+        self._now = now
+        self._known: dict[str, tuple[float, float]] = {}
+
+    async def reached(self, tags: Iterable[str]) -> str:
+        """Which limit the runs with some tags have reached, as a sentence; empty if none.
+
+        Args:
+            tags: The tags of a run that is to be started.
+
+        Raises:
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        for tag in tags:
+            limits = [limit.usd for limit in self._limits if limit.applies_to(tag)]
+            if limits and (spent := await self._spent(tag)) >= min(limits):
+                return f"runs with the tag {tag} cost {spent:.2f} USD in 24 hours, and the limit is {min(limits):g} USD"
+        return ""
+
+    async def _spent(self, tag: str) -> float:
+        now = self._now()
+        at, spent = self._known.get(tag, (float("-inf"), 0.0))
+        if not 0 <= now - at < KNOWN_FOR_S:
+            # a sub-agent's run has the tags of its caller, whose cost includes it
+            spent, query = 0.0, RunQuery(tag=tag, since=now - DAY_S, parent="", limit=500)
+            while True:
+                page = await self._store.find_runs(query)
+                spent += sum(info.cost_usd or 0.0 for info in page.runs)
+                if not page.next:
+                    break
+                query = replace(query, after=page.next)
+            self._known[tag] = (now, spent)
+        return spent

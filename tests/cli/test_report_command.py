@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from agentfsm import Agent, Host, SqliteStore, tool
 from agentfsm.cli.app import app
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE
-from agentfsm.report.pdf import BROWSERS
+from agentfsm.report.page import BROWSERS
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, waiting_run
 from tests.journal.test_insider_edits import EDITS, SECRET, Insider, make_runs

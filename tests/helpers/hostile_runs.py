@@ -22,7 +22,7 @@ from agentfsm.journal.redact import redact
 from agentfsm.journal.verification import verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.messages import Message, ToolCall, Usage
-from agentfsm.report.findings import ReportedRun
+from agentfsm.report.reported_run import ReportedRun
 from agentfsm.testing import FakeClock, ScriptedModel
 
 __all__ = ["SECRET", "run_full_of"]

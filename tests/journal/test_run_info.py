@@ -37,7 +37,7 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.redact import redact
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor, spent_before
 from agentfsm.journal.sqlite import sqlite_run_info
-from agentfsm.journal.sqlite.sqlite_damage import find_row_damage, find_schema_damage
+from agentfsm.journal.sqlite.sqlite_maintenance import find_row_damage, find_schema_damage
 from agentfsm.journal.sqlite.sqlite_run_info import count_run_infos, select_run_infos
 from agentfsm.journal.sqlite.sqlite_schema import SCHEMA_VERSION
 from agentfsm.journal.verification import GOOD, verify_stored_run

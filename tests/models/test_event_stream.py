@@ -12,7 +12,7 @@ import pytest
 from botocore.eventstream import EventStreamBuffer
 
 from agentfsm.errors import ModelError, ProviderError, TransientProviderError
-from agentfsm.models.event_stream import EventStreamParser
+from agentfsm.models.anthropic_clouds import EventStreamParser
 from tests.helpers.event_frames import chunk_frame, event_frame
 
 EVENTS = [{"type": "ping", "n": n, "text": "naïve 😀" * n} for n in range(20)]

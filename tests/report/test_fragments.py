@@ -10,7 +10,6 @@ import html5lib
 import pytest
 
 from agentfsm.journal.verification import TAMPERED, VerificationReport
-from agentfsm.report.findings import Findings
 from agentfsm.report.fragments import (
     costs_html,
     decisions_html,
@@ -24,6 +23,7 @@ from agentfsm.report.fragments import (
     verification_html,
 )
 from agentfsm.report.ledger import read_ledger
+from agentfsm.report.reported_run import Findings
 from agentfsm.report.visible_text import visible
 from tests.helpers.hostile_runs import run_full_of
 from tests.helpers.hostile_texts import HOSTILE_TEXTS

@@ -13,8 +13,8 @@ from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.verification import TAMPERED, VerificationReport, verify
 from agentfsm.loop.messages import Usage
-from agentfsm.report.findings import Findings, ReportedRun
 from agentfsm.report.markdown_report import MAX_COMMENT, run_markdown
+from agentfsm.report.reported_run import Findings, ReportedRun
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.hostile_runs import run_full_of
 from tests.helpers.hostile_texts import HOSTILE_TEXTS

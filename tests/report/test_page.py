@@ -16,8 +16,8 @@ import pytest
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.verification import TAMPERED, VerificationReport, verify
 from agentfsm.loop.keys import Keyring
-from agentfsm.report.findings import Findings, ReportedRun
 from agentfsm.report.page import DecisionFilter, find_decisions, period_page, run_page
+from agentfsm.report.reported_run import Findings, ReportedRun
 from tests.helpers.browser import open_page
 from tests.helpers.hostile_runs import run_full_of
 from tests.helpers.hostile_texts import HOSTILE_TEXTS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentfsm.errors import ConfigurationError
-from agentfsm.report.pdf import BROWSERS, render_pdf
+from agentfsm.report.page import BROWSERS, render_pdf
 
 
 def test_a_page_is_printed() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from agentfsm import Edit, MemoryStore
 from agentfsm.journal.redact import redact
 from agentfsm.loop.keys import Keyring
-from agentfsm.report.sent_requests import sent_requests
+from agentfsm.report.reported_run import sent_requests
 from agentfsm.testing import RecordingModel, ScriptedModel
 from tests.helpers.journal_scenarios import SAMPLE_SCRIPT, finished_run, sample_agent
 

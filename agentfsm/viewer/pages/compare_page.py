@@ -21,7 +21,7 @@ from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.graph import Graph
 from agentfsm.report.ledger import LedgerRow
-from agentfsm.report.run_graph import graph_of_run
+from agentfsm.report.reported_run import graph_of_run
 from agentfsm.viewer.access import visitor_of
 from agentfsm.viewer.followed_run import FollowedRun
 from agentfsm.viewer.pages.what_if_page import name_of_settings, replay_settings

@@ -14,7 +14,7 @@ from agentfsm.diagrams import HeatMap, LayoutName, diagram
 from agentfsm.diagrams.svg import style_sheet
 from agentfsm.errors import AgentfsmError, UnknownRunError
 from agentfsm.journal.run_info import RunInfo
-from agentfsm.report.run_graph import graph_of_run
+from agentfsm.report.reported_run import graph_of_run
 from agentfsm.viewer.pages.runs_page import query_of
 from agentfsm.viewer.run_figures import Figures, Listed, figures_of, totals_by_day, totals_by_graph
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json

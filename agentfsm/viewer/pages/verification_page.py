@@ -16,7 +16,7 @@ from agentfsm.journal.verification import (
     VerificationReport,
     unchecked_lines,
 )
-from agentfsm.report.findings import key_ids_of, verdict_of
+from agentfsm.report.reported_run import key_ids_of, verdict_of
 from agentfsm.viewer.access import visitor_of
 from agentfsm.viewer.pages.runs_page import query_of
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json
