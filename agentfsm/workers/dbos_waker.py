@@ -190,9 +190,9 @@ class DbosWaker:
             "db_engine_kwargs": {"pool_pre_ping": False},  # what loses its connection is repeated anyway
         }
 
-        async def activation_workflow(arguments: dict[str, Any]) -> str:
-            # DBOS has an event loop of its own; stores, agents and signals belong to that of the worker
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(deliver(Activation(**arguments)), loop))
+        async def activation_workflow(arguments: dict[str, Any]) -> str:  # in an event loop of DBOS
+            work = asyncio.run_coroutine_threadsafe(deliver(Activation(**arguments)), loop)  # stores belong to this one
+            return await asyncio.shield(asyncio.wrap_future(work))  # DBOS cancels what outlasts the grace period
 
         def launch() -> None:
             own, rate = self._settings, self._settings.rate

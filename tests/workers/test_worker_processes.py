@@ -60,7 +60,7 @@ class Processes:
             "WORKER_FOLDER": str(self.folder),
             **environment,
         }
-        command = [sys.executable, "-m", "agentfsm", "worker", *agents, "--store", self.url, "--grace", "20"]
+        command = [sys.executable, "-m", "agentfsm", "worker", "--store", self.url, "--grace", "20", *agents]
         child = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
         self._children.append(child)
         return child
@@ -209,6 +209,30 @@ def test_a_worker_that_is_told_to_stop_finishes_its_call_and_hands_the_run_over(
             second = processes.start(f"{APP}:support")
             await until_status(runs, run_id, "finished")
             assert processes.inside() == [first.pid, second.pid, second.pid]  # no call was repeated
+            assert (await runs.verify(run_id)).code == GOOD
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_call_that_outlasts_the_grace_period_is_cut_off_as_by_a_crash_and_does_not_end_its_run(
+    processes: Processes,
+) -> None:
+    async def scenario() -> None:
+        async with opened(processes.url) as (runs, _):
+            processes.hold.touch()
+            first = processes.start(f"{APP}:support", "--grace", "1")
+            run_id = await runs.submit("support", "Ship three orders.")
+            await until(processes.inside)
+            first.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(first.wait, 30) == 1
+            info = (await runs.get(run_id)).info
+            assert (info.status, info.ending) == ("running", "")
+            processes.hold.unlink()
+            second = processes.start(f"{APP}:support")
+            await until_status(runs, run_id, "finished")
+            assert (await runs.get(run_id)).info.ending == "completed"
+            assert processes.inside() == [first.pid, *[second.pid] * 3]  # the call that was cut off is repeated
             assert (await runs.verify(run_id)).code == GOOD
 
     asyncio.run(scenario())
