@@ -140,6 +140,8 @@ class HistoryVerifier:
         self._origin_unread = False
         # The rule of the approval that the run waits for, and the votes on it; None if it has none.
         self._quorum: Quorum | None = None
+        # Whether it expired, so that the next request for it has a deadline of its own.
+        self._asks_again = False
         self.claimed: dict[str, None] = {}
 
     @classmethod
@@ -324,6 +326,7 @@ class HistoryVerifier:
             self._quorum = replace(quorum, escalated=True)
         target = states[row.target]
         if target.waits:
+            self._asks_again = kind == "expired"
             return
         if not target.final:
             reply = body["out"]["answered"]["reply"]["kind"] if kind == "answered" else ""
@@ -372,6 +375,11 @@ class HistoryVerifier:
         quorum = _read_quorum(body["waiting"])
         if self._quorum is None and self._origin_unread:
             self._quorum = quorum
+        if self._asks_again and quorum is not None and self._quorum is not None:
+            if not self._quorum.asked_at <= quorum.asked_at <= body["ts"] / 1000 + 0.001:
+                raise InvalidRecordError("it asks again at a time that is before the first request, or not yet")
+            self._quorum = replace(self._quorum, asked_at=quorum.asked_at)
+        self._asks_again = False
         if quorum != self._quorum:
             raise InvalidRecordError("its request shows another rule or other votes than the records before it")
         self._origin_unread = False

@@ -128,7 +128,7 @@ def expired(run: RunState) -> bool:
 def escalated(run: RunState) -> bool:
     """Nobody has decided about the call for so long that more roles may answer."""
     quorum = None if run.pending_request is None else run.pending_request.quorum
-    return quorum is not None and quorum.escalated and run.human_reply is None
+    return quorum is not None and quorum.escalated and run.human_reply is None and not run.expired
 
 
 def vote_recorded(run: RunState) -> bool:

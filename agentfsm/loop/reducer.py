@@ -47,6 +47,7 @@ K = FailureKind
 def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
     """Apply a person's answer: it becomes a message, the result of a call, or the decision about a call."""
     run.human_reply = reply = outcome.reply
+    run.expired = False
     request = run.pending_request
     if request is None:
         return
@@ -491,15 +492,16 @@ def _prepare_end(run: RunState, failure: Failure, decided: o.RecoveryDecided) ->
 
 
 def _on_escalated(run: RunState, outcome: o.Escalated) -> None:
-    """More roles may answer; an answer that was kept has been acted on."""
+    """More roles may answer; an answer or an expiry that was kept has been acted on."""
     request = run.pending_request
     if request is not None and request.quorum is not None:
         run.pending_request = replace(request, quorum=replace(request.quorum, escalated=True))
-        run.human_reply = None
+        run.human_reply, run.expired = None, False
 
 
 def _on_expired(run: RunState, outcome: o.Expired) -> None:
-    run.expired = True
+    """Nobody has answered in time; an answer that was kept has been acted on."""
+    run.human_reply, run.expired = None, True
 
 
 def _on_state_result(run: RunState, outcome: o.StateResult) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from pydantic_core import to_json
@@ -74,9 +74,10 @@ def typed_output(context: Context, output: Any) -> Any:
 def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
     """Sign and journal the suspension record of a run that waits for a human: the last event's class and its fields."""
     run, host = context.run, context.config.host
-    pending = run.pending_request = run.pending_request or PendingRequest(
-        "question", f"The run waits in {str(run.state)!r}."
-    )
+    pending = run.pending_request or PendingRequest("question", f"The run waits in {str(run.state)!r}.")
+    if run.expired and pending.quorum is not None:  # a row of a user's graph has led to another wait
+        pending = replace(pending, quorum=replace(pending.quorum, asked_at=host.clock.time()))
+    run.pending_request = pending
     context.emit_blocked()
     run.event_seq = context.next_seq
     record = sign_record(

@@ -14,6 +14,7 @@ from agentfsm import (
     PRESETS,
     Actor,
     Agent,
+    AgentGuardrails,
     Allow,
     Approval,
     Counter,
@@ -32,9 +33,10 @@ from agentfsm import (
     tool,
     with_votes,
 )
-from agentfsm.journal.verification import GOOD, TAMPERED, verify
-from agentfsm.loop.guards import approval_decided, escalated, replied, vote_recorded
+from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, verify
+from agentfsm.loop.guards import approval_decided, escalated, expired, replied, vote_recorded
 from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.journal_scenarios import reseal
 
 VOTING = with_votes(LOOP)
 EVENTS = ("vote", "escalation", "expiry", "denial")
@@ -296,6 +298,121 @@ def test_a_row_for_votes_whose_counter_may_be_spent_covers_no_row_after_it() -> 
     never_filled = tuple(replace(each, refills=()) if each.name == "approval_required" else each for each in graph)
     with pytest.raises(GraphError, match=r"with the guards escalated, vote_recorded$"):
         agent_with(replace(graph, transitions=never_filled), RULE)
+
+
+# -- a wait that follows another one ---------------------------------------------------------------------
+
+
+def with_boss(*rows: Transition, entered_by: str = "suspended.expired") -> Graph:
+    """A graph in which somebody else is asked: by default once nobody has answered in time."""
+    return with_votes(LOOP.with_state(StateSpec("boss", waits=True), rows, entered_by=entered_by))
+
+
+EXPIRES = Transition("boss", expired, "terminal", ends="cancelled")
+APPROVES = Transition("boss", approval_decided, "dispatch_tool")
+ORDERS = {"expired first": (EXPIRES, APPROVES), "expired last": (APPROVES, EXPIRES)}
+TWO = Approval(2, validity_s=600)
+
+
+def waiting(graph: Graph, rule: Any, **limits: Any) -> tuple[Agent, FakeClock, list[int], MemoryStore]:
+    clock, paid, store = FakeClock(), list[int](), MemoryStore()
+    agent = Agent(
+        ScriptedModel([call("pay", amount=5), "Paid."]),
+        tools=[paying(rule, paid)],
+        graph=graph,
+        guardrails=AgentGuardrails(**limits),
+        host=Host(store=store, secret=b"of the tests", clock=clock),
+    )
+    return agent, clock, paid, store
+
+
+@pytest.mark.parametrize("rows", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("rule", [True, Approval(validity_s=600), TWO], ids=["plain", "rule", "two"])
+def test_who_is_asked_after_an_expiry_has_as_long_to_answer_and_is_heard(
+    rule: Any, rows: tuple[Transition, ...]
+) -> None:
+    agent, clock, paid, store = waiting(with_boss(*rows), rule, validity_s=600)
+    people = [ANN, Actor("cy", ("clerk",))][: 2 if rule is TWO else 1]
+
+    async def main() -> None:
+        await agent.run("Pay.", run_id="r")
+        clock.advance(601)
+        asked: Any = await agent.dismiss("r")
+        assert asked.state == "boss"
+        for each in people:
+            assert asked.outcome.suspension_record.expires_at == asked_at + 601 + 600
+            clock.advance(250)
+            assert paid == []
+            asked = await agent.resume("r", Allow(), by=each)
+        assert (asked.output, paid) == ("Paid.", [5])
+        assert verify("r", await store.records("r")).code == GOOD
+
+    asked_at = clock.time()
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("after_s", "code"), [(-1, TAMPERED), (0, OPEN), (601, OPEN), (602, TAMPERED)])
+def test_a_request_that_asks_again_was_not_made_before_the_first_one_or_after_its_record(
+    after_s: int, code: int
+) -> None:
+    agent, clock, _, store = waiting(with_boss(*ORDERS["expired first"]), Approval(validity_s=600))
+
+    async def main() -> None:
+        await agent.run("Pay.", run_id="r")
+        clock.advance(601)
+        await agent.dismiss("r")
+        rows = await store.records("r")
+        *before, last = rows
+        body = last.body.replace(f'"{started + 601}"', f'"{started + after_s}"')
+        assert (body == last.body) == (after_s == 601)
+        assert verify("r", reseal([*before, last._replace(body=body)], len(before))).code == code
+
+    started = clock.time()
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rows", ORDERS.values(), ids=ORDERS)
+def test_a_request_expires_although_somebody_has_voted_wherever_the_row_stands(rows: tuple[Transition, ...]) -> None:
+    agent, clock, paid, store = waiting(with_boss(*rows, entered_by="dispatch_tool.approval_required"), TWO)
+
+    async def main() -> None:
+        await agent.run("Pay.", run_id="r")
+        await agent.resume("r", Allow(), by=ANN)
+        clock.advance(601)
+        result = await agent.dismiss("r")
+        assert [decision.transition.id for decision in result.decisions] == ["boss.expired"]
+        assert paid == []
+        assert verify("r", await store.records("r")).code == GOOD
+
+    asyncio.run(main())
+
+
+def test_a_request_expires_although_it_was_escalated_wherever_the_row_stands() -> None:
+    graph = with_boss(*ORDERS["expired last"], entered_by="dispatch_tool.approval_required")
+    endless = tuple(replace(row, spends=()) if row.guard is escalated else row for row in graph)
+    agent, clock, _, _ = waiting(replace(graph, transitions=endless), RULE)
+
+    async def main() -> None:
+        await agent.run("Pay.", run_id="r")
+        clock.advance(60)
+        assert [d.transition.id for d in (await agent.resume("r")).decisions] == ["boss.escalated"]
+        clock.advance(541)
+        assert [d.transition.id for d in (await agent.dismiss("r")).decisions] == ["boss.expired"]
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_led_to_another_wait_does_not_answer_that_one_when_it_expires() -> None:
+    graph = with_boss(Transition("boss", replied, "pre_step"), EXPIRES, entered_by="suspended.replied")
+    agent, clock, _, _ = waiting(graph, False, validity_s=600, max_iterations=1)
+
+    async def main() -> None:
+        assert (await agent.run("Pay.", run_id="r")).state == "suspended"
+        assert (await agent.resume("r", "Go on.")).state == "boss"
+        clock.advance(601)
+        assert [d.transition.id for d in (await agent.dismiss("r")).decisions] == ["boss.expired"]
+
+    asyncio.run(main())
 
 
 # -- wherever an agent is made --------------------------------------------------------------------------
