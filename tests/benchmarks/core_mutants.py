@@ -152,15 +152,16 @@ def draw(seed: int) -> Iterator[Place]:
 
 
 def write_app(folder: Path) -> None:
-    """The app and the tests of the page, with paths from a file."""
+    """The app and the tests of the page, with paths from a file and more recorded runs."""
     sys.path.insert(0, str(ROOT))
     from tests.test_docs import blocks
     from tests.testing.test_mutation_score import write_app as write_policy
 
     write_policy(folder)
     page = {b.name: b.text for b in blocks(ROOT / "docs" / "paths.md")}
-    for name in ("test_data.py", "test_recorded.py", "test_rules.py"):
+    for name in ("test_data.py", "test_rules.py"):
         (folder / name).write_text(page[name])
+    shutil.copy(ROOT / "tests" / "testing" / "recorded_runs.py", folder / "test_recorded.py")
     record = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "--fsm-record", "test_recorded.py"]
     subprocess.run(record, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
 

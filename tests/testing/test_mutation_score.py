@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,3 +59,15 @@ def test_the_app_notices_a_removed_rule_a_deleted_row_and_a_tool_that_always_rai
         pytest_run = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
         codes[name] = subprocess.run(pytest_run, cwd=tmp_path, capture_output=True, timeout=200, check=False).returncode
     assert codes == {"nothing": 0, "no rule": 1, "no row": 1, "raises": 1}
+
+
+@pytest.mark.slow
+def test_the_recorded_runs_for_the_mutants_of_the_core_are_the_same_each_time(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    shutil.copy(Path(__file__).with_name("recorded_runs.py"), tmp_path / "test_recorded.py")
+    pytest_run = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "test_recorded.py"]
+    for options in (["--fsm-record"], []):
+        done = subprocess.run(
+            [*pytest_run, *options], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stdout
