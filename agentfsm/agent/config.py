@@ -20,12 +20,12 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.detectors import no_progress
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior, check_counter_limits
 from agentfsm.loop.history import HistoryPolicy, KeepAll, Summarize, policy_to_json
-from agentfsm.loop.json_envelope import envelope_instructions
 from agentfsm.loop.model import Model, secrets_of
 from agentfsm.loop.outcomes import PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.prompts import tool_notes
 from agentfsm.loop.quorum import Approval
+from agentfsm.loop.reply_reader import envelope_instructions
 from agentfsm.loop.reply_secrets import ReplySecrets
 from agentfsm.loop.state import RunState, withhold_secrets_of
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP

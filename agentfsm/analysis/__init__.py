@@ -7,10 +7,9 @@ from agentfsm.analysis.assumptions import Assumptions, GuardAssumption, Update, 
 from agentfsm.analysis.bounds import Bounds
 from agentfsm.analysis.compared_table import DeclarationChange
 from agentfsm.analysis.decision_diff import DecisionChange, MovedRow
-from agentfsm.analysis.graph_diff import GraphDiff, Renamed, diff
+from agentfsm.analysis.graph_diff import GraphDiff, Renamed, diff, format_reviewed, graph_from_table, reviewed_table
 from agentfsm.analysis.loop_assumptions import AgentTraits, exported_model, graph_assumptions
 from agentfsm.analysis.model_checker import Property, SafetyProperty, must_pass, never_after
-from agentfsm.analysis.reviewed_table import format_reviewed, graph_from_table, reviewed_table
 
 __all__ = [
     "AgentTraits",

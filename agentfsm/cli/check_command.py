@@ -33,8 +33,8 @@ from agentfsm.loop.guardrails import AgentGuardrails, change_guardrails
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.quorum import Approval
 from agentfsm.machine.graph import Graph
+from agentfsm.runtime.permissions import UnattendedCalls, unattended_calls
 from agentfsm.runtime.tools import Tool, with_subagents
-from agentfsm.runtime.unattended_calls import UnattendedCalls, unattended_calls
 from agentfsm.testing.counterexample import counterexample_test
 
 __all__ = ["check"]

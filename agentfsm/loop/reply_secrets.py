@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
-from agentfsm.loop.json_envelope import parse_json
+from agentfsm.loop.reply_reader import parse_json
 from agentfsm.loop.withholding import SecretPaths, marked_values, secret_values
 
 __all__ = ["ReplySecrets"]

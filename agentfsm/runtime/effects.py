@@ -18,7 +18,6 @@ from pydantic_core import to_json
 
 from agentfsm.loop.events import RecoveryStarted
 from agentfsm.loop.failures import Action
-from agentfsm.loop.json_envelope import parse_json
 from agentfsm.loop.messages import FinishReason, Reply, ToolCall
 from agentfsm.loop.outcomes import (
     CALL_MODEL,
@@ -33,7 +32,7 @@ from agentfsm.loop.outcomes import (
     ReplyParsed,
 )
 from agentfsm.loop.recovery_policy import decide_recovery
-from agentfsm.loop.reply_reader import read_reply
+from agentfsm.loop.reply_reader import parse_json, read_reply
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.runtime.context import Context, Effect, LongWait
 from agentfsm.runtime.host import Memory

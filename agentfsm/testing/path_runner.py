@@ -16,9 +16,9 @@ from agentfsm.loop.detectors import DEFAULT_RESULT, Example
 from agentfsm.loop.events import UserInputRequested
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.json_envelope import parse_json
 from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, JUDGE_RESULTS, RUN_CALLS
 from agentfsm.loop.presets import Preset
+from agentfsm.loop.reply_reader import parse_json
 from agentfsm.loop.state import RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.declaration import guard_name

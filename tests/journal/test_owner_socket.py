@@ -314,7 +314,7 @@ def test_a_service_that_starts_waits_for_whoever_owns_the_file_for_a_moment(tmp_
 def test_an_owner_that_does_not_listen_is_waited_for_and_then_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentfsm.journal.sqlite.sqlite_turn.ATTEMPTS", 2)
+    monkeypatch.setattr("agentfsm.journal.sqlite.owned_store.ATTEMPTS", 2)
 
     async def scenario(service: Service, other: SqliteStore, runs: Runs) -> None:
         lock = lock_file(tmp_path / "runs.db")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.loop.json_envelope import envelope_instructions, parse_envelope, parse_json
 from agentfsm.loop.messages import ToolCall
 from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.outcomes import ReplyParsed
+from agentfsm.loop.reply_reader import envelope_instructions, parse_envelope, parse_json
 
 
 def test_a_final_answer():

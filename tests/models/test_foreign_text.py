@@ -12,7 +12,6 @@ import pytest
 from agentfsm.loop.failures import Failure, FailureGroup, FailureKind
 from agentfsm.loop.guardrails import Behavior
 from agentfsm.loop.history import summary_prompt
-from agentfsm.loop.json_envelope import envelope_instructions
 from agentfsm.loop.messages import Compaction, Message, Role, ToolCall
 from agentfsm.loop.model import ModelRequest, ToolSpec
 from agentfsm.loop.prompts import (
@@ -24,6 +23,7 @@ from agentfsm.loop.prompts import (
     unknown_tool_text,
     with_memory,
 )
+from agentfsm.loop.reply_reader import envelope_instructions
 from agentfsm.loop.state import RunState
 from tests.helpers.model_clients import MODEL_CLASSES, WIRES
 

@@ -35,8 +35,8 @@ from agentfsm.agent.config import proof_traits
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, verify_stored_run
 from agentfsm.loop.presets import STANDARD
+from agentfsm.runtime.permissions import unattended_calls
 from agentfsm.runtime.run import hand_over
-from agentfsm.runtime.unattended_calls import unattended_calls
 from agentfsm.testing import ModelTurn, RecordingModel, Scenario, ScriptedModel, Simulator, call
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentfsm import Agent, HookContext, UserInputRequested, allow, ask, deny, hook, permissions, tool
 from agentfsm.runtime.hooks import Hook
-from agentfsm.runtime.unattended_calls import UnattendedCalls, unattended_calls
+from agentfsm.runtime.permissions import UnattendedCalls, unattended_calls
 from agentfsm.testing import ScriptedModel, call
 
 ran: list[str] = []

@@ -1,10 +1,15 @@
-"""``OwnedStore``: a SQLite store that another process writes, for an operation that writes by way of that process."""
+"""Writes a SQLite file for a moment, itself or by way of the process that is its writer.
+
+``SqliteTurn`` says which: it makes this process the writer, or connects to the one that is. ``OwnedStore`` is the store
+over that connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
@@ -24,11 +29,12 @@ from agentfsm.journal.sqlite.owner_protocol import (
     read_message,
     write_message,
 )
+from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import StoreFile
 from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, Store, WhichRuns, head_row, seal_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
-__all__ = ["OwnedStore", "OwnerConnection", "RunRow", "connect_to_owner"]
+__all__ = ["OwnedStore", "OwnerConnection", "RunRow", "SqliteTurn", "connect_to_owner"]
 
 ANSWER_S = 30.0
 """Seconds to wait for the process that writes the file: it may be frozen."""
@@ -313,3 +319,69 @@ def _seals(lease: _OwnedLease) -> dict[str, str]:
         for owner in (lease.owner, None)
     ]
     return {row: seal_row(lease.keyring, row) for row in rows}
+
+
+ATTEMPTS, FIRST_DELAY_S, LONGEST_DELAY_S = 14, 0.01, 1.0
+"""Attempts to write a file whose writer does not listen, and seconds between them: each is twice as long as the one
+before. Together they are as long as SQLite itself waits for a lock."""
+
+
+class SqliteTurn:
+    """Who may write one file now: this process, or another one that is asked to.
+
+    Args:
+        file: The file.
+        writer: Its writer in this process.
+        has_leases: Whether this process has acquired a run, and so has to stay the writer.
+    """
+
+    def __init__(self, file: StoreFile, writer: SqliteWriter, has_leases: Callable[[], bool]) -> None:
+        self._file = file
+        self._writer = writer
+        self._has_leases = has_leases
+        self._users = 0
+        self._for_a_moment = False  # the first of the users made this process the writer
+
+    @asynccontextmanager
+    async def write(self) -> AsyncGenerator[OwnerConnection | None]:
+        """Become the writer for a moment, unless this process is it, or connect to the process that is.
+
+        Yields:
+            The connection to the process that writes the file; None if this one does.
+
+        Raises:
+            StoreLockedError: Another process writes the file, and nobody listens for it.
+            StoreError: The file cannot be written.
+        """
+        if not self._users:
+            self._for_a_moment = not self._writer.is_started
+        self._users += 1
+        try:
+            owner = None if self._writer.is_started else await self._claim()
+            try:
+                yield owner
+            finally:
+                if owner is not None:
+                    await owner.aclose()
+        finally:
+            self._users -= 1
+            if self._for_a_moment and not self._users and not self._has_leases():
+                self._writer.close_if_idle()
+
+    async def _claim(self) -> OwnerConnection | None:
+        """Become the writer, or connect to it."""
+        delay = FIRST_DELAY_S
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                await self._writer.started(briefly=True)
+            except StoreLockedError:
+                owner = await connect_to_owner(self._file)
+                if owner is not None:
+                    return owner
+                if attempt == ATTEMPTS:
+                    raise
+            else:
+                return None
+            await asyncio.sleep(delay)  # it may only just have begun, or be ending
+            delay = min(2 * delay, LONGEST_DELAY_S)
+        return None

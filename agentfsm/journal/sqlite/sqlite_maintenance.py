@@ -24,7 +24,7 @@ import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import StoreError, UnknownRunError
 from agentfsm.journal.commit_encoding import JournalRow, run_id_in
 from agentfsm.journal.maintenance import Damage, Fact, Hold, Tombstone, read_tombstone
-from agentfsm.journal.sqlite.owned_store import OwnedStore, RunRow
+from agentfsm.journal.sqlite.owned_store import OwnedStore, RunRow, SqliteTurn
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
 from agentfsm.journal.sqlite.sqlite_run_info import (
     delete_run_info,
@@ -34,7 +34,6 @@ from agentfsm.journal.sqlite.sqlite_run_info import (
     rebuild_prompt_filter,
     unfiltered_blocks,
 )
-from agentfsm.journal.sqlite.sqlite_turn import SqliteTurn
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 
 __all__ = ["SqliteMaintenance", "copy_file", "find_row_damage", "find_schema_damage", "truncate_wal"]

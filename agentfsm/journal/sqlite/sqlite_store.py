@@ -30,6 +30,7 @@ from agentfsm.journal.commit_encoding import JournalRow, decode_rows, encode_com
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
+from agentfsm.journal.sqlite.owned_store import SqliteTurn
 from agentfsm.journal.sqlite.owner_socket import OwnerSocket
 from agentfsm.journal.sqlite.sqlite_maintenance import SqliteMaintenance
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
@@ -41,7 +42,6 @@ from agentfsm.journal.sqlite.sqlite_run_info import (
 )
 from agentfsm.journal.sqlite.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION
 from agentfsm.journal.sqlite.sqlite_signals import SqliteSignals
-from agentfsm.journal.sqlite.sqlite_turn import SqliteTurn
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import StoreFile
 from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, WhichRuns, head_row, seal_row
