@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
@@ -12,45 +12,50 @@ from typing import TYPE_CHECKING, Any, cast
 import pydantic
 from pydantic import TypeAdapter
 
-from agentfsm.agent.agent_options import AgentOptions, has_methods, validate_type, validate_types
+from agentfsm.agent.agent_options import (
+    AgentOptions,
+    check_agent_graph,
+    check_ending,
+    check_migrations,
+    check_permissions,
+    check_rows_for_texts,
+    check_validators,
+    effects_by_state,
+    has_methods,
+    hooks_by_state,
+    validate_type,
+    validate_types,
+)
 from agentfsm.agent.pinned_approvals import pin_approvals
-from agentfsm.errors import ConfigurationError, GraphError
-from agentfsm.loop.approval_rows import check_undecided_rows, counts_votes, with_votes
+from agentfsm.errors import ConfigurationError
+from agentfsm.loop.approval_rows import with_votes
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.detectors import no_progress
-from agentfsm.loop.guardrails import AgentGuardrails, Behavior, check_counter_limits
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.history import HistoryPolicy, KeepAll, Summarize, policy_to_json
 from agentfsm.loop.model import Model, secrets_of
-from agentfsm.loop.outcomes import PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.prompts import tool_notes
-from agentfsm.loop.quorum import Approval
 from agentfsm.loop.reply_reader import envelope_instructions
 from agentfsm.loop.reply_secrets import ReplySecrets
 from agentfsm.loop.state import RunState, withhold_secrets_of
-from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.loop.withholding import Withholder, environment_secrets, marks_secrets
-from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Machine
-from agentfsm.machine.graph import Graph, State
+from agentfsm.machine.graph import Graph
 from agentfsm.runtime.compaction import with_compaction
-from agentfsm.runtime.context import AgentConfig, Effect, Monitor
-from agentfsm.runtime.effects import EFFECTS
-from agentfsm.runtime.hooks import Hook, Observer
+from agentfsm.runtime.context import AgentConfig, Monitor
+from agentfsm.runtime.hooks import Observer
 from agentfsm.runtime.host import Host
-from agentfsm.runtime.permissions import check_rules, policies_of
 from agentfsm.runtime.recorder import JournalSink, Recorder, ResumePoint
-from agentfsm.runtime.state_context import custom_effect
 from agentfsm.runtime.tools import Tool, secret_arguments, tools_by_name, with_subagents
 from agentfsm.runtime.toolsets import declared_tools, is_open, split_tools
 
 if TYPE_CHECKING:
     from agentfsm.analysis import AgentTraits
     from agentfsm.analysis.run_monitor import ProofModel
-    from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
 
-__all__ = ["build_config", "check_agent_graph", "proof_traits", "resolve_model", "with_history_policy", "with_host"]
+__all__ = ["build_config", "proof_traits", "resolve_model", "with_history_policy", "with_host"]
 
 
 def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
@@ -75,9 +80,9 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     model = resolve_model(model)
     counting = own_graph or (with_votes(preset.graph) if needs_votes else preset.graph)
     graph = check_agent_graph(_with_history(counting, options.history), tools)
-    _check_ending(behavior, tools)
+    check_ending(behavior, tools)
     if own_graph is None:  # whoever gives another one has decided what its rows do with a text
-        _check_rows_for_texts(behavior, graph)
+        check_rows_for_texts(behavior, graph)
     earlier = {each.fingerprint for each in (preset.graph, counting)} - {graph.fingerprint}
     former = preset.former_graphs | earlier
     specs = tuple(t.spec for t in tools.values())
@@ -85,7 +90,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     schema = None if adapter is None else adapter.json_schema()
     written = options.instructions if isinstance(options.instructions, str) else ""
     instructions = _system_prompt(written, behavior, tools, schema)
-    validators = _check_validators(options.output_validators)
+    validators = check_validators(options.output_validators)
     open_withholder = _withholder_factory(host, tools, model)
     config = AgentConfig(
         machine=Machine(graph, BUILT_IN_GUARDS),
@@ -97,17 +102,17 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         tool_specs=() if behavior.envelope else specs,
         policy=options.policy or preset.policy,
         host=host,
-        effects=_effects_by_state(graph),
+        effects=effects_by_state(graph),
         stop_states=frozenset(s.name for s in graph.states if s.final or s.waits),
         open_journal_sink=_journal_factory(host, open_withholder),
         read_journal=_read_journal,
         open_withholder=open_withholder,
-        hooks=_check_permissions(_hooks_by_state(hooks, graph), tools),
+        hooks=check_permissions(hooks_by_state(hooks, graph), tools),
         observers=tuple(h for h in hooks if isinstance(h, Observer)),
         memory=options.memory,
         output_adapter=adapter,
         output_schema=None if behavior.control_tools else schema,
-        migrations=_check_migrations(tuple(options.migrations), graph),
+        migrations=check_migrations(tuple(options.migrations), graph),
         former_graphs=frozenset() if own_graph is not None else former,
         deps_type=options.deps_type,
         deps_factory=options.deps_factory,
@@ -135,7 +140,7 @@ def _with_tools(config: AgentConfig, chosen: Iterable[Tool]) -> AgentConfig:
     """
     declared = {each.name for each in declared_tools(config.toolsets)}
     tools = tools_by_name([*(each for name, each in config.tools.items() if name not in declared), *chosen])
-    _check_ending(config.behavior, tools)
+    check_ending(config.behavior, tools)
     check_agent_graph(config.machine.graph, tools)
     open_withholder = _withholder_factory(config.host, tools, config.model)
     prompt = partial(_system_prompt, config.own_instructions, config.behavior)
@@ -145,7 +150,7 @@ def _with_tools(config: AgentConfig, chosen: Iterable[Tool]) -> AgentConfig:
         tools=tools,
         tool_specs=() if config.behavior.envelope else tuple(t.spec for t in tools.values()),
         instructions=prompt(tools, config.output_schema) + added,
-        hooks=_check_permissions(dict(config.hooks), tools),
+        hooks=check_permissions(dict(config.hooks), tools),
         open_journal_sink=_journal_factory(config.host, open_withholder),
         open_withholder=open_withholder,
         reply_secrets=_reply_secrets(config.behavior, tools, config.output_schema),
@@ -339,19 +344,6 @@ def resolve_model(model: str | Model) -> Model:
     return resolve(model)
 
 
-def _check_validators(validators: Iterable[Any]) -> tuple[Callable[[Any, Any], Any], ...]:
-    """The output validators, after checking that they are functions.
-
-    Raises:
-        ConfigurationError: One of them is none.
-    """
-    checked = tuple(validators)
-    for each in checked:
-        if not callable(each):
-            raise ConfigurationError(f"an output validator is a function of (context, answer), not {each!r}")
-    return checked
-
-
 def _plain_type(output_type: Any) -> Any:
     """An agent's output type, taken out of its ``TypeAdapter`` if it was given in one."""
     if not isinstance(output_type, TypeAdapter):
@@ -395,40 +387,6 @@ def _collect_tools(tools: Iterable[Callable[..., Any]], behavior: Behavior, outp
     return {**{name: each for name, each in own.items() if name not in given}, **chosen}
 
 
-def _check_ending(behavior: Behavior, tools: Mapping[str, Tool]) -> None:
-    """Check that some reply of the model can end a run.
-
-    Raises:
-        ConfigurationError: Text is no answer, and no tool ends a run.
-    """
-    if not behavior.text_is_answer and not any(t.ends_run or t.control in ("done", "unable") for t in tools.values()):
-        raise ConfigurationError(
-            "no reply could end a run: text is not an answer (text_is_answer=False), and no tool ends one. Add "
-            "return_done or a tool made with @tool(ends_run=True), or set control_tools=True"
-        )
-
-
-def _check_rows_for_texts(behavior: Behavior, graph: Graph) -> None:
-    """Check that a preset's graph does not end a run with a text that its behavior takes for no answer.
-
-    Raises:
-        ConfigurationError: No row judges replies without a call, and the last one ends the run as completed.
-    """
-    if behavior.text_is_answer or behavior.missing_call == "malformed":
-        return
-    for state in graph.states:
-        if state.effect is not PARSE_REPLY:
-            continue
-        *rows, last = graph.rows(state.name)
-        judged = any(row.guard is no_progress or row.guard not in BUILT_IN_GUARDS for row in rows)
-        if last.ends == "completed" and not judged:
-            raise ConfigurationError(
-                f"text is not an answer (text_is_answer=False), and no row of {str(state.name)!r} acts on a reply "
-                "without a call, so it would end the run as completed: add the row no_progress of LOOP to the preset's "
-                "graph, or set missing_call='malformed'"
-            )
-
-
 def _system_prompt(
     instructions: str, behavior: Behavior, tools: Mapping[str, Tool], output_schema: Mapping[str, Any] | None
 ) -> str:
@@ -453,133 +411,3 @@ def _system_prompt(
 
 def _output_instructions(schema: Mapping[str, Any]) -> str:
     return f"Give your final answer as JSON, and nothing else, that fits this JSON schema: {canonical_json(schema)}"
-
-
-def _effects_by_state(graph: Graph) -> dict[str, Effect]:
-    """What runs in each state that does something.
-
-    Raises:
-        GraphError: A state has no effect.
-    """
-    effects: dict[str, Effect] = {}
-    for spec in graph.states:
-        if spec.final or spec.waits:
-            continue
-        if isinstance(spec.effect, EffectSpec):
-            effects[spec.name] = EFFECTS[spec.effect]
-        elif spec.effect is not None:
-            effects[spec.name] = custom_effect(spec.effect)
-        else:
-            raise GraphError("the state has no effect", spec.name, "declare it with StateSpec(..., effect=function)")
-    return effects
-
-
-def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
-    """The graph, after checking that it can run an agent with these tools.
-
-    Args:
-        graph: The graph.
-        tools: The agent's tools by name.
-
-    Raises:
-        GraphError: It cannot; the error says what is missing.
-    """
-    _effects_by_state(graph)
-    if graph.first != LOOP.first:
-        raise GraphError(
-            "an agent's graph has the rows 'cancelled' and 'aborted' first in every state that is not final",
-            graph.name,
-            "declare it with Graph(..., first=LOOP.first)",
-        )
-    for spec in (each for each in graph.states if not each.final):
-        for row, ending in zip(graph.rows(spec.name), ("cancelled", "aborted"), strict=False):
-            if row.ends != ending:
-                raise GraphError(f"{row.name!r} must end the run as {ending}", row.id)
-    check_counter_limits(counter for counter in graph.counters if counter not in LOOP.counters)
-    for outcome, tool in _requested_outcomes(tools):
-        for spec in graph.states:
-            declared = spec.effect.on_request if isinstance(spec.effect, EffectSpec) else ()
-            if outcome in declared and not graph.takes(spec.name, outcome):
-                raise GraphError(
-                    f"the tool {tool!r} may lead to {outcome!r} there, and no row of the state takes that",
-                    spec.name,
-                    f"add the row that LOOP has for it, or leave {tool!r} out",
-                )
-    for name in (each.name for each in tools.values() if each.may_need_votes):
-        if not counts_votes(graph):
-            raise GraphError(
-                f"a call of {name!r} may need several approvals or escalation, and the graph counts no votes",
-                graph.name,
-                "give the agent with_votes(graph)",
-            )
-    for each in tools.values():
-        rule = each.requires_approval if isinstance(each.requires_approval, Approval) else None
-        if rule is not None or each.may_need_votes:
-            check_undecided_rows(graph, each.name, rule)
-    return graph
-
-
-_CONTROL_OUTCOMES = {"ask": "question_asked", "done": "declared_done", "unable": "declared_unable"}
-
-
-def _requested_outcomes(tools: Mapping[str, Tool]) -> Iterator[tuple[str, str]]:
-    """What an agent's tools may lead to that a graph may lack rows for (``EffectSpec.on_request``), and the tool."""
-    for tool in tools.values():
-        yield "tool_calls", tool.name
-        if tool.control is not None:
-            yield _CONTROL_OUTCOMES[tool.control], tool.name
-        elif tool.ends_run:
-            yield "declared_done", tool.name
-        if tool.requires_approval or tool.secret or tool.delegate is not None or tool.asks:
-            yield "approval_required", tool.name
-        if tool.delegate is not None or tool.asks:
-            yield "question_asked", tool.name
-
-
-def _check_migrations(migrations: Sequence[Migration], graph: Graph) -> tuple[Migration, ...]:
-    """The migrations, after checking that the states and transitions they name exist.
-
-    Raises:
-        ConfigurationError: An item is not a migration.
-        GraphError: One of them names a state or a transition that does not exist.
-    """
-    if not all(has_methods(each, "matches", "check") for each in migrations):
-        raise ConfigurationError("migrations must be a list of migrations, as in migrations=[Migration(old)]")
-    for each in migrations:
-        each.check(graph)
-    return tuple(migrations)
-
-
-def _check_permissions(hooks: dict[str, tuple[Hook, ...]], tools: Mapping[str, Tool]) -> dict[str, tuple[Hook, ...]]:
-    """The hooks, after checking that the permission rules among them can apply to the tools, also those of sub-agents.
-
-    Raises:
-        ConfigurationError: A rule can never apply to a tool that it names.
-    """
-    check_rules(policies_of(hooks), with_subagents(tools))
-    return hooks
-
-
-def _hooks_by_state(hooks: Sequence[Hook | Observer], graph: Graph) -> dict[str, tuple[Hook, ...]]:
-    """The hooks of each state, in order.
-
-    Raises:
-        ConfigurationError: An item is neither a hook nor an observer.
-        GraphError: A hook names a state that the graph does not have.
-    """
-    by_state: dict[str, tuple[Hook, ...]] = {}
-    dispatching = {spec.name for spec in graph.states if spec.effect is RUN_CALLS}
-    for each in hooks:
-        if isinstance(each, Observer):
-            continue
-        if not isinstance(each, Hook):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
-            raise ConfigurationError(f"a hook is made with @hook(...) or @observer, not {type(each).__name__}")
-        if each.at is RUN_CALLS or each.at == State.DISPATCH_TOOL or each.at in dispatching:
-            states = [str(State.DISPATCH_TOOL)]  # what checks tool calls checks them wherever one is made
-        elif isinstance(each.at, EffectSpec):
-            states = [spec.name for spec in graph.states if spec.effect is each.at]
-        else:
-            states = [graph.spec(each.at).name]
-        for state in states:
-            by_state[state] = (*by_state.get(state, ()), each)
-    return by_state

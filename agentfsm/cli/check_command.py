@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from agentfsm.agent import Agent
-from agentfsm.agent.config import check_agent_graph, proof_traits
+from agentfsm.agent.agent_options import check_agent_graph
+from agentfsm.agent.config import proof_traits
 from agentfsm.analysis import (
     AgentTraits,
     Analysis,

@@ -26,7 +26,7 @@ from typing import Any, cast
 import pytest
 
 from agentfsm.agent import Agent
-from agentfsm.agent.config import check_agent_graph
+from agentfsm.agent.agent_options import check_agent_graph
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.failures import Failure, FailureKind
 from agentfsm.loop.presets import Preset
