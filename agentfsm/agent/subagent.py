@@ -8,7 +8,7 @@ signed record contains the sub-agent's, so one answer resumes both, in any proce
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -198,6 +198,7 @@ class SubagentFactory:
         run_id: str,
         caller: CallingRun,
         call_id: str,
+        history: Sequence[Message] = (),
     ) -> Run[Any, Any]:
         """A new run.
 
@@ -207,14 +208,16 @@ class SubagentFactory:
             run_id: Its id.
             caller: The calling run: its session, requester, tags and metadata are those of the new run, too.
             call_id: The id of the call that it answers.
+            history: The messages before the prompt.
 
         Raises:
             RunError: The calling run's dependencies are not those that the sub-agent declares.
         """
         parent = caller.run
-        return start_run(
+        run = start_run(
             replace(self.config, guardrails=guardrails),
             task,
+            message_history=history,
             session_id=parent.session_id,
             run_id=run_id,
             parent=(parent.run_id, call_id),
@@ -222,6 +225,27 @@ class SubagentFactory:
             deps=self.deps_under(caller),
             details=replace(parent.details, has_deps=False),
         )
+        live_state(run).withheld = caller.secrets
+        return run
+
+    async def continue_run(self, caller: CallingRun, state: RunState, request: RunRequest, what: str) -> Run[Any, Any]:
+        """A run that goes on.
+
+        Args:
+            caller: The calling run.
+            state: The run.
+            request: How it goes on, with its limits.
+            what: What the error calls it.
+
+        Raises:
+            ToolError: It cannot go on as the sub-agent is now.
+            RunError: Its toolsets need dependencies that there are not, or a toolset failed.
+        """
+        try:
+            config, deps, admitted = await self.config_to_continue(caller, state)
+        except SuspensionRecordError as error:
+            raise ToolError(f"{what} cannot be resumed: {error}") from error
+        return Run(config, state, replace(request, deps=deps, admitted=admitted))
 
     def deps_under(self, caller: CallingRun) -> Any:
         """The dependencies of a run: those of the calling run, if the sub-agent declares their type and makes none.
@@ -352,9 +376,7 @@ class SubRun:
         limits = cap_guardrails(factory.config.guardrails, self._caller)
         if limits is None:
             return None
-        run = factory.start(limits, task, run_id, self._caller, self._call_state.call.id)
-        live_state(run).withheld = self._caller.secrets
-        return run
+        return factory.start(limits, task, run_id, self._caller, self._call_state.call.id)
 
     async def _continue(self, state: RunState, request: RunRequest) -> Run[Any, Any] | None:
         """A run that continues within what is left now; None if a person extends a budget of which nothing is left."""
@@ -363,11 +385,8 @@ class SubRun:
         limits = cap_guardrails(factory.config.guardrails, self._caller, state, uncharged, request.reply)
         if limits is None:
             return None
-        try:
-            config, deps, admitted = await factory.config_to_continue(self._caller, state)
-        except SuspensionRecordError as error:
-            raise ToolError(f"the sub-agent's run cannot be resumed: {error}") from error
-        return Run(config, state, replace(request, guardrails=limits, deps=deps, admitted=admitted))
+        request = replace(request, guardrails=limits)
+        return await factory.continue_run(self._caller, state, request, "the sub-agent's run")
 
     def _note_progress(self, state: RunState) -> None:
         held = self._call_state.held
@@ -522,41 +541,22 @@ class SampledRun:
         limits = cap_guardrails(self._factory.config.guardrails, caller, before, uncharged)
         if limits is None:
             raise ToolError("nothing is left of the budget of this run for another model call")
-        self._run = self._start(limits) if loaded is None else await self._continue(loaded, limits)
+        self._run = await self._open_run(loaded, limits)
         self._state = live_state(self._run)
         if caller.on_event is not None:
             send_events(self._run, caller.on_event)
         return self._read((await self._run).run_state)
 
-    def _start(self, limits: AgentGuardrails) -> Run[Any, Any]:
-        config, parent = replace(self._factory.config, guardrails=limits), self._caller.run
+    async def _open_run(self, loaded: LoadedRun | None, limits: AgentGuardrails) -> Run[Any, Any]:
+        factory, caller = self._factory, self._caller
+        if loaded is not None:
+            state, request = loaded.run, RunRequest(resume_point=loaded.resume_point, guardrails=limits)
+            state.withheld = tuple(dict.fromkeys((*state.withheld, *caller.secrets)))
+            return await factory.continue_run(caller, state, request, "the run that replies to the server")
         *history, last = self._request.messages
         if last.images:  # a prompt is a text
             history.append(Message.user("", last.images))
-        deps, details = self._factory.deps_under(self._caller), replace(parent.details, has_deps=False)
-        run = start_run(
-            config,
-            last.content,
-            message_history=history,
-            session_id=parent.session_id,
-            run_id=self.run_id,
-            parent=(parent.run_id, self._call_id),
-            actor=parent.requester,
-            deps=deps,
-            details=details,
-        )
-        live_state(run).withheld = self._caller.secrets
-        return run
-
-    async def _continue(self, loaded: LoadedRun, limits: AgentGuardrails) -> Run[Any, Any]:
-        state = loaded.run
-        try:
-            config, deps, admitted = await self._factory.config_to_continue(self._caller, state)
-        except SuspensionRecordError as error:
-            raise ToolError(f"the run that replies to the server cannot be resumed: {error}") from error
-        state.withheld = tuple(dict.fromkeys((*state.withheld, *self._caller.secrets)))
-        request = RunRequest(resume_point=loaded.resume_point, guardrails=limits, deps=deps, admitted=admitted)
-        return Run(config, state, request)
+        return factory.start(limits, last.content, self.run_id, caller, self._call_id, history)
 
     def _read(self, run: RunState) -> SampledReply:
         kind, fields = ending_event(run)
