@@ -23,6 +23,7 @@ from agentfsm.runtime.compaction import compact_history, summary_failed
 from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.event_filter import WITHHELD
 from agentfsm.runtime.hooks import DenyCall, HookContext
+from agentfsm.runtime.run_request import require_extension
 from agentfsm.runtime.tool_dispatch import calling_run
 from agentfsm.runtime.tools import Tool, describe_validation_error
 
@@ -84,12 +85,13 @@ async def check_reply(config: AgentConfig, state: RunState, reply: HumanReply, d
     Raises:
         SuspensionToolError: A call would run, and its tool is missing or is not the one that the person was shown.
         HumanReplyError: An edit is not valid for the tool, or a permission policy denies it; or a limit cannot be
-            extended by the amount that the reply names.
+            extended by the amount that the reply names, or where the run waits.
         SuspensionRecordError: It is for a sub-agent's run, which cannot go on.
     """
     request = state.pending_request
     if request is None:
         return
+    require_extension(config.machine, state, reply)
     if request.asker:
         await _check_reply_to_subagent(config, state, request, reply, deps)
     elif reply.kind == "extend":

@@ -434,7 +434,7 @@ class SubRun:
     def _own_default(self, limit: ReachedLimit | None) -> ReachedLimit | None:
         """A limit with what a reply grants by default: what the sub-agent's own limits say, and not what was left."""
         own = None if limit is None else getattr(self._factory.config.guardrails, GUARDRAIL_OF_UNIT[limit.unit])
-        return limit if limit is None or own is None else replace(limit, default=own)
+        return limit if limit is None or own is None or not limit.default else replace(limit, default=own)
 
 
 def _result_text(outcome: Ending) -> str:

@@ -7,7 +7,7 @@ them. Proofs know nothing of time, tokens and USD, so of these a person may gran
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,33 @@ from agentfsm.errors import HumanReplyError
 from agentfsm.loop.detectors import CONTINUES, ITERATIONS
 from agentfsm.loop.failures import LIMIT_KINDS, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
-from agentfsm.loop.human_input import HumanReply, ReachedLimit
+from agentfsm.loop.guards import (
+    aborted,
+    approval_decided,
+    cancelled,
+    doubt_settled,
+    escalated,
+    expired,
+    replied,
+    vote_recorded,
+)
+from agentfsm.loop.human_input import HumanReply, PendingRequest, ReachedLimit
+from agentfsm.loop.outcomes import RUN_CALLS
 from agentfsm.loop.state import RunState
+from agentfsm.machine.graph import Graph, StateSpec, Transition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["EXTENDING_REPLIES", "GUARDRAIL_OF_UNIT", "check_extension", "extend_limit", "reached_limit"]
+__all__ = [
+    "EXTENDING_REPLIES",
+    "GUARDRAIL_OF_UNIT",
+    "check_extension",
+    "extend_limit",
+    "extends",
+    "limit_where_it_waits",
+    "reached_limit",
+]
 
 EXTENDING_REPLIES = frozenset({"text", "extend"})
 """The kinds of replies that extend the limit that a run asks about."""
@@ -64,6 +84,55 @@ def reached_limit(run: RunState, kind: FailureKind | None) -> ReachedLimit | Non
     if budget is None or limit is None:
         return None
     return ReachedLimit(budget.unit, budget.spent(run), limit, getattr(run.guardrails, GUARDRAIL_OF_UNIT[budget.unit]))
+
+
+_OTHER_ANSWERS = frozenset({cancelled, aborted, expired, escalated, vote_recorded, approval_decided, doubt_settled})
+"""Guards of the loop that do not hold when a person has replied to a limit, unless a sub-agent has reached it."""
+
+
+def limit_where_it_waits(run: RunState, request: PendingRequest, limit: ReachedLimit, graph: Graph) -> ReachedLimit:
+    """A limit with what a reply grants by default in the state in which the run waits.
+
+    Args:
+        run: The run.
+        request: What it asks.
+        limit: The limit that this is about.
+        graph: The graph of the run.
+    """
+    if not _a_reply_grants(graph, run.state, request):
+        return replace(limit, default=0.0)
+    own = getattr(run.guardrails, GUARDRAIL_OF_UNIT[limit.unit])
+    return limit if request.asker else replace(limit, default=own)
+
+
+def _a_reply_grants(graph: Graph, state: str, request: PendingRequest) -> bool:
+    """Whether the rows that may take a reply extend the limit or end the run, and not all of them end it."""
+    answered = approval_decided if request.asker else replied
+    grants = False
+    for row in graph.rows(state):
+        target = graph.spec(row.target)
+        if row.guard in _OTHER_ANSWERS and row.guard is not answered:
+            continue
+        if not target.final:
+            grants = extends(row, target, request)
+            if not grants:
+                return False
+        if row.guard is answered and set(row.spends) <= set(row.refills):
+            break
+    return grants
+
+
+def extends(row: Transition, target: StateSpec, request: PendingRequest) -> bool:
+    """Whether a reply extends the limit that a request is about, if a row takes it.
+
+    Args:
+        row: The row.
+        target: The state that it leads to.
+        request: The request.
+    """
+    if request.asker:  # the sub-agent's call goes on with it
+        return target.effect is RUN_CALLS
+    return row.extends and not (target.waits or target.final)
 
 
 def check_extension(run: RunState, reply: HumanReply, guardrails: AgentGuardrails) -> None:

@@ -185,16 +185,14 @@ class FailureKind(StrEnum):
         _G.limit,
         _A.ask_user,
         lesson=False,
-        question="The run has used up its tokens ({explanation}). How should it continue? A reply "
-        "grants as many again.",
+        question="The run has used up its tokens ({explanation}). How should it continue?",
     )
     cost_limit = _row(
         "cost_limit",
         _G.limit,
         _A.ask_user,
         lesson=False,
-        question="The run has used up its budget ({explanation}). How should it continue? A reply "
-        "grants as much again.",
+        question="The run has used up its budget ({explanation}). How should it continue?",
     )
 
     @property

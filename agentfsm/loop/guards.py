@@ -12,7 +12,7 @@ from agentfsm.loop.detectors import Example, detector
 from agentfsm.loop.failures import Action
 from agentfsm.loop.outcomes import StateResult
 from agentfsm.loop.state import RunState
-from agentfsm.machine.declaration import silent_while, takes
+from agentfsm.machine.declaration import extends_limit, silent_while, takes
 
 # -- any state: what stops a run -------------------------------------------------------------------
 
@@ -157,6 +157,7 @@ def doubt_settled(run: RunState) -> bool:
     return run.human_reply is not None and run.human_reply.kind in ("ran", "did_not_run", "give_up")
 
 
+@extends_limit
 def replied(run: RunState) -> bool:
     """A person replied with text, or extended the limit that the run asks about."""
     return run.human_reply is not None and run.human_reply.kind in ("text", "extend")

@@ -29,7 +29,7 @@ class ReachedLimit:
         unit: ``model_calls``, ``seconds``, ``tokens`` or ``usd``: the argument of ``Extend`` that names another amount.
         spent: How much is used up.
         limit: How much the run might use.
-        default: What a reply that names no amount grants.
+        default: What a reply that names no amount grants; 0 if no reply grants anything where the run waits.
     """
 
     unit: str
@@ -44,7 +44,7 @@ class ReachedLimit:
 
     def __str__(self) -> str:
         used = f"{self.spent:.10g} of {self.limit:.10g} {self.unit_name} are used up"
-        return f"{used}, and a reply grants {self.default:.10g} by default"
+        return f"{used}, and a reply grants {self.default:.10g} by default" if self.default else used
 
 
 @read_only

@@ -18,7 +18,7 @@ from agentfsm.loop.outcomes import (
     PARSE_REPLY,
     RUN_CALLS,
 )
-from agentfsm.machine.declaration import OTHERWISE, EffectSpec, Guard, State, StateSpec, Transition
+from agentfsm.machine.declaration import OTHERWISE, EffectSpec, Guard, State, StateSpec, Transition, extends_limit
 
 __all__ = ["StoredTable", "read_table"]
 
@@ -85,10 +85,10 @@ _EFFECTS: Mapping[str, EffectSpec | None] = MappingProxyType({**BUILT_IN_EFFECTS
 
 def _row(columns: list[Any]) -> Transition:
     source, guard, target, spends, refills, ends, extends = columns
-    return Transition(source, _named_guard(guard), target, spends, refills, ends, extends)
+    return Transition(source, _named_guard(guard, extends), target, spends, refills, ends)
 
 
-def _named_guard(name: str) -> Guard | None:
+def _named_guard(name: str, extends: bool) -> Guard | None:
     if name == OTHERWISE:
         return None
 
@@ -96,7 +96,7 @@ def _named_guard(name: str) -> Guard | None:
         raise TypeError(f"the guard {name!r} is known by its name only: a journal stores no code")
 
     guard.__name__ = guard.__qualname__ = name
-    return guard
+    return extends_limit(guard) if extends else guard
 
 
 # -- tables of version 0.1.0, which did not say what follows from the names -------------------------------
@@ -144,4 +144,4 @@ def _former_row(columns: list[Any], states: Mapping[str, StateSpec]) -> Transiti
     source, guard, target, _ = columns
     spends, refills = _FORMER_COUNTING.get(guard, ((), ()))
     ends = _FORMER_ENDINGS.get(guard, "completed") if states[target].final else ""
-    return Transition(source, _named_guard(guard), target, spends, refills, ends, extends=guard == "replied")
+    return Transition(source, _named_guard(guard, guard == "replied"), target, spends, refills, ends)

@@ -166,7 +166,7 @@ LOOP = Graph(
         Row(SUSPENDED,     expired,            TERMINAL, ends="cancelled"),
         Row(SUSPENDED,     approval_decided,   DISPATCH_TOOL),
         Row(SUSPENDED,     doubt_settled,      DISPATCH_TOOL),
-        Row(SUSPENDED,     replied,            PRE_STEP, extends=True),
+        Row(SUSPENDED,     replied,            PRE_STEP),
     ),
 )
 # fmt: on

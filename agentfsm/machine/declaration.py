@@ -23,6 +23,7 @@ __all__ = [
     "StateSpec",
     "Transition",
     "exhausted",
+    "extends_limit",
     "guard_name",
     "outcomes_taken",
     "silent_while",
@@ -256,7 +257,6 @@ class Transition:
             them is empty.
         refills: The counters that taking it fills up again, before it spends.
         ends: For a row into a final state, how the run ends: one of ``ENDINGS``.
-        extends: Whether it extends the limit that a person was asked about, at the cost of one ``continues``.
     """
 
     source: str
@@ -265,7 +265,6 @@ class Transition:
     spends: Sequence[str] = ()
     refills: Sequence[str] = ()
     ends: str = ""
-    extends: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "spends", _names(self.spends))
@@ -275,6 +274,11 @@ class Transition:
     def name(self) -> str:
         """The guard's name, or ``otherwise``."""
         return OTHERWISE if self.guard is None else guard_name(self.guard)
+
+    @property
+    def extends(self) -> bool:
+        """Whether it extends the limit that a person was asked about, at the cost of one ``continues``."""
+        return bool(getattr(self.guard, "extends_limit", False))
 
     @property
     def id(self) -> str:
@@ -356,6 +360,12 @@ def takes(*outcomes: str) -> Callable[[G], G]:
         return guard
 
     return declare
+
+
+def extends_limit(guard: G) -> G:
+    """Declare that a row with this guard extends the limit that a person was asked about; the guard is unchanged."""
+    guard.extends_limit = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    return guard
 
 
 def silent_while(field: str, value: object) -> Callable[[G], G]:

@@ -6,7 +6,8 @@ import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentfsm.errors import AuthenticationError, NoTransitionError
+from agentfsm.errors import AuthenticationError, HumanReplyError, NoTransitionError
+from agentfsm.loop.extension import extends
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.outcomes import HumanAnswered, Outcome
@@ -22,6 +23,7 @@ __all__ = [
     "RunRequest",
     "escalation_is_due",
     "identify_actor",
+    "require_extension",
     "require_transition",
     "resume_details",
     "run_header",
@@ -193,6 +195,31 @@ def _with_outcome(run: RunState, outcome: Outcome) -> RunState:
     trial.counters = dict(run.counters)
     on_outcome(trial, outcome)
     return trial
+
+
+def require_extension(machine: Machine, run: RunState, reply: HumanReply) -> None:
+    """Check that an extension is granted by the row that takes it, before anything is changed.
+
+    Args:
+        machine: The compiled graph of the run.
+        run: The run, which waits.
+        reply: The reply.
+
+    Raises:
+        HumanReplyError: The row grants nothing.
+    """
+    request = run.pending_request
+    if reply.kind != "extend" or request is None:
+        return
+    trial = _with_outcome(run, HumanAnswered(reply))
+    try:
+        row = machine.step(trial).transition
+    except NoTransitionError:  # ``require_transition`` says more
+        return
+    if trial.aborted is run.aborted and not extends(row, machine.specs[row.target], request):
+        raise HumanReplyError(
+            f"the row {row.id} would take the reply, and extends no limit; the run still waits: reply with a string"
+        )
 
 
 def require_transition(machine: Machine, run: RunState, outcome: Outcome) -> None:

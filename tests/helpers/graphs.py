@@ -120,7 +120,6 @@ def reference_loop() -> Graph:
             spends=LOOP_SPENDS.get(f"{state}.{guard}", ()),
             refills=LOOP_REFILLS.get(f"{state}.{guard}", ()),
             ends=LOOP_ENDS[guard] if target == "terminal" else "",
-            extends=guard == "replied",
         )
         for state, guard, target in loop_rows()
     ]

@@ -20,7 +20,7 @@ from agentfsm.loop.guards import approval_decided, came_back, expired, replied
 from agentfsm.loop.messages import Message
 from agentfsm.loop.outcomes import StateResult
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
-from agentfsm.machine.declaration import Counter, EffectSpec, Exhausted, StateSpec, Transition, exhausted
+from agentfsm.machine.declaration import Counter, EffectSpec, Exhausted, StateSpec, Transition, exhausted, extends_limit
 from agentfsm.machine.graph import Graph
 from agentfsm.testing import FakeClock
 
@@ -187,7 +187,8 @@ def _add_wait(graph: Graph, dice: random.Random, world: World, number: int) -> G
     rows = [Transition(name, expired, "terminal", ends="cancelled")]
     if dice.random() < 0.7:
         rows.append(Transition(name, approval_decided, dice.choice(("dispatch_tool", "pre_step"))))
-    rows.append(Transition(name, replied, dice.choice(_inner(graph)), extends=dice.random() < 0.5))
+    target = dice.choice(_inner(graph))
+    rows.append(Transition(name, replied if dice.random() < 0.5 else _has_answered, target))
     waits = [t.id for t in graph.transitions if graph.spec(t.target).waits]
     entered: Any = (
         dice.choice(waits)
@@ -261,7 +262,6 @@ def _add_built_in_guard(graph: Graph, dice: random.Random, world: World, number:
     guards = sorted((each for each in BUILT_IN_GUARDS if each not in graph.first), key=lambda each: each.__name__)
     source = dice.choice(_inner(graph))
     row = _row(graph, source, dice.choice(guards), dice.choice([spec.name for spec in graph.states]), dice)
-    row = replace(row, extends=dice.random() < 0.2)
     return graph.with_transition(row, before=dice.choice([each.name for each in _movable(graph, source)] or [None]))
 
 
@@ -326,8 +326,19 @@ def _limit_counter(graph: Graph, dice: random.Random, world: World, number: int)
 
 
 def _toggle_extends(graph: Graph, dice: random.Random, world: World, number: int) -> Graph:
-    row = dice.choice([each for each in _changeable(graph) if graph.spec(each.source).waits])
-    return _replace_row(graph, row, replace(row, extends=not row.extends))
+    """A row out of a wait extends a limit if its guard did not, and otherwise not."""
+    row = dice.choice([each for each in _changeable(graph) if graph.spec(each.source).waits and each.guard])
+    own: Any = row.guard
+
+    def wrapper(run: Any) -> Any:
+        return own(run)
+
+    wrapper.__name__ = row.name
+    return _replace_row(graph, row, replace(row, guard=wrapper if row.extends else extends_limit(wrapper)))
+
+
+def _has_answered(run: Any) -> bool:
+    return run.human_reply is not None
 
 
 def _add_calling_state(graph: Graph, dice: random.Random, world: World, number: int) -> Graph:

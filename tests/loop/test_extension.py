@@ -16,15 +16,20 @@ from agentfsm import (
     Agent,
     AgentGuardrails,
     Extend,
+    Graph,
     Host,
     HumanReplyError,
     MemoryStore,
     Message,
+    NoTransitionError,
     ReachedLimit,
     Reply,
     RunResult,
+    RunState,
     SqliteStore,
+    StateSpec,
     SuspensionRecord,
+    Transition,
     Usage,
     UserInputRequested,
     tool,
@@ -34,6 +39,7 @@ from agentfsm.journal.load import pending_request
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, verify
+from agentfsm.loop.guards import replied
 from agentfsm.loop.state_json import dump_state
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
@@ -80,14 +86,15 @@ LIMITS = {
 class World:
     """An agent that reaches one limit, in a host whose store every new agent of it shares."""
 
-    def __init__(self, unit: str, store: Any = None, **limits: Any) -> None:
+    def __init__(self, unit: str, store: Any = None, graph: Graph = LOOP, **limits: Any) -> None:
+        self.graph = graph
         self.clock = FakeClock()
         self.model = Looking(self.clock)
         self.guardrails = LIMITS[unit].model_copy(update={"loop_hard_threshold": 999, "loop_window": 999, **limits})
         self.host = Host(secret=SECRET, store=store, clock=self.clock, monitor="raise")
 
     def agent(self) -> Agent:
-        return Agent(self.model, tools=[look], guardrails=self.guardrails, host=self.host)
+        return Agent(self.model, tools=[look], graph=self.graph, guardrails=self.guardrails, host=self.host)
 
     def start(self) -> RunResult:
         return asyncio.run(_awaited(self.agent().run("go", run_id="r1")))
@@ -194,6 +201,161 @@ def test_the_model_is_told_the_message_and_nothing_else() -> None:
     result = agent.resume_sync(outcome.suspension_record, Extend(model_calls=1, message="be brief"))
     assert result.output == "done"
     assert [m.content for m in model.requests[1].messages][-2:] == ["seen", "be brief"]
+
+
+# -- graphs of the user's ---------------------------------------------------------------------------------
+
+
+def has_answered(run: RunState) -> bool:
+    """Somebody has answered."""
+    return run.human_reply is not None
+
+
+def says_no(run: RunState) -> bool:
+    """Somebody says no."""
+    return run.human_reply is not None and run.human_reply.text == "no"
+
+
+def with_desk(*rows: Transition) -> Graph:
+    """A graph in which somebody at another place is asked about limits."""
+    return LOOP.with_state(StateSpec("desk", waits=True), rows, entered_by="recover.ask_user")
+
+
+ENDS = Transition("desk", says_no, "terminal", ends="partial")
+GRANTS = Transition("desk", replied, "pre_step")
+GRANTING = {
+    "the row of the loop alone": with_desk(GRANTS),
+    "a row that ends the run": with_desk(ENDS, GRANTS),
+    "a row that no reply comes to": with_desk(GRANTS, Transition("desk", has_answered, "pre_step")),
+}
+MAYBE_GRANTING = {
+    "a row before it": with_desk(Transition("desk", says_no, "pre_step"), GRANTS),
+    "a row after it, if that cannot be taken": with_desk(
+        replace(GRANTS, spends="continues"), Transition("desk", has_answered, "pre_step")
+    ),
+}
+NOT_GRANTING = {
+    "a guard of the user's": with_desk(Transition("desk", has_answered, "pre_step")),
+    "no row that goes on": with_desk(Transition("desk", replied, "terminal", ends="partial")),
+    "a row that ends the run before it": with_desk(
+        Transition("desk", has_answered, "terminal", ends="partial"), replace(GRANTS, target="desk")
+    ),
+}
+
+
+@pytest.mark.parametrize("graph", GRANTING.values(), ids=GRANTING)
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_reply_in_a_wait_of_the_users_grants_what_the_request_says(unit: str, graph: Graph, store: Any) -> None:
+    world = World(unit, store, graph)
+    first = world.start()
+    assert (first.state, first.outcome.limit) == ("desk", REACHED[unit])  # type: ignore[union-attr]
+    second = world.resume(first, Extend(**{unit: ENOUGH[unit]}))
+    assert world.model.calls == 5 + 1
+    world.resume(second, "go on")
+    assert world.model.calls == 5 + 1 + 5
+
+
+@pytest.mark.parametrize("graph", [*MAYBE_GRANTING.values(), *NOT_GRANTING.values()])
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_request_promises_nothing_where_a_reply_may_grant_nothing(unit: str, graph: Graph, store: Any) -> None:
+    outcome = World(unit, store, graph).start().outcome
+    assert isinstance(outcome, UserInputRequested)
+    assert outcome.limit == replace(REACHED[unit], default=0)
+    shown = outcome.question + str(outcome.limit)
+    assert "used up" in shown
+    assert "grants" not in shown
+
+
+@pytest.mark.parametrize("graph", MAYBE_GRANTING.values(), ids=MAYBE_GRANTING)
+@pytest.mark.parametrize("unit", UNITS)
+def test_an_extension_is_granted_where_the_row_that_takes_it_extends_the_limit(
+    unit: str, graph: Graph, store: Any
+) -> None:
+    world = World(unit, store, graph)
+    world.resume(world.start(), Extend(**{unit: ENOUGH[unit]}))
+    assert world.model.calls == 5 + 1
+
+
+@pytest.mark.parametrize("graph", NOT_GRANTING.values(), ids=NOT_GRANTING)
+@pytest.mark.parametrize("unit", UNITS)
+def test_an_extension_is_refused_where_the_row_that_takes_it_extends_nothing(
+    unit: str, graph: Graph, store: Any
+) -> None:
+    world = World(unit, store, graph)
+    first = world.start()
+    for extend in (Extend(), Extend(**{unit: ENOUGH[unit]})):
+        with pytest.raises(HumanReplyError, match=r"^the row desk\.\w+ would take the reply, and extends no limit"):
+            world.resume(first, extend)
+    assert world.model.calls == 5
+    assert world.resume(first, "go on").decisions[0].transition.source == "desk"
+
+
+def test_a_guard_that_raises_about_an_extension_leaves_the_run_waiting(store: Any) -> None:
+    def broken(run: RunState) -> bool:
+        raise ValueError("a bug of the user's")
+
+    world = World("tokens", store, with_desk(Transition("desk", broken, "pre_step"), GRANTS))
+    first = world.start()
+    for _ in range(2):
+        with pytest.raises(NoTransitionError, match="a bug of the user's"):
+            world.resume(first, Extend(tokens=10))
+
+
+def test_a_reply_that_grants_nothing_is_asked_for_again_until_the_steps_are_used_up() -> None:
+    world = World("tokens", None, NOT_GRANTING["a guard of the user's"], max_steps=8)
+    result, replies = world.start(), 0
+    while isinstance(result.outcome, UserInputRequested):
+        result, replies = world.resume(result, "go on"), replies + 1
+    assert (world.model.calls, replies) == (5, 8 - 5)
+    assert result.decisions[-1].transition.id == "pre_step.runaway"
+
+
+def test_a_wait_that_leads_to_another_one_leaves_the_promise_to_that_one(store: Any) -> None:
+    graph = LOOP.with_state(
+        StateSpec("desk", waits=True), [Transition("desk", has_answered, "suspended")], entered_by="recover.ask_user"
+    )
+    world = World("tokens", store, graph)
+    first = world.start()
+    assert (first.state, first.outcome.limit.default) == ("desk", 0)  # type: ignore[union-attr]
+    second = world.resume(first, "go on")
+    assert (second.state, second.outcome.limit) == ("suspended", REACHED["tokens"])  # type: ignore[union-attr]
+    world.resume(second, Extend(tokens=10))
+    assert world.model.calls == 5 + 1
+
+
+REPLIED_FIRST = LOOP.without("suspended.replied").with_transition(
+    LOOP.transition("suspended.replied"), before="approval_decided"
+)
+
+
+@pytest.mark.parametrize(
+    ("graph", "of_sub_agent", "default"),
+    [
+        (LOOP, LOOP, 5),
+        (LOOP, GRANTING["a row that ends the run"], 5),
+        (LOOP, NOT_GRANTING["a guard of the user's"], 0),
+        (REPLIED_FIRST, LOOP, 0),
+        (NOT_GRANTING["a guard of the user's"], LOOP, 5),
+    ],
+    ids=["as in the loop", "granting", "not in the sub-agent", "the call does not go on", "elsewhere in the caller"],
+)
+def test_a_request_of_a_sub_agent_promises_what_reaches_its_run(
+    graph: Graph, of_sub_agent: Graph, default: int, store: Any
+) -> None:
+    world = World("model_calls", store, of_sub_agent)
+    helper = world.agent().as_tool("helper", "Helps.")
+    model = ScriptedModel([call("helper", task="x"), "done"])
+    limits = AgentGuardrails(max_iterations=None, max_execution_time_s=500)
+    agent = Agent(model, tools=[helper], graph=graph, guardrails=limits, host=world.host)
+    first = agent.run_sync("go", run_id="r1")
+    assert isinstance(first.outcome, UserInputRequested)
+    assert first.outcome.limit == replace(REACHED["model_calls"], default=default)
+    record: Any = "r1" if store else first.outcome.suspension_record
+    if not default:
+        with pytest.raises(HumanReplyError, match="would take the reply, and extends no limit"):
+            agent.resume_sync(record, Extend(model_calls=1))
+    agent.resume_sync(record, "go on")
+    assert world.model.calls == 5 + default
 
 
 WRONG = {

@@ -41,11 +41,6 @@ def test_the_question_names_the_spent_budget(kind):
     assert "EXPLAINED" in prompts.recovery_question(make_failure(kind.value, "EXPLAINED"))
 
 
-@pytest.mark.parametrize("kind", ["token_limit", "cost_limit"])
-def test_the_question_about_tokens_and_money_says_what_a_reply_grants(kind):
-    assert "A reply grants as" in prompts.recovery_question(make_failure(kind))
-
-
 def test_no_progress_offers_the_control_tools_as_first_class_choices():
     text = prompts.narrow_scope_instruction(make_failure("no_progress"), CONTROL_TOOLS)
     assert all(name in text for name in CONTROL_NAMES)

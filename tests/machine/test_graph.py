@@ -12,7 +12,7 @@ import pytest
 from agentfsm.errors import GraphError
 from agentfsm.loop import guards
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine.declaration import Counter, Exhausted, exhausted
+from agentfsm.machine.declaration import Counter, Exhausted, exhausted, extends_limit
 from agentfsm.machine.graph import Graph, State, StateSpec, Transition
 
 
@@ -139,6 +139,12 @@ def test_the_fingerprint_is_another_one_when_anything_that_matters_is():
     stop, first, second, *rest = SMALL.transitions
     working, resting, end = SMALL.states
     coins = Counter("coins", 1)
+
+    @extends_limit
+    def granting(run: object) -> bool:
+        return True
+
+    granting.__name__ = rest[1].name
     changed = {
         "order": other((stop, second, first, *rest)),
         "target": other((stop, first, second, rest[0], Transition("rest", ready, "end", ends="completed"))),
@@ -147,7 +153,7 @@ def test_the_fingerprint_is_another_one_when_anything_that_matters_is():
         "row spends": other((stop, replace(first, spends="steps"), second, *rest)),
         "row refills": other((stop, replace(first, refills="steps"), second, *rest)),
         "row ends the run otherwise": other((stop, replace(first, ends="handed_off"), second, *rest)),
-        "row extends the limit": other((stop, first, second, rest[0], replace(rest[1], extends=True))),
+        "row extends the limit": other((stop, first, second, rest[0], replace(rest[1], guard=granting))),
         "state spends": other(states=(working, replace(resting, spends="steps"), end)),
         "effect": other(states=(replace(working, effect=print), resting, end)),
         "limit": other(

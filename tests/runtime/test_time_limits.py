@@ -248,7 +248,7 @@ def test_a_reply_to_spent_tokens_or_money_grants_the_same_amount_once_more(limit
     assert isinstance(last.outcome, PartialRunSummary)
     assert last.outcome.failure.kind is kind
     assert last.run_state.usage.total_tokens == 30
-    assert "A reply grants as" in first.outcome.question
+    assert "and a reply grants" in str(first.outcome.limit)
 
 
 @pytest.mark.parametrize("stored", [False, True])

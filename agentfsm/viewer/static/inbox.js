@@ -38,7 +38,7 @@ class Card {
       facts([
         ['Requested by', run.actor ? said(run.actor) : request.quorum?.requester ? person(request.quorum.requester) : ''],
         ['Asked by', request.asker && said(request.asker)],
-        ['Limit', request.limit && `${request.limit.spent} of ${request.limit.limit} ${UNITS[request.limit.unit]} are used up; an answer grants ${request.limit.default}`],
+        ['Limit', request.limit && `${request.limit.spent} of ${request.limit.limit} ${UNITS[request.limit.unit]} are used up${request.limit.default ? `; an answer grants ${request.limit.default}` : ''}`],
         ['Waits since', time(run.updated)],
         ['Until', request.expires ? [time(request.expires), request.expired ? ' (expired)' : ''] : ''],
         ['Digest', el('code', {title: request.digest}, request.digest.slice(0, 12))],
@@ -83,7 +83,8 @@ class Card {
           button('Fill in\u2026', () => this.#fill((fields) => reply({kind: 'fill', fields})), 'main'),
           button('Decline\u2026', () => ask('Decline', 'Why', (text) => ({kind: 'deny', text}), false)), button('Cancel the form', () => reply({kind: 'give_up'}))];
       case 'limit':
-        return [button('Go on\u2026', () => this.#extend(reply), 'main')];
+        return [button('Go on\u2026', () => request.limit?.default === 0
+          ? ask('Go on', 'What the model is told', (text) => ({kind: 'text', text: text || 'Go on.'}), false) : this.#extend(reply), 'main')];
       default:
         return [...(Array.isArray(request.choices) ? request.choices : []).map((choice) => button(choice, () => reply({kind: 'text', text: choice}))),
           button('Answer\u2026', () => ask('Answer', 'Your answer', (text) => ({kind: 'text', text})), 'main')];
