@@ -134,6 +134,8 @@ class Worker:
     async def run(self) -> bool:
         """Work until ``stop``, then let effects that have begun end, and hand over what is left of their runs.
 
+        A cancellation, as of ``asyncio.run`` at Ctrl-C, stops it in the same way before it takes effect.
+
         Returns:
             Whether all of them ended within the grace period. If not, end the process: what still runs is then cut
             off, as by a crash, and another worker takes it over.
@@ -151,10 +153,11 @@ class Worker:
         try:
             await self._stopping.wait()
         finally:
+            self._stopping.set()
             for each in watches:
                 each.cancel()
             await asyncio.wait(watches)
-        await self._waker.stop(self._settings.grace_s if self.counts.active else 0.0)
+            await self._waker.stop(self._settings.grace_s if self.counts.active else 0.0)
         return self.counts.active == 0
 
     def stop(self) -> None:

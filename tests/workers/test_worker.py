@@ -118,6 +118,39 @@ def test_a_worker_says_whether_it_is_healthy_and_ready(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_worker_that_is_cancelled_as_by_ctrl_c_hands_its_runs_over_like_one_that_is_stopped(tmp_path: Path) -> None:
+    begun, held = asyncio.Event(), asyncio.Event()
+
+    @tool(idempotent=True)
+    async def ship() -> str:
+        """Ship it."""
+        begun.set()
+        await held.wait()
+        return "shipped"
+
+    agent = Agent(ScriptedModel([call("ship"), "Shipped."]), tools=[ship])
+
+    async def scenario() -> None:
+        waker = open_waker(tmp_path / "runs.db")
+        async with open_store(tmp_path / "runs.db") as store:
+            runs = Runs(store, secret=SECRET, waker=waker)
+            task = asyncio.create_task(Worker({"support": agent}, store, waker, secret=SECRET).run())
+            run_id = await runs.submit("support", "Ship it.")
+            await begun.wait()
+            task.cancel()  # as asyncio.run does to its coroutine at Ctrl-C
+            held.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            info = (await runs.get(run_id)).info
+            assert (info.status, info.owner, info.ending) == ("running", None, "")
+            assert (
+                await agent.with_config(with_host(agent.config, Host(store=store, secret=SECRET))).resume(run_id)
+            ).ok
+            await waker.aclose()
+
+    asyncio.run(scenario())
+
+
 async def finished(runs: Runs, run_id: str) -> bool:
     return (await runs.get(run_id)).info.status == "finished"
 
