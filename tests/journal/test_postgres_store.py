@@ -833,3 +833,59 @@ def test_what_is_no_url_is_refused(given: str) -> None:
 def test_settings_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         PostgresStore("postgresql://host/db", **options)
+
+
+# -- settings of the server that others rely on -------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP", "SQL_ASCII"])
+def test_text_is_stored_and_read_as_it_is_whatever_encoding_the_environment_or_the_server_asks_for(
+    encoding: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with opened(f"{url}&options=-c%20client_encoding%3D{encoding}") as store:
+            host = Host(store=store, secret=SECRET)
+            await Agent(ScriptedModel(["Grüße ☃"]), host=host).run("Zoë ☃", run_id="r", actor="Zoë")
+        monkeypatch.delenv("PGCLIENTENCODING")
+        async with opened(url) as store:
+            info = (await store.find_runs(RunQuery(actor="Zoë"))).runs[0]
+            assert info.prompt == "Zoë ☃"
+            assert (await Runs(store, secret=SECRET).verify("r")).code == GOOD
+
+    monkeypatch.setenv("PGCLIENTENCODING", encoding)
+    asyncio.run(scenario())
+
+
+def test_a_process_in_a_long_call_keeps_its_run_on_a_server_that_ends_idle_sessions(url: str) -> None:
+    async def scenario() -> None:
+        async with opened(f"{url}&options=-c%20idle_session_timeout%3D50") as store, opened(url) as other:
+            lease = await store.acquire("r", "me", new=True)
+            await store.append(lease, sealed_records(1), "running")
+            await asyncio.to_thread(execute, url, "SELECT pg_sleep(0.5)")
+            assert await other.heads("cut off") == []
+
+    asyncio.run(scenario())
+
+
+def test_the_triggers_are_known_on_a_server_that_spells_them_with_quotes(url: str) -> None:
+    async def scenario() -> None:
+        async with opened(f"{url}&options=-c%20quote_all_identifiers%3Don") as store:
+            await store.maintenance.prepare()
+            assert await store.maintenance.schema_damage() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_role_without_connections_left_is_told_so(url: str) -> None:
+    execute(url, "DROP ROLE IF EXISTS crowded")
+    execute(url, "CREATE ROLE crowded LOGIN CONNECTION LIMIT 1")
+    execute(url, "GRANT pg_write_all_data, pg_read_all_data TO crowded")
+
+    async def scenario() -> None:
+        async with opened(url) as owner, opened(url.replace("postgres:@", "crowded@"), wait_s=0.3) as store:
+            await owner.maintenance.prepare()
+            await store.acquire("r", "me", new=True)
+            with pytest.raises(StoreError, match=r'too many connections for role "crowded"; what was acknowledged'):
+                await store.heads()
+
+    asyncio.run(scenario())

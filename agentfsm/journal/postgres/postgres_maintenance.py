@@ -339,7 +339,9 @@ async def _changed_tables(db: Connection) -> list[str]:
 
 
 async def _changed_triggers(db: Connection) -> list[str]:
-    rows = await (await db.execute(_TRIGGERS)).fetchall()
+    async with db.transaction():
+        await db.execute("SET LOCAL quote_all_identifiers = off")  # or the server spells every definition differently
+        rows = await (await db.execute(_TRIGGERS)).fetchall()
     expected = dict(TRIGGERS)
     changed: list[str] = []
     for table, name, enabled, definition, source in rows:

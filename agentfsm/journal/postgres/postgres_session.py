@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
+from urllib.parse import quote, unquote
 
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from agentfsm.errors import StoreError
+from agentfsm.errors import ConfigurationError, StoreError
 from agentfsm.journal.postgres.postgres_schema import as_store_error, create_schema, read_version, require_current
 
-__all__ = ["Connection", "Liveness", "PostgresSession", "PostgresSettings", "end_task"]
+__all__ = [
+    "Connection",
+    "Liveness",
+    "PostgresSession",
+    "PostgresSettings",
+    "end_task",
+    "parameters_url",
+    "read_conninfo",
+]
 
 Connection = AsyncConnection[tuple[Any, ...]]
 
@@ -51,7 +61,42 @@ _KEEPALIVES = {
 _SERVER_KEEPALIVES = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
 """The same for the server, which then ends the session and with it the claim that this process lives."""
 
+_STAY_CONNECTED = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
+"""The server would end the session of a process that works on a long call, and others take its runs over. Servers
+before version 14 do not have the setting."""
+
 Result = TypeVar("Result")
+
+
+def read_conninfo(url: str) -> dict[str, str]:
+    """The parameters of libpq that a URL gives, or a text in the form of libpq.
+
+    Raises:
+        ConfigurationError: It is neither. The error does not quote it.
+    """
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(url).items()}
+    except psycopg.ProgrammingError as error:  # its text may have the password
+        unknown = re.search(r'query parameter: ("[^"]*")$', str(error).strip())
+        if "@" in unquote(url.partition("?")[2]):  # it may end a password
+            unknown = None
+        raise ConfigurationError(
+            "that is not the URL of a PostgreSQL database, such as postgresql://user:password@host/database"
+            + (f": neither libpq nor agentfsm has an option {unknown[1]}" if unknown else "")
+        ) from None
+
+
+def parameters_url(parameters: Mapping[str, str]) -> str:
+    """The URL with some parameters of libpq.
+
+    User, password and database stand in their places, where engines that read it for themselves look for them, and
+    where these know what to hide when they log it.
+    """
+    rest = dict(parameters)
+    login = ":".join(quote(rest.pop(name, ""), safe="") for name in ("user", "password")).removesuffix(":")
+    database = quote(rest.pop("dbname", ""), safe="")
+    query = "&".join(f"{name}={quote(value, safe='')}" for name, value in rest.items())
+    return f"postgresql://{login}{'@' if login else ''}/{database}?{query}".removesuffix("?")
 
 
 @dataclass(frozen=True)
@@ -59,18 +104,18 @@ class PostgresSettings:
     """How a store uses its server.
 
     Attributes:
-        url: The database, as a URL or in the form of libpq.
+        url: The database, as a URL or in the form of libpq; like ``listen_url``, it may have a password.
         liveness: How the server knows that this process lives: by its session, or by leases that it renews.
         lease_s: Seconds for which a lease is valid.
         wait_s: Seconds to wait for a server that went away.
         listen_url: The database without a pooler between, where new signals are heard of; empty for ``url``.
     """
 
-    url: str
+    url: str = field(repr=False)
     liveness: Liveness
     lease_s: float
     wait_s: float
-    listen_url: str = ""
+    listen_url: str = field(default="", repr=False)
 
     @property
     def listens(self) -> bool:
@@ -85,16 +130,16 @@ class PostgresSettings:
     @property
     def server(self) -> str:
         """The server and the database, without user and password."""
-        parts = conninfo_to_dict(self.url)
+        parts = read_conninfo(self.url)
         return f"PostgreSQL at {parts.get('host', 'its usual address')}, database {parts.get('dbname', '(default)')!r}"
 
     @property
     def conninfo(self) -> str:
-        """What libpq connects with. What the URL itself says counts."""
-        given = {name: str(value) for name, value in conninfo_to_dict(self.url).items()}
+        """What libpq connects with. What the URL itself says counts, but text is always sent as UTF-8."""
+        given = read_conninfo(self.url)
         if self.liveness == "session":  # a pooler refuses settings that it does not know
             given["options"] = f"{_SERVER_KEEPALIVES} {given.get('options', '')}".strip()
-        return make_conninfo(**(_KEEPALIVES | {"application_name": "agentfsm"} | given))
+        return make_conninfo(**(_KEEPALIVES | {"application_name": "agentfsm"} | given | {"client_encoding": "UTF8"}))
 
 
 class PostgresSession:
@@ -155,6 +200,7 @@ class PostgresSession:
                 await create_schema(db)
                 self._has_schema = True
             if self.settings.liveness == "session":
+                await db.execute(_STAY_CONNECTED)
                 await self._lock(db)
             else:
                 await db.execute("DELETE FROM agentfsm.owner WHERE alive_until < clock_timestamp()")  # of the dead
@@ -254,15 +300,23 @@ class PostgresSession:
                 if not self._was_connected or _refused(error):
                     raise as_store_error(error, self.settings.server) from error
                 if loop.time() + delay > give_up:
-                    said = " ".join(str(error).split())
                     raise StoreError(
-                        f"{self.settings.server} has not been reached for {self.settings.wait_s:g} s: {said}; what was "
-                        "acknowledged is stored, and its runs can be resumed"
+                        f"{self.settings.server} has not been reached for {self.settings.wait_s:g} s: "
+                        f"{await self._reason(error)}; what was acknowledged is stored, and its runs can be resumed"
                     ) from error
             again = True
             await self._drop()
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY_S)
+
+    async def _reason(self, error: psycopg.Error) -> str:
+        """What an error says; of a pool that could not connect, what the server says to a connection."""
+        if isinstance(error, PoolTimeout):
+            try:
+                await (await AsyncConnection.connect(self.settings.conninfo)).close()
+            except psycopg.Error as refusal:
+                error = refusal
+        return " ".join(str(error).split())
 
     async def _drop(self) -> None:
         """Close a connection that may be lost."""
