@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from pydantic import SecretStr
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store import Store
@@ -19,6 +21,9 @@ _LEVELS = ("full", "normal")
 _POSTGRES = ("postgresql", "postgres")
 _SCHEMES = ("sqlite", "memory", *_POSTGRES)
 _POSTGRES_OPTIONS = ("liveness", "lease_s", "wait_s", "listen_url")
+_SCHEME = re.compile(r"([a-z][a-z0-9]+):|([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+"""A single letter is the drive of a path on Windows."""
+_LIBPQ = re.compile(r"(^|\s)(host|hostaddr|dbname|user|password|service)\s*=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class StoreLocation:
         file: The file of a SQLite store; None for a store on a server.
     """
 
-    url: str | Path
+    url: str | Path = field(repr=False)
     name: str
     file: Path | None = None
 
@@ -105,7 +110,8 @@ def store_url(store: Store) -> str | Path | None:
 
     None if other processes cannot reach it, or if it is none of ours.
     """
-    return getattr(store, "path", None) or getattr(store, "url", None)
+    url: SecretStr | None = getattr(store, "url", None)
+    return getattr(store, "path", None) if url is None else url.get_secret_value()
 
 
 def _server_name(parts: SplitResult) -> str:
@@ -125,19 +131,30 @@ def _split(url: str | Path) -> SplitResult:
         raise ConfigurationError(
             f"the URL of the store lacks a colon after {before}; for a file, write ./{before}//..."
         )
-    scheme = text.partition(":")[0].lower() if isinstance(url, str) and ":" in text else ""
-    if len(scheme) < 2 or not scheme.isalnum() or scheme[0].isdigit():  # a path, also one of Windows with its drive
+    found = _SCHEME.match(text) if isinstance(url, str) else None
+    if found is None:
+        if isinstance(url, str) and _LIBPQ.search(text):  # its text may have the password
+            raise ConfigurationError(
+                "parameters in the form of libpq are no URL: write postgresql://user:password@host/database; for a "
+                "file, write ./ before its name"
+            )
         return SplitResult("", "", text, "", "")
+    scheme = (found[1] or found[2]).lower()
     if scheme not in _SCHEMES:
         raise ConfigurationError(f"there is no store for {scheme}: URLs; there are: {_FORMS}, or the path of a file")
     if scheme in _POSTGRES and not text[len(scheme) :].startswith("://"):
         raise ConfigurationError("the URL of a PostgreSQL database is like postgresql://user:password@host/database")
     try:
-        return urlsplit(text)
+        parts = urlsplit(text)
     except ValueError:  # its text may have the password
         raise ConfigurationError(
             "the URL of the store cannot be read: in a password, write %5B and %5D for square brackets"
         ) from None
+    if scheme in _POSTGRES and (parts.netloc.count("@") > 1 or "@" in parts.path):  # what follows it is no host
+        raise ConfigurationError(
+            "the URL of the store cannot be read: in a user, a password or a database, write %40 for @ and %2F for /"
+        )
+    return parts
 
 
 def _sqlite_file(parts: SplitResult, url: str) -> tuple[Path, str]:

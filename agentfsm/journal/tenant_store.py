@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Self
 
+from pydantic import SecretStr
+
 from agentfsm.errors import ConfigurationError, JournalError, RunExistsError, UnknownRunError
 from agentfsm.journal.listing import find_listing
 from agentfsm.journal.maintenance import Damage, Fact, Hold, StoreMaintenance, Tombstone
@@ -20,6 +22,7 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, first_info
 from agentfsm.journal.signals import SealedSignal, SignalQueue
 from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, Store, WhichRuns
+from agentfsm.journal.store_url import store_url
 from agentfsm.loop.keys import Keyring
 
 __all__ = ["TenantStore", "tenant_tag"]
@@ -51,6 +54,7 @@ class TenantStore:
         tenants: The names of the tenants; for none of them, it is empty.
 
     Attributes:
+        url: Where the store of all tenants is, as ``store_url`` says; it may have a password.
         purged: The runs that were purged through it: it has the tombstones of these.
 
     Raises:
@@ -59,6 +63,8 @@ class TenantStore:
 
     def __init__(self, store: Store, tenants: Iterable[str]) -> None:
         self._store = store
+        found = store_url(store)
+        self.url = None if found is None else SecretStr(str(found))
         self._tags = tuple(sorted({tenant_tag(name) for name in tenants}))
         self._known: set[str] = set()
         self.purged: set[str] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -124,8 +124,21 @@ def _queue_file(url: str | Path) -> Path | None:
 
 
 def _queue_database(url: str | Path, queue: Path | None) -> str:
-    """The database with the queues, as the engine takes it."""
-    return server_database(url) if queue is None else f"sqlite:///{queue}"
+    """The database with the queues, as the engine takes it: it leaves none of its parts to libpq."""
+    if queue is not None:
+        return f"sqlite:///{queue}"
+    from agentfsm.journal.postgres.postgres_session import parameters_url, read_conninfo  # an extra
+
+    given = read_conninfo(server_database(url))
+    return parameters_url(given | {"dbname": given.get("dbname") or _usual_database(given), "client_encoding": "UTF8"})
+
+
+def _usual_database(parameters: Mapping[str, str]) -> str:
+    """The database that libpq connects to if it is given no name."""
+    from psycopg.pq import Conninfo  # an extra
+
+    usual = {each.keyword: each.val.decode() for each in Conninfo.get_defaults() if each.val}
+    return usual.get(b"dbname") or parameters.get("user") or usual.get(b"user", "")
 
 
 def _require_subseconds() -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from agentfsm import Agent, ConfigurationError, Host, MemoryStore, SqliteStore, open_store
 from agentfsm.cli.app import app
 from agentfsm.journal.store_url import locate_store, server_database, store_url
+from agentfsm.journal.tenant_store import TenantStore
 from agentfsm.testing import ScriptedModel
 
 
@@ -25,6 +26,9 @@ from agentfsm.testing import ScriptedModel
         ("./memory:x.db", "memory:x.db"),
         ("C:\\runs.db", "C:\\runs.db"),
         ("./postgres//runs.db", "postgres/runs.db"),
+        ("./dbname=shop", "dbname=shop"),
+        (Path("user=ann"), "user=ann"),
+        ("ghost=1.db", "ghost=1.db"),
         ("50% of ?.db", "50% of ?.db"),
         (Path("sqlite:/odd.db"), "sqlite:/odd.db"),
     ],
@@ -53,6 +57,11 @@ def test_a_url_or_a_path_names_a_file(url: str | Path, path: str) -> None:
         ("postgres:/runs", "is like postgresql://user:password@host/database"),
         ("postgres://a:p[w@localhost/x", "^the URL of the store cannot be read: in a password, write %5B and %5D for "),
         ("postgres://a:p/w?rest=x@localhost/x", "host/database$"),  # the password would have to be quoted
+        ("postgres://a:p@w@localhost/x", "^the URL of the store cannot be read: .* write %40 for @ and %2F for /$"),
+        ("postgres://a:p/w@localhost/x", "^the URL of the store cannot be read: .* write %40 for @ and %2F for /$"),
+        ("postgresql+psycopg://a:pw@localhost/x", r"^there is no store for postgresql\+psycopg: URLs; [^@]*$"),
+        ("host=localhost password=pw", "^parameters in the form of libpq are no URL: write [^=]*$"),
+        ("dbname = shop", "libpq"),
     ],
 )
 def test_what_names_no_store_is_refused_with_the_reason(url: str, why: str) -> None:
@@ -125,4 +134,30 @@ def test_a_server_is_called_by_its_host_and_database_however_they_are_given() ->
 def test_a_store_says_where_it_is_if_other_processes_can_reach_it(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "runs.db") as store:
         assert store_url(store) == tmp_path / "runs.db"
+        assert store_url(TenantStore(store, ["acme"])) == f"{tmp_path}/runs.db"
     assert store_url(MemoryStore()) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        (
+            "host=db dbname=shop user=ann password='p w@1' port=5433",
+            "postgresql://ann:p%20w%401@/shop?host=db&port=5433",
+        ),
+        ("password=pw", "postgresql://:pw@/"),
+        ("user=ann", "postgresql://ann@/"),
+        ("", "postgresql:///"),
+        ("postgres://ann:pw@db/shop?sslmode=require", "postgres://ann:pw@db/shop?sslmode=require"),
+    ],
+)
+def test_a_store_that_is_made_from_parameters_of_libpq_has_a_url_and_shows_no_password(given: str, url: str) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    from agentfsm.journal.postgres import PostgresStore
+
+    store = PostgresStore(given)
+    assert store_url(store) == url
+    assert store_url(TenantStore(store, ["acme"])) == url
+    shown = f"{store!r} {vars(store)} {store._settings!r} {locate_store(url)!r}"
+    assert "pw" not in shown
+    assert "w@1" not in shown

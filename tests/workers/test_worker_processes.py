@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+import agentfsm.workers
 from agentfsm import Agent, Allow, Host, Runs, StoreError, open_store
 from agentfsm.cli.app import run_app
 from agentfsm.journal.run_info import WaitingFor
@@ -323,6 +326,34 @@ def test_a_role_without_rights_to_the_queues_is_told_how_it_gets_them(url: str) 
     command = [Path(sys.executable).with_name("dbos"), "migrate", "-s", url, "--schema", "agentfsm_dbos", "-r", role]
     subprocess.run(command, check=True, capture_output=True)
     assert asyncio.run(due(database)) == {}
+
+
+@pytest.mark.parametrize("form", ["{url}&password=hunter22", "{server}&password=hunter22&dbname={name}"])
+def test_the_queues_are_found_however_a_url_names_their_database_and_no_log_has_its_password(
+    form: str, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("DEBUG")
+    monkeypatch.setattr(logging.getLogger("dbos"), "propagate", True)
+    name = urlsplit(url).path.removeprefix("/")
+    asyncio.run(due(form.format(url=url, server=url.replace(f"/{name}?", "/?"), name=name)))
+    assert "Initializing DBOS" in caplog.text
+    assert "hunter22" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "database"),
+    [
+        ("postgres://ann@a:1,b:2/shop?wait_s=3", "postgresql://ann@/shop?host=a%2Cb&port=1%2C2&client_encoding=UTF8"),
+        ("postgresql://ann:p%40w@db", "postgresql://ann:p%40w@/ann?host=db&client_encoding=UTF8"),
+    ],
+)
+def test_the_engine_gets_each_part_of_a_url_where_it_looks_for_it(
+    url: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGDATABASE", raising=False)
+    assert agentfsm.workers._queue_database(url, None) == database
+    monkeypatch.setenv("PGDATABASE", "usual")
+    assert agentfsm.workers._queue_database("postgresql://ann@db", None).startswith("postgresql://ann@/usual?")
 
 
 @pytest.mark.slow

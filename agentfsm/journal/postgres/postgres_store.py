@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import weakref
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, LiteralString, NamedTuple, Self
-from urllib.parse import unquote
 
-from psycopg import AsyncCursor, ProgrammingError
-from psycopg.conninfo import conninfo_to_dict
+from psycopg import AsyncCursor
+from pydantic import SecretStr
 
 from agentfsm.errors import ConfigurationError, RunExistsError, RunHeldError, StaleLease, StoreError, UnknownRunError
 from agentfsm.journal.commit_encoding import JournalRow, decode_rows, encode_commit, replace_hidden
@@ -42,7 +40,14 @@ from agentfsm.journal.postgres.postgres_run_info import (
     update_texts,
 )
 from agentfsm.journal.postgres.postgres_schema import transaction
-from agentfsm.journal.postgres.postgres_session import Connection, Liveness, PostgresSession, PostgresSettings
+from agentfsm.journal.postgres.postgres_session import (
+    Connection,
+    Liveness,
+    PostgresSession,
+    PostgresSettings,
+    parameters_url,
+    read_conninfo,
+)
 from agentfsm.journal.postgres.postgres_signals import PostgresSignals
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
@@ -181,6 +186,7 @@ class PostgresStore:
             are heard of at once also with ``liveness="lease"``; without it they are looked for every 2 seconds.
 
     Attributes:
+        url: The database as a URL, which may have a password.
         maintenance: What is done to the store as a whole.
         signals: The answers and cancellations that wait for runs.
 
@@ -197,20 +203,11 @@ class PostgresStore:
         wait_s: float = 60.0,
         listen_url: str = "",
     ) -> None:
-        try:
-            conninfo_to_dict(url)
-            conninfo_to_dict(listen_url)
-        except ProgrammingError as error:  # its text may have the password
-            unknown = re.search(r'query parameter: ("[^"]*")$', str(error).strip())
-            if any("@" in unquote(each.partition("?")[2]) for each in (url, listen_url)):  # it may end a password
-                unknown = None
-            raise ConfigurationError(
-                "that is not the URL of a PostgreSQL database, such as postgresql://user:password@host/database"
-                + (f": neither libpq nor agentfsm has an option {unknown[1]}" if unknown else "")
-            ) from None
+        given = read_conninfo(url)
+        read_conninfo(listen_url)
         if liveness not in ("session", "lease") or not lease_s > 0 or not wait_s > 0:
             raise ConfigurationError("liveness is session or lease, and lease_s and wait_s are greater than 0")
-        self.url = url
+        self.url = SecretStr(url if "://" in url else parameters_url(given))
         self._settings = PostgresSettings(url, liveness, lease_s, wait_s, listen_url)
         self._process = os.getpid()
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = weakref.WeakKeyDictionary()
