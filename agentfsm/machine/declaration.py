@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 __all__ = [
     "ENDINGS",
     "OTHERWISE",
+    "WAITING_OUTCOMES",
     "Counter",
     "EffectSpec",
     "Exhausted",
@@ -128,6 +129,10 @@ def guard_name(guard: Guard) -> str:
     """The name of a guard: that of its function, or its text if it is an object without a name."""
     return str(getattr(guard, "__name__", guard))
 
+
+WAITING_OUTCOMES = frozenset({"approval_required", "in_doubt"})
+"""What an effect of the user's may come back with besides the outcomes that its state declares: a call must wait for a
+person."""
 
 ENDINGS = ("completed", "handed_off", "partial", "cancelled", "aborted")
 """How a run can end. Each row into a final state names one; ``completed`` alone is a success."""

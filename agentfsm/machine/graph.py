@@ -18,6 +18,7 @@ from typing import Any, cast
 from agentfsm.errors import GraphError
 from agentfsm.machine.declaration import (
     OTHERWISE,
+    WAITING_OUTCOMES,
     Counter,
     Exhausted,
     GraphAnalysis,
@@ -197,7 +198,8 @@ class Graph:
         Args:
             transition: The new row.
             before: The guard before which the new one is evaluated. By default it is the last one evaluated, just
-                before the row without a guard.
+                before the row without a guard. In a state whose effect is a function of yours, a row for a call that
+                waits (``approval_required``, ``in_doubt``) is evaluated before the rows for what the effect returns.
 
         Raises:
             GraphError: ``before`` names no row of that state, or the new table breaks a rule.
@@ -294,6 +296,8 @@ class Graph:
         if before is None:
             last = rows[-1] if rows else len(table) - 1
             index = last if rows and table[last].guard is None and new.guard is not None else last + 1
+            if _is_for_a_wait(self, new):
+                index = next((i for i in rows if _is_for_a_result(self, table[i])), index)
         else:
             named = [i for i in rows if table[i].name == before]
             if not named:
@@ -301,3 +305,14 @@ class Graph:
                 raise GraphError(f"there is no row {before!r} to insert it before", new.id, f"rows: {names}")
             index = named[0]
         return (*table[:index], new, *table[index:])
+
+
+def _is_for_a_wait(graph: Graph, row: Transition) -> bool:
+    """Whether a row of a state with an effect of the user's is for a call that waits."""
+    spec = graph.specs.get(row.source)
+    return spec is not None and callable(spec.effect) and not WAITING_OUTCOMES.isdisjoint(outcomes_taken((row,)))
+
+
+def _is_for_a_result(graph: Graph, row: Transition) -> bool:
+    """Whether a row of such a state is for what its effect has returned: for no wait, no stop and no counter's end."""
+    return not (_is_for_a_wait(graph, row) or row.guard in graph.first or isinstance(row.guard, Exhausted))

@@ -203,6 +203,39 @@ def test_a_new_row_is_evaluated_last_before_the_row_without_a_guard():
     ]  # fmt: skip
 
 
+def test_a_new_row_for_a_call_that_waits_is_the_first_that_its_state_has_for_its_effect():
+    """Behind those that stop the run and for the end of a counter; in the order in which such rows are added."""
+
+    def effect(context: object) -> None: ...
+
+    @exhausted(STEPS)
+    def used_up(run: object) -> bool:
+        return True
+
+    own = [
+        Transition("desk", used_up, "terminal", ends="partial"),
+        Transition("desk", door, "pre_step"),
+        Transition("desk", guards.came_back("good"), "pre_step"),
+        Transition("desk", None, "terminal", ends="completed"),
+    ]
+    graph = LOOP.with_counter(STEPS).with_state(
+        StateSpec("desk", effect=effect, outcomes=("good",)), own, entered_by="post_llm.otherwise"
+    )
+    asks = Transition("desk", guards.approval_required, "suspended")
+    graph = graph.with_transition(asks).with_transition(Transition("desk", guards.in_doubt, "suspended"))
+    graph = graph.with_transition(Transition("desk", ready, "terminal", ends="completed"))
+    names = [row.name for row in graph.rows("desk")]
+    assert names[2:] == ["used_up", "approval_required", "in_doubt", "door", "good", "ready", "otherwise"]
+    moved = graph.without("desk.approval_required").with_transition(asks, before="good")
+    assert [row.name for row in moved.rows("desk")][3:6] == ["in_doubt", "door", "approval_required"]
+
+
+def test_a_new_row_for_a_call_that_waits_is_evaluated_last_in_a_state_of_the_loop():
+    row = LOOP.transition("dispatch_tool.approval_required")
+    moved = LOOP.without(row.id).with_transition(row)
+    assert [each.name for each in moved.rows("dispatch_tool")][2:] == ["in_doubt", "approval_required", "otherwise"]
+
+
 def test_a_new_row_can_be_inserted_before_a_named_row():
     more = SMALL.with_transition(Transition("work", door, "rest"), before="ready")
     assert rows(more, "work")[1:3] == ["work.door -> rest", "work.ready -> end"]

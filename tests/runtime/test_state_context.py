@@ -647,6 +647,31 @@ def test_a_visit_that_a_person_sends_elsewhere_has_ended_and_the_next_one_makes_
     assert keys == ["one:review:1", "one:review:2", "one:review:2"]
 
 
+@pytest.mark.parametrize("last", [True, False], ids=["the wait is added last", "the guard is added last"])
+def test_a_guard_that_holds_without_a_result_leads_past_no_wait_unless_it_is_put_before_it(
+    host: Host, last: bool
+) -> None:
+    async def review(context: StateContext) -> str:
+        return (await context.call_tool("pay", {"amount": 5})).content
+
+    def not_paid(run: RunState) -> bool:
+        return run.state_results.get("review") != "paid 5"
+
+    def paid_too_much(run: RunState) -> bool:
+        return run.state_results["review"] == "paid 500"
+
+    graph = reviewing(review)
+    graph = graph if last else with_wait(graph)
+    for guard in (not_paid, paid_too_much):
+        graph = graph.with_transition(Transition("review", guard, "terminal", ends="handed_off"))
+    graph = with_wait(graph) if last else graph
+    agent = Agent(ScriptedModel(["draft"]), graph=graph, tools=[pay], host=host)
+    first = asyncio.run(_awaited(agent.run("go", run_id="one")))
+    assert isinstance(first.outcome, UserInputRequested)
+    result = resumed(agent, first, Allow(), by_id=host.store is not None)
+    assert (result.ok, noted(result), done) == (True, "paid 5", [5])
+
+
 def test_a_visit_that_a_row_leads_past_its_wait_has_ended_too(host: Host) -> None:
     keys: list[str] = []
 
