@@ -35,6 +35,7 @@ __all__ = [
     "StaleAction",
     "attempts_without_progress",
     "due_at",
+    "require_clock",
     "require_secret",
     "stale_action",
 ]
@@ -148,6 +149,21 @@ async def require_secret(store: Store, keyring: Keyring) -> None:
             f"that of this worker has key id {keyring.current.key_id}, and it could go on with none of them: "
             f"{WHICH_SECRET}"
         )
+
+
+async def require_clock(store: Store) -> None:
+    """Check that the clock of a worker, by which delays and the validity of requests end, is not far from the server's.
+
+    Args:
+        store: The store.
+
+    Raises:
+        ConfigurationError: It is.
+        StoreError: The store cannot be read.
+    """
+    for fact in await store.maintenance.describe():
+        if fact.name == "clock" and fact.is_problem:
+            raise ConfigurationError(f"{fact.name}: {fact.value}")
 
 
 class RunWatcher:

@@ -25,7 +25,7 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.context import LongWait
 from agentfsm.runtime.run import Run, advance, hand_over
 from agentfsm.workers.notices import NOTICES, Notices
-from agentfsm.workers.run_watcher import RunWatcher, attempts_without_progress, due_at, require_secret
+from agentfsm.workers.run_watcher import RunWatcher, attempts_without_progress, due_at, require_clock, require_secret
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
 from agentfsm.workers.submission import SUBMITTER, open_submission
 from agentfsm.workers.waker import Activation, Waker
@@ -141,9 +141,11 @@ class Worker:
             off, as by a crash, and another worker takes it over.
 
         Raises:
-            ConfigurationError: The runs of the store were written under another secret than the worker has.
+            ConfigurationError: The runs of the store were written under another secret than the worker has, or the
+                clock of this machine is far from the server's.
             agentfsm.errors.StoreError: The store or the engine cannot be reached when the worker starts.
         """
+        await require_clock(self._store)
         await require_secret(self._store, self._keyring)
         await self._waker.serve(self.queues, self._deliver)
         self._serving = True

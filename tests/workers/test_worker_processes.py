@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import agentfsm.workers
-from agentfsm import Agent, Allow, Host, Runs, StoreError, open_store
+from agentfsm import Agent, Allow, ConfigurationError, Host, Runs, StoreError, open_store
 from agentfsm.cli.app import run_app
 from agentfsm.journal.run_info import WaitingFor
 from agentfsm.journal.store_url import store_url
@@ -27,10 +27,11 @@ from agentfsm.journal.verification import GOOD
 from agentfsm.runtime.run import advance, hand_over
 from agentfsm.testing import ScriptedModel
 from agentfsm.viewer.viewer_context import SetAsideRuns
-from agentfsm.workers import Activation, Waker, open_waker
+from agentfsm.workers import Activation, Waker, Worker, open_waker
 from tests.helpers.child_process import child_environment
 from tests.helpers.postgres import new_database, shared_server
 from tests.helpers.webhook_receiver import Receiver, receiving
+from tests.helpers.worker_app import support
 
 pytest.importorskip("dbos", reason="dbos is not installed")
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
@@ -192,6 +193,27 @@ def test_a_worker_with_a_wrong_secret_or_none_ends_with_an_error_that_says_which
             asyncio.run(scenario(started.url))
         finally:
             started.close()
+
+
+@pytest.mark.parametrize("ahead_s", [-100.0, 100.0])
+def test_a_worker_whose_clock_is_wrong_starts_no_delayed_run_and_lets_no_request_expire_early(
+    ahead_s: float, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+
+    async def scenario() -> None:
+        async with opened(url) as (runs, waker):
+            run_id = await runs.submit("support", "Ship three orders.", delay_s=50)
+            monkeypatch.setattr(time, "time", lambda: now() + ahead_s)
+            async with open_store(url) as store:
+                with pytest.raises(
+                    ConfigurationError, match=rf"^clock: .* is \{-ahead_s:+.1f} s from the one here: set"
+                ):
+                    await Worker({"support": support}, store, waker, secret=SECRET).run()
+            monkeypatch.undo()
+            assert (await runs.get(run_id)).info.status == "suspended"
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow

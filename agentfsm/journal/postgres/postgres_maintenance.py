@@ -61,6 +61,9 @@ _BURY = """
 _TOMBSTONES = "SELECT content, encode(mac, 'hex') FROM agentfsm.tombstone ORDER BY number"
 _TOMBSTONES_OF_ID = "SELECT content, encode(mac, 'hex') FROM agentfsm.tombstone WHERE run_id = %s ORDER BY number"
 
+LONGEST_SKEW_S = 60.0
+"""How many seconds the clocks of a server and of a machine with workers may be apart."""
+
 _DESCRIBE = """
     SELECT current_setting('server_version'),
         (SELECT sum(pg_total_relation_size(oid)) FROM pg_class
@@ -202,7 +205,7 @@ async def _describe(db: Connection) -> list[Fact]:
         Fact("kind", f"PostgreSQL {server}"),
         Fact("schema", f"version {await read_version(db)}"),
         Fact("size", f"{size:,} bytes"),
-        Fact("clock", f"the server's is {ahead_s:+.1f} s from the one here; only the server's counts"),
+        _clock_fact(ahead_s),
     ]
     if standby:
         facts.append(Fact("standby", "this server is read-only: connect to the primary one", is_problem=True))
@@ -210,6 +213,12 @@ async def _describe(db: Connection) -> list[Fact]:
         rights = f"the role lacks {missing}: let the owner of the schema GRANT that, as agentfsm store init --sql shows"
         facts.append(Fact("rights", rights, is_problem=True))
     return facts
+
+
+def _clock_fact(ahead_s: float) -> Fact:
+    is_problem = abs(ahead_s) > LONGEST_SKEW_S
+    advice = ": set the wrong one, or delayed runs start and requests expire at the wrong time" if is_problem else ""
+    return Fact("clock", f"the server's is {ahead_s:+.1f} s from the one here{advice}", is_problem)
 
 
 async def _is_pooled(db: Connection) -> bool:
