@@ -88,6 +88,11 @@ class PendingRequest:
         freeze_field(self, "arguments")
         freeze_field(self, "form")
 
+    @property
+    def asks_something(self) -> bool:
+        """Whether a call, a sub-agent or a failure led to it; otherwise a state of the user's only waits."""
+        return bool(self.call_id or self.asker or self.failure_kind)
+
 
 @read_only
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
         _leave_blocked_call(run, row)
     if target.final:
         run.ended = row.ends
-    if run.batch and (target.final or target.effect in CLOSES_BATCH):
+    if (run.batch or run.pending_request) and (target.final or target.effect in CLOSES_BATCH):
         append_tool_results(run)
         if not target.final:  # a row of a user's graph may have led past what a call has asked for or decided
             run.ending = run.pending_request = None
@@ -230,7 +230,10 @@ def _on_leave_recovery(run: RunState, target: StateSpec) -> None:
 
 
 def _on_leave_wait(run: RunState, row: Transition, target: StateSpec) -> None:
-    """A run that goes on waiting keeps its request and the answer that it was given."""
+    """A run that goes on waiting keeps what it asks and the answer that it was given."""
+    request = run.pending_request
+    if target.waits and request is not None and not request.asks_something:
+        run.pending_request = None
     if target.waits or target.final:
         return
     if row.extends:

@@ -17,6 +17,7 @@ from agentfsm import (
     Counter,
     Failure,
     FailureKind,
+    Graph,
     GraphError,
     Message,
     NoTransitionError,
@@ -29,6 +30,7 @@ from agentfsm import (
     Transition,
     hook,
 )
+from agentfsm.loop.guards import replied
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.recovery_policy import DefaultPolicy
 from agentfsm.loop.state import RunState
@@ -325,6 +327,67 @@ def test_a_custom_waiting_state_asks_a_human_and_ends_with_the_reply():
         return check_result(await agent.dismiss(second.outcome.suspension_record), model)
 
     assert isinstance(run_async(drop).outcome, RunCancelled)
+
+
+def with_two_waits(entered_by: str) -> Graph:
+    """A graph that waits for a payment, and then for a parcel."""
+    rows = [Transition("parcel", replied, "terminal", ends="completed")]
+    graph = LOOP.with_state(
+        StateSpec("payment", waits=True), [Transition("payment", replied, "pre_step")], entered_by=entered_by
+    )
+    return graph.with_state(StateSpec("parcel", waits=True), rows, entered_by="payment.replied")
+
+
+def test_a_wait_that_asks_nothing_names_its_state_also_after_another_wait():
+    agent, model = scripted_agent("first", graph=with_two_waits("post_llm.otherwise"))
+
+    async def scene() -> None:
+        first = check_result(await agent.run("go"), model)
+        assert (first.state, first.outcome.question) == ("payment", "The run waits in 'payment'.")
+        second = check_result(await agent.resume(first.outcome.suspension_record, "paid"), model)
+        assert (second.state, second.outcome.question) == ("parcel", "The run waits in 'parcel'.")
+        last = check_result(await agent.resume(second.outcome.suspension_record, "it is here"), model)
+        assert last.ok
+        assert transcript_of(last)[-2:] == [("user", "paid"), ("user", "it is here")]
+
+    run_async(scene)
+
+
+def test_a_question_is_asked_in_the_next_wait_too_if_the_answer_leads_there():
+    agent, _ = scripted_agent(
+        call("look"),
+        graph=with_two_waits("recover.ask_user"),
+        tools=[look],
+        guardrails=AgentGuardrails(max_iterations=1),
+    )
+
+    async def scene() -> None:
+        first = await agent.run("go")
+        second = await agent.resume(first.outcome.suspension_record, "go on")
+        assert (first.state, second.state) == ("payment", "parcel")
+        assert second.outcome.question == first.outcome.question
+        assert second.outcome.kind == "limit"
+
+    run_async(scene)
+
+
+def test_a_question_that_a_row_leads_past_is_not_what_a_later_wait_asks():
+    def not_worth_asking(run: RunState) -> bool:
+        return run.action is Action.ask_user
+
+    graph = with_two_waits("post_llm.otherwise").with_counter(Counter("times", 1))
+    graph = graph.with_transition(
+        Transition("recover", not_worth_asking, "pre_step", spends="times", refills="iterations"), before="ask_user"
+    )
+
+    def too_short(run: RunState) -> Failure | None:
+        return Failure(kind="ambiguous_input", explanation="too short") if run.model_calls == 1 else None
+
+    result = run_script("first", "second", graph=graph.with_detector("post_llm", too_short))
+    assert [d.transition.id for d in result.decisions if d.transition.source == "recover"] == [
+        "recover.not_worth_asking"
+    ]
+    assert (result.state, result.outcome.question) == ("payment", "The run waits in 'payment'.")
 
 
 def test_a_graph_that_has_no_row_for_an_answer_is_refused_before_anything_changes():
