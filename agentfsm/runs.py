@@ -361,9 +361,10 @@ class Runs:
     async def answer(self, run_id: str, reply: HumanInput, *, by: Any = None, to: str | None = None) -> SentSignal:
         """Answer what a run waits for, from any process; one that has its agent acts on it.
 
-        The answer is durable when this returns. It is acted on once, also if processes die meanwhile. If the run waits
-        for something else by then, as after an answer that was given in another way, it is dropped. If the process that
-        has the agent refuses it, as it does edited arguments that are not valid, ``StoredRun.refused`` says why.
+        The answer is durable when this returns. It is acted on once, even if processes die in the meantime. If the run
+        waits for something else by then, as after an answer that was given in another way, it is dropped. If the
+        process that has the agent refuses it, as it does edited arguments that are not valid, ``StoredRun.refused``
+        says why.
 
         Args:
             run_id: The run's id, or the beginning of it.
@@ -461,7 +462,7 @@ class Runs:
         return fork_id
 
     async def redact(self, run_id: str, field: str, *, by: str = "") -> int:
-        """Delete content of a record, for good. The run verifies afterwards, and cannot be resumed past the record.
+        """Permanently delete content of a record. The run verifies afterwards, and cannot be resumed past the record.
 
         Args:
             run_id: The run's id, or the beginning of it.
@@ -487,7 +488,7 @@ class Runs:
     async def redact_text(
         self, text: str, *, runs: RunFilter | None = None, by: str = "", dry_run: bool = False
     ) -> TextRedaction:
-        """Delete every value in which a text stands, in any case and encoding, for good. The runs verify afterwards.
+        """Permanently delete every value that contains a text, in any case and encoding. The runs verify afterwards.
 
         Args:
             text: The text, such as a person's mail address.

@@ -159,11 +159,11 @@ def a(run: object) -> bool:
 @pytest.mark.parametrize(
     ("parts", "error", "words"),
     [
-        ({"model": 3}, ConfigurationError, "a model is a name or an object with reply() and a name, not int"),
+        ({"model": 3}, ConfigurationError, "a model must be a name, or an object with reply() and a name, not int"),
         (
             {"model": Nameless()},
             ConfigurationError,
-            "a model is a name or an object with reply() and a name, not Nameless",
+            "a model must be a name, or an object with reply() and a name, not Nameless",
         ),
         ({"model": None}, ConfigurationError, "not NoneType"),
         ({"preset": "nice"}, ConfigurationError, "there is no preset 'nice'; the presets are: standard, funnel"),
@@ -171,7 +171,7 @@ def a(run: object) -> bool:
         ({"tools": [look, look]}, ToolDefinitionError, "two tools have the name 'look'"),
         ({"output_type": object()}, ConfigurationError, "output_type cannot be described as JSON"),
         ({"output_type": type(a)}, ConfigurationError, "output_type cannot be described as JSON"),
-        ({"hooks": [a]}, ConfigurationError, "a hook is made with"),
+        ({"hooks": [a]}, ConfigurationError, "a hook must be made with"),
         ({"tools": look}, ConfigurationError, "tools must be a list of functions, as in tools=[look], not Tool"),
         ({"tools": None}, ConfigurationError, "tools must be a list of functions"),
         ({"tools": "look"}, ConfigurationError, "tools must be a list of functions, as in tools=[look], not str"),
@@ -314,7 +314,7 @@ def test_a_history_may_hold_several_open_calls_and_stray_results():
 
 @pytest.mark.parametrize("prompt", [None, 3, b"go", {"text": "go"}])
 def test_a_prompt_is_a_text_or_a_list_of_parts(prompt):
-    with pytest.raises(RunError, match="a prompt is a string"):
+    with pytest.raises(RunError, match="a prompt must be a string"):
         Agent(ScriptedModel()).run(prompt)
 
 
@@ -591,7 +591,7 @@ def test_hooks_and_migrations_may_come_one_by_one():
 
 @pytest.mark.parametrize("odd", [["hello"], [{"role": "user", "content": "hello"}], "hello", [None]])
 def test_a_history_of_anything_but_messages_is_refused(odd):
-    with pytest.raises(RunError, match="message_history is a list of Message"):
+    with pytest.raises(RunError, match="message_history must be a list of Message"):
         Agent(ScriptedModel(["done"])).run("go", message_history=odd)
 
 

@@ -34,18 +34,18 @@ SELF.append(SELF)
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"tags": "billing"}, "tags are a list of texts, as in tags=['billing'], not 'billing'"),
-        ({"tags": 7}, "tags are a list of texts"),
-        ({"tags": ["a", 7]}, "a tag is a text that is not blank, not 7"),
-        ({"tags": [" "]}, "a tag is a text that is not blank, not ' '"),
-        ({"metadata": ["a"]}, "metadata is a JSON object, as in metadata={'tenant': 7}, not list"),
-        ({"metadata": {7: 1}}, "the names in metadata are strings, not 7"),
+        ({"tags": "billing"}, "tags must be a list of strings, as in tags=['billing'], not 'billing'"),
+        ({"tags": 7}, "tags must be a list of strings"),
+        ({"tags": ["a", 7]}, "a tag must be a string that is not blank, not 7"),
+        ({"tags": [" "]}, "a tag must be a string that is not blank, not ' '"),
+        ({"metadata": ["a"]}, "metadata must be a JSON object, as in metadata={'tenant': 7}, not list"),
+        ({"metadata": {7: 1}}, "the names in metadata must be strings, not 7"),
         ({"metadata": {"a": object()}}, "metadata is not JSON: Object of type object is not JSON serializable"),
         ({"metadata": {"a": float("nan")}}, "metadata is not JSON: Out of range float values"),
         ({"metadata": {"a": SELF}}, "metadata is not JSON"),
-        ({"options": {"model": "x"}}, "options are a RunOptions, as in options=RunOptions(model=...), not dict"),
-        ({"session_id": 7}, "session_id is a string, not int"),
-        ({"run_id": 7}, "run_id is a string, or None for a random one, not int"),
+        ({"options": {"model": "x"}}, "options must be a RunOptions, as in options=RunOptions(model=...), not dict"),
+        ({"session_id": 7}, "session_id must be a string, not int"),
+        ({"run_id": 7}, "run_id must be a string, or None for a random one, not int"),
         ({"run_id": ' {"a"'}, "begins like a suspension record"),
         ({"run_id": "half \ud800"}, "half of a surrogate pair"),
         ({"run_id": "a\0b"}, "NUL"),
@@ -138,9 +138,9 @@ def options_of(**given: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"settings": {"temperature": 1}}, "settings are a ModelSettings, not dict"),
-        ({"guardrails": 5}, "guardrails are an AgentGuardrails, not int"),
-        ({"model": 7}, "a model is a name or an object with reply"),
+        ({"settings": {"temperature": 1}}, "settings must be a ModelSettings, not dict"),
+        ({"guardrails": 5}, "guardrails must be an AgentGuardrails, not int"),
+        ({"model": 7}, "a model must be a name, or an object with reply"),
     ],
 )
 def test_options_that_are_something_else_are_refused(given: dict[str, Any], words: str):

@@ -363,7 +363,7 @@ def test_what_cannot_be_a_session_is_refused():
         agent.session("s").run_sync()
     with pytest.raises(RunError, match=r"has no run yet: begin with session.run\(prompt\)"):
         asyncio.run(_resume(agent))
-    with pytest.raises(RunError, match=r"a prompt is a string, or a list of .* not int"):
+    with pytest.raises(RunError, match=r"a prompt must be a string, or a list of .* not int"):
         agent.session("s").run(7)  # type: ignore[arg-type]
 
     async def inside() -> None:

@@ -51,7 +51,7 @@ class Agent(Generic[AgentDeps, Output]):
     Args:
         model: A model, or the name of one (``"openai:gpt-5-mini"``, ``"ollama:llama3.2"``...).
         tools: Functions that the model may call, plain or made with ``@tool``, and toolsets; or a function of the
-            ``RunContext`` that returns a list of functions, plain or async, and is called when a run starts or goes on.
+            ``RunContext`` that returns a list of functions, plain or async, called when a run starts or continues.
         instructions: The system prompt; or a function, plain or async, that gets the ``RunContext`` and returns it,
             called once when a run starts.
         guardrails: Limits on time, tokens, cost and more; by default the preset's.
@@ -336,7 +336,7 @@ class Agent(Generic[AgentDeps, Output]):
             agentfsm.errors.MissingDepsError: When it starts: the run was started with dependencies, and there are none
                 now.
             agentfsm.errors.MissingModelError: When it starts: the run was started with a model of its own that cannot
-                be had again.
+                found again.
             agentfsm.errors.SuspensionFormatError: The text is not a suspension record.
             agentfsm.errors.HumanReplyError: ``to`` is not a digest.
             ConfigurationError: It is the id of a run, and the host has no store.

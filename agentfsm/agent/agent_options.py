@@ -134,7 +134,7 @@ def check_validators(validators: Iterable[Any]) -> tuple[Callable[[Any, Any], An
     checked = tuple(validators)
     for each in checked:
         if not callable(each):
-            raise ConfigurationError(f"an output validator is a function of (context, answer), not {each!r}")
+            raise ConfigurationError(f"an output validator must be a function of (context, answer), not {each!r}")
     return checked
 
 
@@ -290,7 +290,7 @@ def hooks_by_state(hooks: Sequence[Hook | Observer], graph: Graph) -> dict[str, 
         if isinstance(each, Observer):
             continue
         if not isinstance(each, Hook):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
-            raise ConfigurationError(f"a hook is made with @hook(...) or @observer, not {type(each).__name__}")
+            raise ConfigurationError(f"a hook must be made with @hook(...) or @observer, not {type(each).__name__}")
         if each.at is RUN_CALLS or each.at == State.DISPATCH_TOOL or each.at in dispatching:
             states = [str(State.DISPATCH_TOOL)]  # what checks tool calls checks them wherever one is made
         elif isinstance(each.at, EffectSpec):

@@ -239,7 +239,7 @@ def proof_traits(config: AgentConfig) -> AgentTraits:
 
 
 def _makes_one_call(model: Model) -> bool:
-    """Whether a model is known to make one call for each reply: it is no wrapper, and not of the user's own."""
+    """Whether a model is known to make one call for each reply: it is neither a wrapper nor the user's own."""
     module = type(model).__module__
     return module.startswith("agentfsm.") and module != "agentfsm.models.model_wrappers"
 
@@ -336,7 +336,7 @@ def resolve_model(model: str | Model) -> Model:
     if not isinstance(model, str):
         if not (has_methods(model, "reply") and isinstance(getattr(model, "name", None), str)):
             raise ConfigurationError(
-                f"a model is a name or an object with reply() and a name, not {type(model).__name__}"
+                f"a model must be a name, or an object with reply() and a name, not {type(model).__name__}"
             )
         return model
     from agentfsm.models import resolve  # providers and httpx load only for a model given by name

@@ -1,8 +1,8 @@
 """Which calls of a run a person has to approve, as its first record has it, and whether an agent is as strict.
 
-A run goes on with an agent that asks people at least as often as the one that it began with. ``requires_approval`` and
-hooks with ``fail_open=False`` are compared, and a weaker agent is refused; permission policies are data, so those of
-the run apply beside the agent's.
+A run may continue with an agent that asks people at least as often as the one that it began with.
+``requires_approval`` and hooks with ``fail_open=False`` are compared, and a weaker agent is refused; permission
+policies are data, so those of the run apply in addition to the agent's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _APPROVAL: TypeAdapter[Approval] = TypeAdapter(Approval)
 
 
 def pin_approvals(config: AgentConfig) -> dict[str, Any]:
-    """What stands between the calls of an agent and their execution, as JSON data; empty if nothing does.
+    """What has to allow the calls of an agent before they are executed, as JSON data; empty if nothing has to.
 
     Args:
         config: The agent's configuration.
@@ -111,7 +111,7 @@ def _name_of(function: Any) -> str:
 
 def _code_of(function: Any) -> str:
     """A digest of a function's code: of its source, or, if it has none of its own, of what this Python runs."""
-    owner = getattr(function, "__self__", function)  # a bound method is made anew whenever it is asked for
+    owner = getattr(function, "__self__", function)  # each access makes a new bound method
     key = id(owner)
     if key not in _DIGESTS:
         try:
@@ -166,9 +166,9 @@ def is_as_strict(config: AgentConfig, pinned: Pinned, graph: str) -> bool:
 
 
 def as_strict_as_pinned(config: AgentConfig, state: RunState, graph: str) -> tuple[AgentConfig, tuple[str, ...]]:
-    """The configuration with which a run goes on, and which tools and hooks a migration admits to ask people less.
+    """The configuration with which a run continues, and which tools and hooks a migration admits to ask people less.
 
-    The permission policies that the run began with apply beside the agent's.
+    The permission policies that the run began with apply in addition to the agent's.
 
     Args:
         config: The agent's configuration.

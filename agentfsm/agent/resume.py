@@ -301,7 +301,7 @@ async def _check_resumed(
 async def _config_for_run(
     config: AgentConfig, state: RunState, request: ResumeRequest, graph: str
 ) -> tuple[AgentConfig, Any, tuple[str, ...]]:
-    """The configuration with which a run goes on, its dependencies, and what a migration admits to ask people less.
+    """The configuration with which a run continues, its dependencies, and what a migration admits to ask people less.
 
     The dependencies are made now only if the configuration needs them.
 

@@ -38,7 +38,7 @@ def check_agent(config: AgentConfig, state: RunState, pinned: Mapping[str, Any])
     """Check that an agent has the rules and the limits of a run that it resumes.
 
     A sub-agent's limits are what its caller had left, and follow from the caller. What an earlier release did not
-    write, and what follows from that (``FORMER_BEHAVIOR``), is not compared: such a run goes on as it began.
+    write, and what follows from that (``FORMER_BEHAVIOR``), is not compared: such a run continues as it began.
 
     Args:
         config: The agent's configuration.
@@ -165,7 +165,7 @@ def _check_edit(config: AgentConfig, state: RunState, request: PendingRequest, t
 
 
 def may_read_messages(config: AgentConfig) -> bool:
-    """Whether functions of the user's may look at the transcript of a run: then all of it has to be there.
+    """Whether user functions may look at the transcript of a run: then all of it has to be there.
 
     Args:
         config: The configuration of the run's agent.

@@ -47,22 +47,22 @@ class RunOptions:
         model: Any = self.model
         guardrails: Any = self.guardrails
         if not (model is None or isinstance(model, str) or (hasattr(model, "reply") and hasattr(model, "name"))):
-            raise RunError(f"a model is a name or an object with reply() and a name, not {type(model).__name__}")
+            raise RunError(f"a model must be a name, or an object with reply() and a name, not {type(model).__name__}")
         if self.settings is not None:
             _check_settings(self.settings)
         if not (guardrails is None or isinstance(guardrails, AgentGuardrails)):
-            raise RunError(f"guardrails are an AgentGuardrails, not {type(guardrails).__name__}")
+            raise RunError(f"guardrails must be an AgentGuardrails, not {type(guardrails).__name__}")
 
 
 def _check_settings(settings: object) -> None:
     from agentfsm.models.settings import ModelSettings  # only for runs with settings of their own
 
     if not isinstance(settings, ModelSettings):
-        raise RunError(f"settings are a ModelSettings, not {type(settings).__name__}")
+        raise RunError(f"settings must be a ModelSettings, not {type(settings).__name__}")
 
 
 def run_details(tags: Iterable[str], metadata: Mapping[str, Any], options: RunOptions | None) -> RunDetails:
-    """What a run is given beside its prompt, after checking it.
+    """What a run is given besides its prompt, after checking it.
 
     Args:
         tags: Short texts by which the run is found.
@@ -78,7 +78,9 @@ def run_details(tags: Iterable[str], metadata: Mapping[str, Any], options: RunOp
     if options is None:
         return details
     if not isinstance(options, RunOptions):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
-        raise RunError(f"options are a RunOptions, as in options=RunOptions(model=...), not {type(options).__name__}")
+        raise RunError(
+            f"options must be a RunOptions, as in options=RunOptions(model=...), not {type(options).__name__}"
+        )
     model, settings = options.model, options.settings
     return replace(
         details,
@@ -92,22 +94,22 @@ def run_details(tags: Iterable[str], metadata: Mapping[str, Any], options: RunOp
 def _valid_tags(tags: Any) -> tuple[str, ...]:
     """The tags, each once, in their order."""
     if isinstance(tags, (str, bytes)) or not hasattr(tags, "__iter__"):
-        raise RunError(f"tags are a list of texts, as in tags=['billing'], not {tags!r}")
+        raise RunError(f"tags must be a list of strings, as in tags=['billing'], not {tags!r}")
     names: tuple[Any, ...] = tuple(tags)
     for each in names:
         if not isinstance(each, str) or not each.strip():
-            raise RunError(f"a tag is a text that is not blank, not {each!r}")
+            raise RunError(f"a tag must be a string that is not blank, not {each!r}")
     return tuple(dict.fromkeys(names))
 
 
 def _valid_metadata(metadata: Any) -> dict[str, Any]:
     """A copy of the metadata as plain JSON data."""
     if not hasattr(metadata, "items"):
-        raise RunError(f"metadata is a JSON object, as in metadata={{'tenant': 7}}, not {type(metadata).__name__}")
+        raise RunError(f"metadata must be a JSON object, as in metadata={{'tenant': 7}}, not {type(metadata).__name__}")
     given: dict[Any, Any] = dict(metadata)
     for name in given:
         if not isinstance(name, str):
-            raise RunError(f"the names in metadata are strings, not {name!r}")
+            raise RunError(f"the names in metadata must be strings, not {name!r}")
     try:
         copied: dict[str, Any] = json.loads(json.dumps(given, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -136,7 +138,7 @@ def with_options(config: AgentConfig, options: RunOptions | None) -> AgentConfig
 
 
 def restore_options(config: AgentConfig, state: RunState, model: Model | None) -> AgentConfig:
-    """The configuration with which a run goes on: its agent's, with what the run was given when it was started.
+    """The configuration with which a run continues: its agent's, with what the run was given when it was started.
 
     Args:
         config: The agent's configuration.

@@ -1,6 +1,6 @@
 """``Session``: a conversation whose runs follow each other, each continuing where the last one ended.
 
-What a session consists of stands in the store alone: its runs, which have its id. The id of each run follows from that
+What a session consists of is in the store alone: its runs, which have its id. The id of each run follows from that
 of the run before, and a store accepts an id once, so of two runs that want to continue the same run only one can.
 """
 
@@ -392,7 +392,7 @@ def _valid_id(session_id: object) -> str:
         RunError: It is no string, blank, too long, or has spaces that a list would not show as they are.
     """
     if not isinstance(session_id, str):
-        raise RunError(f"session_id is a string, not {type(session_id).__name__}")
+        raise RunError(f"session_id must be a string, not {type(session_id).__name__}")
     plain = session_id.isprintable() and session_id == " ".join(session_id.split())
     if not session_id or len(session_id) > MAX_ID_CHARS or not plain:
         raise RunError(

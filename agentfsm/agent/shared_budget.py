@@ -31,7 +31,7 @@ class _Budget(NamedTuple):
         name: The field of ``AgentGuardrails``.
         limit: The calling run's limit; None for none.
         spent: What the calling run has spent of it, and what it will be charged for.
-        counted: How far the counter of the sub-agent's run stands.
+        counted: The counter of the sub-agent's run.
         shared_by: How many sub-agents share what is left.
     """
 

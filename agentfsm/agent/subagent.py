@@ -136,7 +136,7 @@ class SubagentFactory:
         await check_reply(config, state, reply, deps)
 
     async def config_to_continue(self, caller: CallingRun, state: RunState) -> tuple[AgentConfig, Any, tuple[str, ...]]:
-        """The configuration with which a run goes on, its dependencies, and what a migration admits to ask people less.
+        """The configuration with which a run continues, its dependencies, and what a migration lets ask people less.
 
         Args:
             caller: The calling run.
@@ -229,16 +229,16 @@ class SubagentFactory:
         return run
 
     async def continue_run(self, caller: CallingRun, state: RunState, request: RunRequest, what: str) -> Run[Any, Any]:
-        """A run that goes on.
+        """A run that continues.
 
         Args:
             caller: The calling run.
             state: The run.
-            request: How it goes on, with its limits.
+            request: How it continues, with its limits.
             what: What the error calls it.
 
         Raises:
-            ToolError: It cannot go on as the sub-agent is now.
+            ToolError: It cannot continue with the sub-agent as it is now.
             RunError: Its toolsets need dependencies that there are not, or a toolset failed.
         """
         try:
@@ -573,14 +573,14 @@ def _is_truncation(failure: Failure | None) -> bool:
 
 
 def _sampling_factory(factory: SubagentFactory, request: SampleRequest) -> SubagentFactory:
-    """The agent as it answers one request: with the prompt, the settings and the maximum length that it wishes."""
+    """The agent as it answers one request: with the prompt, the settings and the maximum length that it asks for."""
     config = factory.config
     limit = min(request.max_tokens, config.guardrails.max_output_tokens or request.max_tokens)
     update = {"max_output_tokens": limit, "max_output_tokens_limit": limit, "on_limit": "handoff"}
     guardrails, policy = config.guardrails.model_copy(update=update), _Unattended(config.policy)
     instructions = "\n\n".join(filter(None, (config.instructions, request.instructions)))
     model = config.model
-    if request.settings and hasattr(model, "with_settings"):  # a wish that a model cannot fulfill is left out
+    if request.settings and hasattr(model, "with_settings"):  # settings that the model does not take are left out
         from agentfsm.models.settings import ModelSettings, with_settings  # only for requests with settings
 
         with suppress(ConfigurationError, ValueError):

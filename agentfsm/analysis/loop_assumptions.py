@@ -127,7 +127,7 @@ def exported_model(
 _LIMIT_LABELS = ("iteration_limit", "time_limit", "other_limit")
 
 _ABOUT_LABELS = ("other", *_LIMIT_LABELS, "tool_failure", "approval", "doubt", "call")
-"""What recovery is about, or what a run waits for; ``call``: a question in the middle of a call, which then goes on."""
+"""What recovery is about, or what a run waits for; ``call``: a question within a call, which then continues."""
 
 _FAILURE_LABELS = ("other", *_LIMIT_LABELS, "tool_failure")
 
@@ -472,7 +472,7 @@ class _GuardReader(_RowReader):
         """What the engine enforces for every graph."""
         for counter in self.graph.counters:
             name, limit = counter.name, self.limit_of(counter)
-            if limit is None or _keeps_waiting(self.graph, row):  # bounds start anew at each wait
+            if limit is None or _keeps_waiting(self.graph, row):  # bounds start over at each wait
                 continue
             if name in _counters_needed(row):
                 yield GuardAssumption(

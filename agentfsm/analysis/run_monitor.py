@@ -137,7 +137,7 @@ class ProofModel:
         return with_enforced(bounds, self.graph, guardrails)
 
     def monitor(self, run: MonitoredRun) -> RunMonitor:
-        """The monitor of a run; if the run was suspended under this model, its monitor goes on.
+        """The monitor of a run; if the run was suspended under this model, its monitor continues.
 
         Args:
             run: The run as it is now.
@@ -236,7 +236,7 @@ class RunMonitor:
     Args:
         model: The models of its graph.
         run: The run as it is now. If its past is not known, it is followed by the engine's counters alone.
-        on_wait: Called each time the run has come to a state that waits.
+        on_wait: Called each time the run has reached a state that waits.
 
     Attributes:
         state: The run's current state.
@@ -265,7 +265,7 @@ class RunMonitor:
 
     @property
     def lacks_bounds(self) -> bool:
-        """Whether moves are to be compared with bounds that are not computed yet; ``compare_bounds`` does so."""
+        """Whether moves have to be compared with bounds that are not computed yet; ``compare_bounds`` does so."""
         return bool(self._uncompared)
 
     def fits(self, state: str, counters: Mapping[str, int]) -> bool:

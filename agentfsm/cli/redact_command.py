@@ -1,4 +1,4 @@
-"""``agentfsm redact``: delete recorded content permanently, a field or a text wherever it stands."""
+"""``agentfsm redact``: delete recorded content permanently, a field or a text wherever it occurs."""
 
 from __future__ import annotations
 

@@ -349,7 +349,7 @@ def _session_run(agent: Agent, session_id: str, prompt: Sequence[str | Image | F
     """The next run of a session, read from the store.
 
     Raises:
-        ConfigurationError: Its last run has not ended; the error says which command goes on with it.
+        ConfigurationError: Its last run has not ended; the error says which command continues it.
     """
     if agent.config.host.store is None:
         raise ConfigurationError("--session continues a conversation that is stored: leave --no-store out")

@@ -172,7 +172,7 @@ def runs(search: _Search, as_json: bool, location: StoreLocation) -> None:
 
 @dataclass(frozen=True)
 class _ListedRun:
-    """A run, and what is known of it beside what it is listed by.
+    """A run, and what is known of it besides what it is listed by.
 
     Attributes:
         info: What it is listed by.

@@ -52,7 +52,7 @@ Examples:
 def store() -> None:
     """Create, check and migrate a store, hold and purge its runs, and return the space.
 
-    They also work while a service writes the store: on SQLite, by way of that process.
+    They also work while a service writes the store: on SQLite, through that process.
     """
 
 

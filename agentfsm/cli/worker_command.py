@@ -1,4 +1,4 @@
-"""``agentfsm worker``: a process that starts submitted runs and goes on with those that were cut off or are due."""
+"""``agentfsm worker``: a process that starts submitted runs and continues those that were cut off or are due."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def model_error(
         name: The model's name.
         error: The exception.
         prompt: The messages of the request, which are removed from the error text.
-        secrets: The model's keys, likewise.
+        secrets: The model's keys, which are withheld as well.
     """
     if isinstance(error, ModelError):
         return error

@@ -68,7 +68,7 @@ _ORIGINS = ("model_provider", "output_version")
 def from_langchain(model: BaseChatModel, *, output_limit: str = "max_tokens") -> StreamingModel:
     """A LangChain chat model, as a model of an agent here.
 
-    Structured output is what the instructions ask for: LangChain has no common way to request it beside a reply.
+    Structured output is what the instructions ask for: LangChain has no common way to request it together with a reply.
 
     Args:
         model: The chat model. Let it make one attempt (``max_retries=0``), since the agent retries, and report the

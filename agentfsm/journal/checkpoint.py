@@ -336,7 +336,7 @@ async def verify_store(
         store: The store.
         keyring: The keys of its host, or None.
         signed: What a checkpoint signed, or None if there is none.
-        run_ids: The runs that are asked about, beside the tables; empty for everything.
+        run_ids: The runs that are asked about, besides the tables; empty for everything.
 
     Returns:
         A report on each problem, by its run or by ``(schema)``; empty if there is none.

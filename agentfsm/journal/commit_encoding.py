@@ -3,7 +3,7 @@
 A row has only what cannot be computed: of the hashes the last, of the MACs the last, and no commitment to a value that
 is there. What remains of the bodies is compressed with a dictionary of shapes. Hidden values stand uncompressed in a
 column of their own, where they can be deleted, and a value that a commit has several times, such as an argument that
-waits for approval, stands there once.
+waits for approval, is there once.
 
 Records that were not made by this package, or by a release before rows had several records, are stored one by one as
 they are: a body that is text is that of a single record.

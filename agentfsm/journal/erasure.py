@@ -26,7 +26,7 @@ class ErasureQuery:
             for instance, is deleted or reported.
         session_id: A conversation.
         tag: A tag.
-        text: What stands in other runs, such as a mail address: each value that has it is deleted.
+        text: What occurs in other runs, such as an e-mail address: each value that has it is deleted.
 
     Raises:
         ConfigurationError: Nothing is given, or one of the first three is longer than what runs are listed by.
@@ -59,7 +59,7 @@ class ErasureReport:
         purged: The ids of the runs that were purged.
         kept: The runs of the person that remain, and why.
         deleted: The places in other runs whose values were deleted.
-        remaining: The places where the text still stands, or the id of the person as that of an actor in the runs of
+        remaining: The places where the text still occurs, or the id of the person as that of an actor in the runs of
             others, and why.
         elsewhere: Where else something may still be, or an empty string.
     """
@@ -107,7 +107,7 @@ async def erase(
 
 
 def _more(named: Iterable[Occurrence], kept: Iterable[KeptRun], found: Iterable[Occurrence]) -> Iterator[Occurrence]:
-    """Where an actor is named, beside what was found already, and the runs that remain as a whole."""
+    """Where an actor is named, besides what was found already, and the runs that remain as a whole."""
     whole, known = {run.run_id for run in kept}, {(each.run_id, each.seq, each.field) for each in found}
     return (each for each in named if each.run_id not in whole and (each.run_id, each.seq, each.field) not in known)
 

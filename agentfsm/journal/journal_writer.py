@@ -293,7 +293,7 @@ def describe_policy(policy: Any) -> Data:
 
 
 LISTED_EVERY_S = 1.0
-"""Seconds after which a run that goes on is listed anew: it costs more than a commit's other rows together."""
+"""Seconds after which a run that continues is listed again: it costs more than a commit's other rows together."""
 
 _STATUS_AFTER: Mapping[str, Status] = {"run.suspended": "suspended", "run.finished": "finished"}
 
@@ -313,7 +313,7 @@ class StoreJournal:
         run: The state of the run, which is what it is listed by.
         snapshots: Makes its snapshots.
         records: The records that the run has already, without those that were not read.
-        base: What its journal goes on from; None for a new run.
+        base: What its journal continues from; None for a new run.
         inbox: The signals to the run, or None if nobody may cancel it from elsewhere.
     """
 
@@ -516,7 +516,7 @@ async def open_journal(
         withholder: Replaces what must never be written.
 
     Raises:
-        RunExistsError: The run is to be new, and the store has a run with that id.
+        RunExistsError: The run should be new, and the store has a run with that id.
         StaleLease: Another owner holds the run, or it has new records since it was loaded.
         StoreError: The store cannot write, or somebody without the secret changed what it keeps about the run.
     """

@@ -1,4 +1,4 @@
-"""What a run is to be listed by: computed from its records, compared with what the store has, and written anew."""
+"""What a run should be listed by: computed from its records, compared with what the store has, and rewritten."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _FROM_THE_START = ("started", "prompt", "actor", "session_id", "tags", "metadata
 """What follows from the first record."""
 
 _WHEN_IT_STOPPED = ("updated", "ending", "model", "cost_usd", "tokens", "waiting_for", "expires")
-"""What is written when a run ends or waits; while it goes on, it may be a second old."""
+"""What is written when a run ends or waits; while it runs, it may be a second old."""
 
 
 def compute_run_info(run_id: str, records: Sequence[SealedRecord], status: Status) -> RunInfo:
-    """What a run is to be listed by.
+    """What a run should be listed by.
 
     Args:
         run_id: The run.
@@ -159,7 +159,7 @@ async def _verify_listing(
 
 
 async def _has_another_status(store: Store, head: Head) -> bool:
-    """Whether a run is listed with another status than its head has, while nobody goes on with it."""
+    """Whether a run is listed with another status than its head has, while nobody works on it."""
     listed = await find_listing(store, head.run_id)
     return listed is not None and listed.status != head.status and await store.head(head.run_id) == head
 
@@ -196,7 +196,7 @@ def _differences(listed: RunInfo, records: Sequence[SealedRecord]) -> list[str]:
 
 
 async def rebuild_run_info(store: Store, run_id: str, keyring: Keyring | None = None) -> RunInfo:
-    """Write what a run is listed by anew, from its records; for a run of an earlier release, for the first time.
+    """Rewrite what a run is listed by, from its records; for a run of an earlier release, for the first time.
 
     Args:
         store: The store that has the run; no process may be running it.
@@ -222,7 +222,7 @@ async def rebuild_run_info(store: Store, run_id: str, keyring: Keyring | None = 
     lease = await store.acquire(run_id, owner_name(), keyring=keyring)
     try:
         if lease.hash != records[-1].hash:
-            raise JournalError(f"run {run_id!r} is not listed anew: it has new records")
+            raise JournalError(f"run {run_id!r} is not listed again: it has new records")
         await store.append(lease, (), status, info)
     finally:
         with contextlib.suppress(StoreError):  # the lease is released whether or not the append succeeded

@@ -193,7 +193,7 @@ class LoadedRun:
         suspension_id: The id of its suspension, or None if it was interrupted.
         pinned: Its first record, which has the rules and the guardrails that it began with.
         asked: Sequence number and hash of each record with the request that it waits for: with the votes on it, a
-            request is written anew.
+            request is written again.
     """
 
     run: RunState

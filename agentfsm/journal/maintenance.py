@@ -63,7 +63,7 @@ class Fact:
     Attributes:
         name: What it is about, such as ``size``.
         value: The fact.
-        is_problem: Whether it stands in the way, so that something has to be done about it.
+        is_problem: Whether it is an obstacle, so that something has to be done about it.
     """
 
     name: str
@@ -177,7 +177,7 @@ class StoreMaintenance(Protocol):
         ...
 
     async def describe(self) -> list[Fact]:
-        """What kind of store it is, how large, who may write it, and what stands in the way.
+        """What kind of store it is, how large, who may write it, and what prevents that.
 
         Raises:
             StoreError: The store cannot be read.

@@ -58,7 +58,7 @@ class Migration:
 
     def __post_init__(self) -> None:
         if isinstance(cast("object", self.approvals), str):
-            raise ConfigurationError(f"approvals is a tuple of names, such as ({self.approvals!r},)")
+            raise ConfigurationError(f"approvals must be a tuple of names, such as ({self.approvals!r},)")
         if isinstance(self.old, str) and not _FINGERPRINT.fullmatch(self.old):
             raise ConfigurationError(f"{self.old!r} is not the fingerprint of a graph: 12 to 64 hex digits")
         if self.old is None and self.vouched:

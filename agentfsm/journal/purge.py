@@ -182,7 +182,7 @@ async def _bury(
     wanted = [each.run_id for each in batch]
     done = set(wanted if dry_run else await store.maintenance.purge(batch))
     purged += [run_id for run_id in wanted if run_id in done]
-    kept += [KeptRun(run_id, "it changed meanwhile") for run_id in wanted if run_id not in done]
+    kept += [KeptRun(run_id, "it changed in the meantime") for run_id in wanted if run_id not in done]
 
 
 async def _family(

@@ -1,4 +1,4 @@
-"""Redacts values from journals for good: one field, a text wherever it stands, or what names an actor.
+"""Redacts values from journals permanently: one field, a text wherever it occurs, or what names an actor.
 
 The hash chain stays valid, because it covers commitments and not the values, and a record says what was removed.
 """
@@ -133,7 +133,7 @@ async def redact_text(
     runs: RunFilter | None = None,
     by: str = "",
 ) -> TextRedaction:
-    """Delete every hidden value in which a text stands; for how it is found see ``find_text``.
+    """Delete every hidden value that contains a text; for how it is found see ``find_text``.
 
     A whole value is deleted: the message, the arguments or the result that has the text, and an answer or a
     cancellation that waits to be acted on, which has to be sent again without it. The runs verify afterwards. They
@@ -193,7 +193,7 @@ async def _redact_found(
             failed[run_id] = str(error)
             continue
         deleted += occurrences
-    later = "it was written meanwhile"
+    later = "it was written in the meantime"
     remaining = (each if each.reason else replace(each, reason=failed.get(each.run_id, later)) for each in await find())
     return TextRedaction(tuple(deleted), tuple(remaining))
 

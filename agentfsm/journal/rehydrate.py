@@ -50,7 +50,7 @@ class RehydratedRun:
         suspension: The body of the record with which the run was suspended, or None if it is not suspended.
         request_ref: Sequence number and hash of that record, or None.
         asked: The same of every record with a request since the run reached the state in which it is: with the votes on
-            it, a request is written anew.
+            it, a request is written again.
         finished: Whether the run has finished.
         attempts: Number of attempts by effect id.
         visited: The states that the run has left.

@@ -105,7 +105,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class ReplayTotals:
-    """What replays of many runs came to.
+    """The results of the replays of many runs.
 
     Attributes:
         runs: Number of runs.
@@ -489,7 +489,7 @@ def _read_again(own: RunState, recorded_run: RunState, recorded: Outcome | None)
 
 
 def _needs_the_world(spec: StateSpec) -> bool:
-    """Whether the effect of a state asks a model, a tool, a person or a function of the user's."""
+    """Whether the effect of a state asks a model, a tool, a person or a user function."""
     return spec.effect not in (CHECK_BUDGETS, PARSE_REPLY, JUDGE_RESULTS, CHOOSE_RECOVERY)
 
 

@@ -30,7 +30,7 @@ class ReplaySettings:
         guardrails: The limits.
         behavior: The behavior switches.
         limits: Single limits to change, by name; without ``guardrails``, in the recorded ones.
-        known_graphs: Graphs that runs may have been recorded on, beside those of the presets.
+        known_graphs: Graphs that runs may have been recorded on, besides those of the presets.
     """
 
     graph: Graph | None = None

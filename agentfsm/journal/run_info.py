@@ -1,4 +1,4 @@
-"""What a run is listed and searched by: a few columns beside its journal, and the questions that they answer.
+"""What a run is listed and searched by: a few columns next to its journal, and the questions that they answer.
 
 They are written in the same transaction as the records that they follow from, and only when a run is created, when its
 status changes, and at most once a second. They follow from the records alone (``rebuild_run_info``), they are not
@@ -117,7 +117,7 @@ def listed_text(text: str) -> str:
 
 
 def check_selects_one(name: str, text: str | None) -> None:
-    """Check that what is listed of a text is not also what is listed of another one, as runs are to be deleted by it.
+    """Check that what is listed of a text is not also what is listed of another one: runs will be deleted by it.
 
     Args:
         name: What the text is, for the error.
@@ -205,13 +205,13 @@ class RunQuery:
                 raise ConfigurationError(f"{name}={value!r}: it is in seconds since the epoch, as time.time() is")
         for name, as_listed in _FORMS.items():
             if not isinstance(value := getattr(self, name), (str, NoneType)):
-                raise ConfigurationError(f"{name}={value!r}: it is a text")
+                raise ConfigurationError(f"{name}={value!r}: it must be a string")
             if value is not None:
                 object.__setattr__(self, name, as_listed(value) or value)  # by blanks no run is listed
         if self.any_tag is not None:
             object.__setattr__(self, "any_tag", tuple(map(listed_text, self.any_tag)))
         if self.limit < 1:
-            raise ConfigurationError(f"limit={self.limit}: a page has at least one run")
+            raise ConfigurationError(f"limit={self.limit}: it must be 1 or more")
         if self.after and not (self.after.isascii() and self.after.isdigit() and len(self.after) < 19):
             raise ConfigurationError(f"after={self.after!r} is not the 'next' of a page")
         for name, value in (self.metadata or {}).items():

@@ -65,7 +65,7 @@ async def send_answer(
         actor: Who replies, or None.
         to: The digest of the request that was shown to them, or at least its first 12 digits; None for whatever the
             run asks now.
-        secrets: What the host declares to be secret, beside what the environment says.
+        secrets: What the host declares to be secret, in addition to what the environment says.
         authenticated: Whether the host authenticates people.
 
     Raises:
@@ -127,7 +127,7 @@ async def send_cancel(
         reason: Why; becomes ``RunCancelled.reason``, with the actor.
         keyring: The keys of the host: one of them sealed the run, and the current one seals the request.
         actor: Who cancels it, or None.
-        secrets: What the host declares to be secret, beside what the environment says.
+        secrets: What the host declares to be secret, in addition to what the environment says.
 
     Raises:
         UnknownRunError: There is no such run.

@@ -12,8 +12,8 @@ from agentfsm.journal.store import Lease
 __all__ = ["RECHECK_S", "SignalHub"]
 
 RECHECK_S = 30.0
-"""Seconds after which all pending signals are listed anew, also where each new one is announced: for those that whoever
-held the run could not act on."""
+"""Seconds after which all pending signals are listed again, even where each new one is announced: for those that could
+not be acted on by whoever held the run."""
 
 
 class _Listener:

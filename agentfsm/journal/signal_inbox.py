@@ -100,7 +100,7 @@ class SignalInbox:
         """Remove the signals that were acted on, now that this is durable.
 
         Args:
-            status: How the run is left; None while it goes on.
+            status: How the run is left; None while it runs.
         """
         self._closed = status is not None
         if self._closed and self._reading is not None:

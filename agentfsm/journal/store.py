@@ -164,7 +164,7 @@ class Store(Protocol):
             keyring: The keys of the host.
 
         Raises:
-            RunExistsError: It is to be created and exists already.
+            RunExistsError: It should be created, and exists already.
             UnknownRunError: It is not to be created and does not exist.
             StaleLease: Another owner holds it; the error names the owner.
             StoreError: The store cannot write, or somebody without the secret changed what it keeps about the run.
@@ -253,7 +253,7 @@ class Store(Protocol):
         """The runs that a query finds, the newest first, a page at a time.
 
         The order is that in which they were created, and does not change. No run is twice on the pages of a query or
-        missing from them, whatever is written meanwhile.
+        missing from them, whatever is written in the meantime.
 
         Raises:
             StoreError: The store cannot be read.

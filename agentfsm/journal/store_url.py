@@ -59,7 +59,7 @@ def open_store(url: str | Path) -> Store:
 
     Args:
         url: The URL, or the path of a SQLite file. ``synchronous`` is as for ``SqliteStore``; ``liveness``,
-            ``lease_s``, ``wait_s`` and ``listen_url`` are as for ``PostgresStore``, beside the parameters of libpq.
+            ``lease_s``, ``wait_s`` and ``listen_url`` are as for ``PostgresStore``, besides the parameters of libpq.
 
     Raises:
         ConfigurationError: It is no URL of a store that this release has.

@@ -1,4 +1,4 @@
-"""Finds a text, or what names an actor, wherever it stands in a store: in records, signals, holds and tombstones."""
+"""Finds a text, or what names an actor, wherever it occurs in a store: in records, signals, holds and tombstones."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """A place in which a text stands.
+    """A place in which a text occurs.
 
     Attributes:
         run_id: The run.
-        seq: The sequence number of the record; 0 for what stands beside the records of a run.
-        field: Where it stands in the record, as ``redact`` takes it: ``out.replied.reply.message.content``.
+        seq: The sequence number of the record; 0 for what is not in the records of a run.
+        field: Where it is in the record, as ``redact`` takes it: ``out.replied.reply.message.content``.
         excerpt: The text with what is around it; empty for a run that cannot be read.
         reason: Why it cannot be deleted, or an empty string.
         place: The number of the hidden value that has it, or None.
@@ -117,7 +117,7 @@ class Occurrence:
 async def find_text(
     store: Store, text: str, keyring: Keyring | None = None, runs: RunFilter | None = None
 ) -> list[Occurrence]:
-    """Every place in the journals of a store in which a text stands.
+    """Every place in the journals of a store in which a text occurs.
 
     It is found in any case, inside other texts, in keys and in numbers, escaped in JSON and URLs, in other normal forms
     of Unicode and with other white space, and in base16 and base64 (there only as it is given). With the keys of the
@@ -137,7 +137,7 @@ async def find_text(
         StoreError: The store cannot be read.
     """
     if len(text.strip()) < MIN_TEXT_CHARS:
-        raise JournalError(f"{text!r} is too short to be deleted wherever it stands: give {MIN_TEXT_CHARS} characters")
+        raise JournalError(f"{text!r} is too short to be deleted wherever it occurs: give {MIN_TEXT_CHARS} characters")
     text_search, found = _search_for(text), list[Occurrence]()
     wanted, selected = runs or RunFilter(), set[str]()
     signals: dict[str, list[SealedSignal]] = {}
@@ -179,7 +179,7 @@ def _texts_of(listed: RunInfo) -> tuple[str, ...]:
 def _search_texts(
     run_id: str, text_search: _TextSearch, field: str, texts: Iterable[str], reason: str
 ) -> Iterator[Occurrence]:
-    """Where a text stands in what a store has of a run beside its records, which has no hidden values."""
+    """Where a text occurs in what a store has of a run besides its records, which has no hidden values."""
     if found := next(filter(None, (text_search.search(each) for each in texts)), None):
         yield Occurrence(run_id, 0, field, _excerpt(found), reason)
 
@@ -199,7 +199,7 @@ class _TextSearch:
     has_spaces: bool
 
     def search(self, text: str) -> re.Match[str] | None:
-        """Where a text has it, as it stands there, with more escapes than it needs, or as it looks."""
+        """Where a text has it: as written there, with more escapes than it needs, or as it looks."""
         found = self.forms.search(text)
         if found is None and has_escapes(text):
             text = read_plain(text).decode("utf-8", "replace")

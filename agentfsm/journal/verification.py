@@ -186,7 +186,7 @@ def require_authentic(report: VerificationReport, action: str) -> None:
 
     Args:
         report: The result of its verification, with the secrets.
-        action: What is to be done with the run, as in ``resumed``, for the error.
+        action: What the caller wants to do with the run, as in ``resumed``, for the error.
 
     Raises:
         JournalError: It is not.

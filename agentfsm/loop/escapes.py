@@ -106,7 +106,7 @@ class Reading:
         self.plain = b"".join(pieces)
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """Where a part of ``plain`` that is not empty stands in the text.
+        """Where a part of ``plain`` that is not empty is in the text.
 
         Args:
             start: Where it begins in ``plain``.
@@ -190,7 +190,7 @@ _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 
 
 def _quote(text: str, safe: str) -> str:
-    """A text as it stands in a URL; ``urllib`` is for code that does I/O."""
+    """A text as it is written in a URL; ``urllib`` is for code that does I/O."""
     kept = _UNRESERVED | frozenset(safe)
     return "".join(
         char if char in kept else "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))

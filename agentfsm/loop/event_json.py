@@ -58,7 +58,7 @@ EVENT_TEXTS = frozenset(
 
 
 def plain_json(value: Any) -> Any:
-    """A value of the user's as JSON data; what JSON cannot represent becomes a text."""
+    """A user value as JSON data; what JSON cannot represent becomes a text."""
     return to_jsonable_python(value, fallback=str, bytes_mode="base64", inf_nan_mode="null")
 
 

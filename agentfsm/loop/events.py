@@ -87,7 +87,7 @@ class Event:
 
     Attributes:
         run_id: The run.
-        seq: Its number, from 1. It goes on after a suspension, in any process. After a crash, the numbers are greater
+        seq: Its number, from 1. It continues after a suspension, in any process. After a crash, the numbers are greater
             than all before, and some are left out.
         time: When it happened, in seconds since the epoch, by the host's clock. For information: ``seq`` is the
             order.
@@ -463,7 +463,7 @@ class PartialRunSummary(Ending):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunAborted(Ending):
-    """Code of the user's raised, or a hook aborted the run.
+    """User code raised, or a hook aborted the run.
 
     Attributes:
         reason: What happened, and whose code it was.

@@ -180,8 +180,8 @@ def extend_limit(run: RunState) -> None:
     """Grant what the person's reply names of the budget that the run asks about, or else the same amount once more.
 
     How often is bounded by ``max_continues``. A reply to a sub-agent extends nothing of its caller. A sub-agent's run
-    gets its limits each time that it continues, from what its caller has left; only its model calls and its time begin
-    anew here.
+    gets its limits each time that it continues, from what its caller has left; only its model calls and its time start
+    over here.
     """
     request = run.pending_request
     kind = None if request is None or request.asker else request.failure_kind

@@ -39,7 +39,7 @@ class AgentGuardrails(BaseModel, frozen=True):
             ``4 * max_iterations * (1 + max_continues)`` (10,000 if ``max_iterations`` is None), so that it cuts off
             nothing that ``max_continues`` grants.
         max_continues: How many times a person may extend a spent budget before the run stops. Model calls and time
-            begin anew then; of tokens and USD the same amount is granted once more.
+            start over then; of tokens and USD the same amount is granted once more.
         max_calls_per_reply: How many calls of one reply are run. Those after them are not, and their results say so.
         max_moves: How many transitions a run may take between two waits for a person, whatever its graph; past it the
             run ends as aborted. None for the bound that follows from the graph, and at least 100,000.
@@ -48,7 +48,7 @@ class AgentGuardrails(BaseModel, frozen=True):
             precedence.
         hook_timeout_s: Timeout of one hook in seconds; one that does not return in time counts as having raised.
         cancel_grace_s: Seconds that a tool, hook, model or memory has to clean up after its timeout or a cancellation.
-            One that is still running then is abandoned: closed where it stands, and the run goes on without it.
+            One that is still running then is abandoned: closed where it is, and the run continues without it.
         llm_timeout_s: Timeout in seconds of a whole reply, and of the first piece of a streamed one. A stream that
             flows is bounded by ``stream_heartbeat_s``. No call outlasts the run's own time.
         stream_heartbeat_s: Seconds of silence between two pieces after which a streamed reply counts as dropped;

@@ -112,7 +112,7 @@ def stop(run: RunState) -> bool:
 @silent_while("retry_calls", False)
 @takes("retry_tool")
 def retry_tool(run: RunState) -> bool:
-    """The failed calls are to be run again unchanged: their tools are idempotent and retryable."""
+    """The failed calls should run again unchanged: their tools are idempotent and retryable."""
     return run.retry_calls
 
 

@@ -1,6 +1,6 @@
 """What is kept of a long history: the declared policies, and where they cut it, always at whole turns.
 
-A *turn* is a message of the user's with everything up to the next one. The history that the model gets is a run's
+A *turn* is a user message with everything up to the next one. The history that the model gets is a run's
 transcript without what was left out (``Compaction``); the transcript itself is never shortened. A run has its policy in
 its journal, so a run that is resumed or replayed cuts where it did.
 """
@@ -82,7 +82,7 @@ class Summarize:
     """Replaces the older turns of a long history by a summary, which a model writes.
 
     The call of that model is one of the run's: it is charged, limited, retried and journaled as all others are. If it
-    fails for good, the history stays as it is.
+    fails in the end, the history stays as it is.
 
     Attributes:
         above_tokens: How long the history may be, in tokens: one for four characters, and 1,000 for an image or a file.
@@ -122,7 +122,7 @@ def _check_numbers(policy: KeepLast | Summarize, *names: str) -> None:
         if value is None and name == "replies" and isinstance(policy, KeepLast):
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigurationError(f"{type(policy).__name__}({name}=...) is a number from 1, not {value!r}")
+            raise ConfigurationError(f"{type(policy).__name__}({name}=...) must be 1 or more, not {value!r}")
 
 
 _POLICIES: Mapping[str, type[KeepLast | Summarize]] = {"keep_last": KeepLast, "summarize": Summarize}
@@ -218,10 +218,10 @@ def check_cut(messages: Sequence[Message], compaction: Compaction) -> None:
 
     Args:
         messages: The transcript.
-        compaction: What is to be left out.
+        compaction: What to leave out.
 
     Raises:
-        ValueError: It leaves out everything, or a call whose result stays, or keeps what is no message of the user's.
+        ValueError: It leaves out everything, or a call whose result stays, or keeps what is not a user message.
     """
     start = compaction.start
     if not 0 <= start < len(messages):
@@ -230,7 +230,7 @@ def check_cut(messages: Sequence[Message], compaction: Compaction) -> None:
         raise ValueError(f"Compaction(start={start}): that message is a result, and its call would be left out")
     for index in compaction.kept:
         if not 0 <= index < start or messages[index].role is not Role.USER:
-            raise ValueError(f"Compaction(kept=...): {index} is not the index of an earlier message of the user's")
+            raise ValueError(f"Compaction(kept=...): {index} is not the index of an earlier user message")
 
 
 def estimate_tokens(messages: Sequence[Message]) -> int:
@@ -247,7 +247,7 @@ def summary_prompt(run: RunState, plan: Compaction) -> str:
 
     Args:
         run: The run.
-        plan: What is to be left out.
+        plan: What to leave out.
     """
     staying = {id(message) for message in compacted(run.messages, plan)}
     left_out = [m for m in compacted(run.messages, run.compaction) if id(m) not in staying]

@@ -36,7 +36,7 @@ class KeyPurpose(StrEnum):
     record = "journal record"
     """Authenticates the records of a journal."""
     run = "run in a store"
-    """Authenticates what a store keeps about a run beside its records."""
+    """Authenticates what a store keeps about a run besides its records."""
     snapshot = "snapshot of a run"
     """Authenticates what a run knew after one of its records, as a store keeps it."""
     tombstone = "purged run"

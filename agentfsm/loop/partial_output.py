@@ -35,7 +35,7 @@ class PartialOutput:
     def add(self, event: Event) -> Any:
         """Take in one event.
 
-        It costs little however long the answer is: a long one is not read anew for each of its pieces.
+        It costs little however long the answer is: a long one is not read again for each of its pieces.
 
         Args:
             event: The event.

@@ -243,7 +243,7 @@ def prompt_message(prompt: str | Sequence[str | Image | File]) -> Message:
             content = f"{content}\n\n{part}" if content and part else content or part
             continue
         if not isinstance(part, (Image, File)):
-            raise ValueError(f"a part of a prompt is a string, an Image or a File, not {type(part).__name__}")
+            raise ValueError(f"a part of a prompt must be a string, an Image or a File, not {type(part).__name__}")
         size += part.size
         if isinstance(part, File) and part.is_text:
             name = f" {part.filename!r}" if part.filename else ""
@@ -252,7 +252,7 @@ def prompt_message(prompt: str | Sequence[str | Image | File]) -> Message:
         else:
             attached.append((len(content), part))
     if not parts:
-        raise ValueError("a prompt has at least one part")
+        raise ValueError("a prompt must have at least one part")
     if size > MAX_PROMPT_BYTES:
         raise ValueError(f"the images and files of a prompt have {MAX_PROMPT_BYTES:,} bytes at most, not {size:,}")
     images = [part for _, part in attached if isinstance(part, Image)]

@@ -29,7 +29,7 @@ MAX_APPROVALS = 16
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who requests a run or answers it. It stands in journals, which keep its id readable: use one that may be kept.
+    """Who requests a run or answers it. Journals keep its id readable: use one that may be kept.
 
     Attributes:
         id: Identifies the actor; two votes with one id are one vote, and so are those with ids that differ only in
@@ -51,7 +51,7 @@ class Actor:
     def __post_init__(self) -> None:
         given: Any = self.id
         if not (isinstance(given, str) and _folded(given)):
-            raise ConfigurationError(f"an actor's id is a text that is not blank, not {given!r}")
+            raise ConfigurationError(f"an actor's id must be a string that is not blank, not {given!r}")
         object.__setattr__(self, "roles", _role_names(self.roles, f"the roles of actor {given!r}"))
 
     def is_same_as(self, other: Actor) -> bool:
@@ -78,7 +78,7 @@ def _folded(name: str) -> str:
 def _role_names(roles: Any, what: str) -> tuple[str, ...]:
     names: tuple[Any, ...] = () if isinstance(roles, (str, bytes)) else tuple(roles)
     if isinstance(roles, (str, bytes)) or not all(isinstance(name, str) and name.strip() for name in names):
-        raise ConfigurationError(f"{what} are a tuple of names, such as ('manager',), not {roles!r}")
+        raise ConfigurationError(f"{what} must be a tuple of names, such as ('manager',), not {roles!r}")
     return tuple(dict.fromkeys(names))
 
 
@@ -112,7 +112,9 @@ class Approval:
         object.__setattr__(self, "roles", _role_names(self.roles, "the roles of an approval"))
         object.__setattr__(self, "escalate_to", _role_names(self.escalate_to, "the roles of an escalation"))
         if isinstance(self.n, bool) or not isinstance(self.n, int) or not 1 <= self.n <= MAX_APPROVALS:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"n is how many approvals a call needs, from 1 to {MAX_APPROVALS}, not {self.n!r}")
+            raise ConfigurationError(
+                f"n, the number of approvals that a call needs, must be from 1 to {MAX_APPROVALS}, not {self.n!r}"
+            )
         for name in ("validity_s", "escalate_after_s", "remind_after_s"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds < float("inf"):
@@ -178,12 +180,12 @@ class Quorum:
 
     @property
     def escalates_at(self) -> float | None:
-        """When the request is to be escalated, in seconds since the epoch; None if it is not, or was already."""
+        """When to escalate the request, in seconds since the epoch; None if it is not, or was already."""
         after = self.rule.escalate_after_s
         return None if after is None or self.escalated else self.asked_at + after
 
     def is_due(self, now: float) -> bool:
-        """Whether the request is to be escalated now.
+        """Whether to escalate the request now.
 
         Args:
             now: Seconds since the epoch.

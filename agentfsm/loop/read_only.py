@@ -255,7 +255,7 @@ def plain_value(cls: type[_T], value: _T) -> _T:
 
     Args:
         cls: A frozen dataclass.
-        value: A value of it, or of a class of the user's whose fields might change.
+        value: A value of it, or of a user class whose fields might change.
     """
     if value.__class__ is cls:
         return value

@@ -210,7 +210,7 @@ def _on_leave_judge_results(run: RunState, target: StateSpec) -> None:
 
 
 def _close_breaker(run: RunState) -> None:
-    """Begin counting anew once the circuit breaker has opened."""
+    """Start counting from zero once the circuit breaker has opened."""
     if run.failure is not None and run.failure.kind is FailureKind.repeated_error:
         run.error_key, run.error_streak = None, 0
 
@@ -230,7 +230,7 @@ def _on_leave_recovery(run: RunState, target: StateSpec) -> None:
 
 
 def _on_leave_wait(run: RunState, row: Transition, target: StateSpec) -> None:
-    """A run that goes on waiting keeps what it asks and the answer that it was given."""
+    """A run that still waits keeps what it asks and the answer that it was given."""
     request = run.pending_request
     if target.waits and request is not None and not request.asks_something:
         run.pending_request = None
@@ -439,7 +439,7 @@ def _prepare_retry(run: RunState, failure: Failure, decided: o.RecoveryDecided) 
 
 
 def _feedback(run: RunState, failure: Failure) -> str:
-    """What to tell the model about a reply that is to be given again; empty where a tool result says it."""
+    """What to tell the model about a reply that it should give again; empty where a tool result says it."""
     if failure.kind is K.output_truncated:
         return _after_truncation(run)
     if failure.kind in OUTPUT_KINDS or (failure.kind not in PROVIDER_KINDS and is_final_text(run)):

@@ -106,7 +106,7 @@ def _starts_again(beginning: str, reply: str) -> bool:
         return len(reply) >= len(beginning)
     if common >= MIN_COMMON_START or (common >= 3 and 2 * common >= len(beginning)):
         return True
-    # A sentence that begins right after a letter, without a space, continues no word: but "Java" goes on with "Script",
+    # A sentence that begins right after a letter, without a space, continues no word, as "Script" continues "Java";
     # and a single word is hardly the whole of an answer that was too long before.
     within_word = beginning[-1].isalnum() and not beginning[-1].isupper()
     return within_word and len(beginning) <= MAX_ABANDONED and _begins_sentence(reply) and " " in reply.strip()

@@ -43,7 +43,7 @@ class ReplySecrets:
 
         Args:
             text: The text of the reply.
-            before: The text of the answer that it goes on with, if that was cut off.
+            before: The text of the answer that it continues, if that was cut off.
         """
         try:
             found = dict.fromkeys(self._found(text))
@@ -87,7 +87,7 @@ def _as_object(value: Any) -> Mapping[str, Any] | None:
 
 
 def _values(text: str) -> Iterator[Any]:
-    """The JSON values in a text: what it is, or else what stands in it, the last one perhaps cut off."""
+    """The JSON values in a text: the text itself, or else what is in it, the last one perhaps cut off."""
     if "{" not in text and "[" not in text:
         return
     try:

@@ -15,7 +15,7 @@ _ESCAPED_CONTEXT = 40  # the same where each may be an escape
 
 
 class SecretIndex:
-    """Where secrets stand in a text, and where one may begin that goes on in the next piece.
+    """Where secrets are in a text, and where one may begin that continues in the next piece.
 
     Of a secret of 16 characters or more, three may be shown before it is noticed, of a shorter one fewer than a
     quarter: else every piece that ends in a letter would have to wait for the next one.

@@ -113,7 +113,7 @@ def state_call_number(effect_id: str) -> int | None:
 @read_only
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """What a run was given when it was started, beside its prompt and its conversation; it never changes.
+    """What a run was given when it was started, besides its prompt and its conversation; it never changes.
 
     Attributes:
         tags: Short texts by which the run is found.
@@ -491,7 +491,7 @@ class RunView(RunState):  # type: ignore[misc]  # it is frozen, and a run is not
         _set_values(self, _make_view(RunState(**changes))._values)
 
     def call(self, role: str, function: Callable[..., _T], *arguments: Any) -> _T:
-        """What a function of the user's returns for this view.
+        """What a user function returns for this view.
 
         Args:
             role: What the function is, such as ``guard``; its name is added.

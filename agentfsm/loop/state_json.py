@@ -63,7 +63,7 @@ TEXT_FIELDS = frozenset(
         "withheld",
     }
 )
-"""The fields in the JSON of a run's state that hold texts or data of the user's; others are names, ids and counts."""
+"""The fields in the JSON of a run's state that hold the user's texts or data; others are names, ids and counts."""
 
 KEPT_FIELDS = frozenset({"by", "record"})
 """The fields with texts in which nothing is withheld: who answered, and signed records, which withhold their own."""

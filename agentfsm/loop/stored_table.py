@@ -78,7 +78,7 @@ def _state(columns: list[Any]) -> StateSpec:
 
 
 _OWN_EFFECT = EffectSpec("custom")
-"""Stands for a function of the user's."""
+"""Stands for a user function."""
 
 _EFFECTS: Mapping[str, EffectSpec | None] = MappingProxyType({**BUILT_IN_EFFECTS, "custom": _OWN_EFFECT, "": None})
 

@@ -105,7 +105,7 @@ def _has_error(call: CallState, key: tuple[str, str, str, str]) -> bool:
 
 
 def count_error(run: RunState, key: tuple[str, str, str, str]) -> None:
-    """Count an error for the circuit breaker; another one starts anew.
+    """Count an error for the circuit breaker; a different one starts over.
 
     Args:
         run: The run.

@@ -241,7 +241,7 @@ MASK = "**********"
 
 
 def mask_secrets(text: str, secrets: Iterable[str]) -> str:
-    """A text with each secret replaced by asterisks, in whatever form it stands there.
+    """A text with each secret replaced by asterisks, in whatever form it occurs there.
 
     Args:
         text: The text.
@@ -295,7 +295,7 @@ class Withholder:
         return made
 
     def with_mask(self, mask: str) -> Withholder:
-        """The same, but with one text for every secret instead of placeholders. It can be used instead, not beside.
+        """The same, but with one text for every secret instead of placeholders. Use one or the other, not both.
 
         Args:
             mask: The text.
@@ -413,7 +413,7 @@ class Withholder:
         return {n: self._withhold(value) if n in names else self.clean(value) for n, value in arguments.items()}
 
     def clean_fields(self, data: Any, texts: frozenset[str], kept: frozenset[str] = frozenset()) -> Any:
-        """Data of ours with every secret replaced in the fields that hold texts and data of the user's.
+        """Data of ours with every secret replaced in the fields that hold the user's texts and data.
 
         Args:
             data: The data, as JSON.

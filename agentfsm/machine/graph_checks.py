@@ -353,7 +353,7 @@ def _bounded_rows(
 
 
 def _left_at_the_end(graph: Table, state: str, counter: str, part: frozenset[str]) -> bool:
-    """Whether a run leaves a part of the graph for good when a state finds the counter spent that it spends.
+    """Whether a run leaves a part of the graph and never returns when a state finds its counter spent.
 
     The row for the counter's end does not hold where another counter is empty that it spends.
     """

@@ -1,6 +1,6 @@
 """``BedrockMessages`` and ``VertexMessages``: Anthropic's models in the clouds of Amazon and Google.
 
-Both take the body of Anthropic's messages API without the model, whose name stands in the URL, and with a version of
+Both take the body of Anthropic's messages API without the model, whose name is in the URL, and with a version of
 their own in a field; each documents one value of it, and ``ModelSettings(extra_body={"anthropic_version": ...})`` sends
 another (https://docs.aws.amazon.com/bedrock/latest/userguide/model-parameters-anthropic-claude-messages.html,
 https://cloud.google.com/vertex-ai/generative-ai/docs/partner-models/claude/use-claude). Google streams server-sent

@@ -186,7 +186,7 @@ class AwsSignature(httpx.Auth):
                 yield request
 
     def _current(self, rejected: _Frozen | None) -> _Frozen:
-        """The credentials; loaded anew if these have been rejected, and no other call has done so since."""
+        """The credentials; loaded again if these have been rejected, and no other call has done so since."""
         with self._lock:  # the credentials of botocore refresh themselves, and calls run in several threads
             if self._credentials is None or (rejected is not None and rejected == self._known):
                 self._credentials = self._guarded(self._load)

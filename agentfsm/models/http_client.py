@@ -133,7 +133,7 @@ class HttpOptions:
 
     Raises:
         ConfigurationError: A number is not above zero, a header or the proxy is invalid, there are no certificates, or
-            ``client`` stands beside a setting of its own.
+            ``client`` is given together with a setting of its own.
     """
 
     headers: Mapping[str, str | SecretStr] = field(default_factory=dict[str, "str | SecretStr"], repr=False)

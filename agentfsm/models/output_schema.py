@@ -2,7 +2,7 @@
 
 A strict mode takes few keywords, closed objects and, at OpenAI, no optional properties. ``strict_schema`` makes such a
 schema of an ordinary one if every value that it admits is also one of the original, and the values that it rules out
-can be said otherwise. What it leaves out (limits, defaults, descriptions beside references) stands in the instructions,
+can be said otherwise. What it leaves out (limits, defaults, descriptions next to references) is in the instructions,
 which contain the whole schema, and the answer is validated against the original.
 """
 
@@ -48,7 +48,8 @@ class SchemaSupport:
 
 
 DEFAULT_SUPPORT = SchemaSupport()
-"""What an unknown server is taken to accept: Ollama never calls a tool beside a format, llama.cpp rejects them both."""
+"""What an unknown server is taken to accept: Ollama never calls a tool if a format is set, and llama.cpp rejects
+the combination."""
 
 OPENAI_SUPPORT = SchemaSupport(beside_tools=True, limits=True)
 
@@ -112,7 +113,7 @@ class _NotStrictError(Exception):
 
 
 def output_schema_block(request: ModelRequest, support: SchemaSupport) -> dict[str, Any] | None:
-    """The name, schema and strictness of a request's structured output, or None if no schema is to be sent.
+    """The name, schema and strictness of a request's structured output, or None if no schema should be sent.
 
     Args:
         request: The request.
@@ -134,7 +135,7 @@ def wants_json_object(request: ModelRequest, support: SchemaSupport) -> bool:
 
 
 def strict_schema(schema: Mapping[str, Any], rules: SchemaRules) -> dict[str, Any] | None:
-    """A schema as a strict mode takes it, or None if it cannot be had without loss.
+    """A schema as a strict mode takes it, or None if that loses something.
 
     Args:
         schema: The schema.

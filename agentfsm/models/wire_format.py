@@ -228,7 +228,7 @@ def openai_usage(value: object, input_key: str, output_key: str, cost_usd: float
     Args:
         value: The ``usage`` object of the response.
         input_key: The name of its prompt count; the details have the same name with ``_details``.
-        output_key: The name of its completion count, likewise.
+        output_key: The name of its completion count.
         cost_usd: The cost that the server reports, in USD; 0 if it reports none.
     """
     usage = as_object(value)

@@ -148,7 +148,7 @@ class DecisionFilter:
 
 
 _ANSWERED = '"answered"'
-"""What stands in the record of every answer: the kind of its outcome."""
+"""What the record of every answer contains: the kind of its outcome."""
 
 
 class PeriodDecision(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a report says of a run beside its ledger.
+"""What a report says of a run besides its ledger.
 
 That is what verification found and how far it could look, the graph that the journal pins with the run's path through
 it, and the requests to the model as they were sent.
@@ -55,7 +55,7 @@ class ReportedRun:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """How the runs of a report were verified, and what was found in the store beside them.
+    """How the runs of a report were verified, and what else was found in the store.
 
     Attributes:
         store: The name of the store's file.

@@ -141,8 +141,8 @@ def to_human_reply(human_input: HumanInput) -> HumanReply:
             return HumanReply("give_up")
         case _:
             raise HumanReplyError(
-                "a reply is a string, Extend(), Fill(), Allow(), Deny(), Edit(), ItRan(), ItDidNotRun() or GiveUp(), "
-                f"not {human_input!r}"
+                "a reply must be a string, Extend(), Fill(), Allow(), Deny(), Edit(), ItRan(), ItDidNotRun() or "
+                f"GiveUp(), not {human_input!r}"
             )
 
 
@@ -156,7 +156,7 @@ def _to_extension(extend: Extend) -> HumanReply:
         raise HumanReplyError(f"Extend() takes one amount, of what ran out, not {' and '.join(named)}")
     message: Any = extend.message
     if not isinstance(message, str):
-        raise HumanReplyError(f"Extend(message=...) is a string, not {message!r}")
+        raise HumanReplyError(f"Extend(message=...) must be a string, not {message!r}")
     for unit, amount in named.items():
         whole = unit in ("tokens", "model_calls")
         if isinstance(amount, bool) or not isinstance(amount, int if whole else (int, float)):
@@ -240,7 +240,7 @@ async def _run_hook(context: Context, hook: Hook, hook_context: HookContext[Any]
 
 
 def hook_limit_s(context: Context) -> float:
-    """Seconds for one function of the user's: until the run's time is up, unless it is up already and the run ends."""
+    """Seconds for one user function: until the run's time is up, unless it is up already and the run ends."""
     limit, left = context.run.guardrails.hook_timeout_s, context.time_left_s
     return limit if left is None or left <= 0 else min(limit, left)
 

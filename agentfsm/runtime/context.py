@@ -59,11 +59,11 @@ Effect = Callable[["Context"], Any]
 """What a state does to the outside world: returns an outcome, or a coroutine that returns one."""
 
 
-class LongWait(Exception):  # noqa: N818  # it is no error: the run goes on later
-    """A run waits for longer than whoever advances it wishes to hold it: it is at a durable point, and goes on later.
+class LongWait(Exception):  # noqa: N818  # it is no error: the run continues later
+    """A run waits for longer than its caller is willing to hold it: it is at a durable point, and continues later.
 
     Args:
-        until: When it goes on, in seconds since the epoch.
+        until: When it continues, in seconds since the epoch.
     """
 
     def __init__(self, until: float) -> None:
@@ -80,7 +80,7 @@ class Monitor(Protocol):
 
     @property
     def lacks_bounds(self) -> bool:
-        """Whether moves are to be compared with bounds that are not computed yet."""
+        """Whether moves have to be compared with bounds that are not computed yet."""
         ...
 
     def compare_bounds(self) -> object | None:
@@ -188,7 +188,7 @@ class Context:
         take_charge: While the effect of a user-defined state runs: returns what it has used, for a run that is cut off.
         may_lack_values: Whether the run was loaded, so that its calls may have placeholders of secrets.
         visited_before_resume: The states that the run had left before it was loaded from a store.
-        yield_at: When the event loop is to be yielded to, as a reading of ``time.perf_counter``.
+        yield_at: When to yield to the event loop, as a reading of ``time.perf_counter``.
         seen: What user code sees of the run in its current state, once there was any to see it.
         sequential_search: Where tool dispatch has searched the batch: the batch, and two indexes in it.
         charged_at: When the run was last charged for its time, as a reading of ``Clock.monotonic`` in seconds.

@@ -65,7 +65,7 @@ def return_unable(
 
     Args:
         rationale: Why it cannot be done.
-        blockers: What concretely stands in the way.
+        blockers: What concretely prevents it.
         suggested_next_steps: What a person could do about it.
     """
     return {

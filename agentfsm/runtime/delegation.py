@@ -98,8 +98,8 @@ class SampleRequest:
 
     Attributes:
         messages: The conversation; the last message is the user's.
-        instructions: The system prompt that it wishes, or an empty string.
-        settings: The sampling settings that it wishes, by the names of ``ModelSettings``.
+        instructions: The system prompt that it asks for, or an empty string.
+        settings: The sampling settings that it asks for, by the names of ``ModelSettings``.
         max_tokens: The maximum length of the reply, in tokens.
     """
 

@@ -84,7 +84,7 @@ _NOT_OF_USER_CODE = (StoreError, JournalError, LongWait, ModelMismatchError)
 """What an effect raises without user code: the run does not continue."""
 
 MOVES_BETWEEN_CHECKS = 8
-"""After so many moves a run looks whether the event loop is to be yielded to, and how many moves it has made."""
+"""After so many moves a run checks whether to yield to the event loop, and how many moves it has made."""
 
 
 class Driver:
@@ -95,7 +95,7 @@ class Driver:
         decisions: Every transition taken so far.
         outcome: The last event; None until the run has ended or is suspended.
         output: The answer, as a value of the agent's output type.
-        cancel_reason: Why the run is to be cancelled, or None.
+        cancel_reason: Why the run should be cancelled, or None.
         cancel_requests: What can cancel the task that advances it.
     """
 
@@ -246,7 +246,7 @@ class Driver:
             ):
                 await self._finish()
             elif until is not None and not (self._interruption or requests.from_outside) and until():
-                return  # a cancelled task's run comes to its end first
+                return  # a cancelled task's run ends first
         if self._interruption is not None:
             try:
                 raise self._interruption
@@ -326,7 +326,7 @@ class Driver:
     # -- the effect -----------------------------------------------------------------------------------
 
     def _choose_effect(self, state: str) -> Effect:
-        """What is done in a state: its effect, or what comes in front of it or in its place."""
+        """What is done in a state: its effect, or what comes before it or replaces it."""
         effect = self._effects.get(state)
         if effect is None:
             escalates, self._escalates = self._escalates and self.cancel_reason is None, False
@@ -546,7 +546,7 @@ def _lacks_bounds(monitor: Monitor | None) -> bool:
 
 
 async def _compare_bounds(monitor: Monitor | None, context: Context) -> None:
-    """Compare a run with the bounds of its model, if it has come so far, while the event loop goes on.
+    """Compare a run with the bounds of its model, once it has come so far, without blocking the event loop.
 
     Raises:
         ModelMismatchError: The run has exceeded one, and the host asked for an error.

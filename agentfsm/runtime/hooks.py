@@ -117,7 +117,7 @@ class Hook:
         at: The state, or one of the loop's effects (``CALL_MODEL``, ``RUN_CALLS``, ...) for every state that has it,
             whatever its name is. At ``dispatch_tool``, and wherever ``RUN_CALLS`` is the effect, the hook runs once for
             each call, and again when a call that a human approved is about to run: the approval does not replace the
-            hook's, and much may have changed meanwhile. At ``terminal`` it runs when the run ends, however it ends.
+            hook's, and much may have changed since. At ``terminal`` it runs when the run ends, however it ends.
         function: Plain or async; returns None to continue, or a decision. Any other value counts as an exception,
             and so does an async one that does not return within the guardrails' ``hook_timeout_s``, or before the
             run's time is up.

@@ -250,7 +250,7 @@ class Host:
             return None
         if not isinstance(given, str):
             raise AuthenticationError(
-                f"an actor is an Actor or a name, not {type(given).__name__}: only Host(authenticate=...) can "
+                f"an actor must be an Actor or a name, not {type(given).__name__}: only Host(authenticate=...) can "
                 "tell whose token that is"
             )
         return Actor(given)
@@ -281,14 +281,14 @@ class Host:
     def __post_init__(self) -> None:
         for name in ("old_secrets", "secrets"):
             if isinstance(getattr(self, name), (str, bytes, SecretStr)):
-                raise ConfigurationError(f"{name} is a list, as in {name}=[...], not a single secret")
+                raise ConfigurationError(f"{name} must be a list, as in {name}=[...], not a single secret")
         object.__setattr__(self, "secret", _as_bytes(self.secret))
         object.__setattr__(self, "old_secrets", tuple(map(_as_bytes, self.old_secrets)))
         object.__setattr__(self, "secrets", tuple(map(_as_secret, self.secrets)))
         object.__setattr__(self, "keyring", Keyring(self.secret, self.old_secrets))
         if self.store is not None and not hasattr(self.store, "find_runs"):
             raise ConfigurationError(
-                f"store is a store, as in store=open_store('runs.db'), not {type(self.store).__name__}"
+                f"store must be a store, as in store=open_store('runs.db'), not {type(self.store).__name__}"
             )
         if self.watchdog_s is not None and not self.watchdog_s > 0:
             raise ConfigurationError(f"watchdog_s must be greater than 0 seconds, or None, not {self.watchdog_s}")
@@ -299,7 +299,7 @@ class Host:
 def _as_bytes(secret: object) -> bytes:
     secret = secret.encode() if isinstance(secret, str) else secret
     if not isinstance(secret, bytes):
-        raise ConfigurationError(f"a secret is bytes, not {type(secret).__name__}")
+        raise ConfigurationError(f"a secret must be bytes, not {type(secret).__name__}")
     if not secret:
         raise ConfigurationError("a secret is empty: anyone could sign a suspension record with it")
     return secret
@@ -309,7 +309,7 @@ def _as_secret(value: object) -> SecretStr:
     if isinstance(value, str):
         return SecretStr(value)
     if not isinstance(value, SecretStr):
-        raise ConfigurationError(f"secrets are texts, not {type(value).__name__}")
+        raise ConfigurationError(f"secrets must be strings, not {type(value).__name__}")
     return value
 
 

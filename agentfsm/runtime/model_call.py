@@ -333,7 +333,7 @@ async def _stream_reply(
 
 @dataclass(slots=True)
 class _Piece:
-    """An event that is to be sent.
+    """An event to send.
 
     Attributes:
         event: Its class.

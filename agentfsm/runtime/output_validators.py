@@ -1,4 +1,4 @@
-"""Output validators: functions of the user's that check an answer, change it, or refuse it with a lesson for the model.
+"""Output validators: user functions that check an answer, change it, or refuse it with a lesson for the model.
 
 An answer that is refused is malformed output: the row ``output_malformed`` leads to ``recover``, and the policy's
 budget for it bounds how often the model may try again.
@@ -63,7 +63,7 @@ async def validate_answer(context: Context, answer: Any) -> Any:
     if after == before:
         return answer
     if adapter is None and not isinstance(after, str):
-        raise TypeError(f"the output validators left {type(after).__name__} as an answer, which is a text")
+        raise TypeError(f"the output validators left {type(after).__name__} as an answer, which must be a string")
     if adapter is not None:
         adapter.validate_json(to_json(after))
     return after

@@ -166,7 +166,7 @@ class PermissionPolicy:
             for rule in self.rules:
                 if rule.applies(tool, data, schema):
                     return rule
-        except Exception as error:  # of the user's types, too: what cannot be evaluated is denied
+        except Exception as error:  # raised by the user's types, too: what cannot be evaluated is denied
             return PermissionRule(
                 action="deny",
                 tool=tool,

@@ -49,7 +49,9 @@ def check_prompt(prompt: Prompt) -> Message:
         RunError: It is something else, it has no parts, or its images and files are too large.
     """
     if not isinstance(prompt, (str, list, tuple)):
-        raise RunError(f"a prompt is a string, or a list of strings, Images and Files, not {type(prompt).__name__}")
+        raise RunError(
+            f"a prompt must be a string, or a list of strings, Images and Files, not {type(prompt).__name__}"
+        )
     try:
         return prompt_message(prompt)
     except ValueError as error:
@@ -63,11 +65,11 @@ def check_ids(run_id: object, session_id: object) -> None:
         RunError: One of them is not a string, or the run's id cannot be told from a suspension record, or be stored.
     """
     if not isinstance(session_id, str):
-        raise RunError(f"session_id is a string, not {type(session_id).__name__}")
+        raise RunError(f"session_id must be a string, not {type(session_id).__name__}")
     if run_id is None:
         return
     if not isinstance(run_id, str):
-        raise RunError(f"run_id is a string, or None for a random one, not {type(run_id).__name__}")
+        raise RunError(f"run_id must be a string, or None for a random one, not {type(run_id).__name__}")
     if run_id.lstrip().startswith("{"):
         raise RunError(f"run_id {run_id!r} begins like a suspension record: begin it with a letter or a digit")
     if not is_storable(run_id):
@@ -87,7 +89,7 @@ def normalize_history(history: Iterable[Message]) -> list[Message]:
     for each in messages:
         if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
             raise RunError(
-                "message_history is a list of Message, as result.messages is (or Message.user('...')), "
+                "message_history must be a list of Message, as result.messages is (or Message.user('...')), "
                 f"and contains {type(each).__name__}"
             )
     return with_missing_results(without_memory(m) for m in messages if m.role is not Role.SYSTEM)
@@ -126,7 +128,7 @@ async def make_deps(context: Context, *, dismissed: bool) -> None:
 
     Args:
         context: The run.
-        dismissed: Whether the run is only ended: then it goes on without what cannot be made.
+        dismissed: Whether the run is only ended: then it continues without what cannot be made.
 
     Raises:
         MissingDepsError: The run was started with dependencies, and there are none now.
@@ -155,7 +157,7 @@ async def add_tools(context: Context, *, dismissed: bool = False) -> None:
 
     Args:
         context: The run.
-        dismissed: Whether the run is only ended: then it goes on with the tools that are known without its toolsets.
+        dismissed: Whether the run is only ended: then it continues with the tools that are known without its toolsets.
 
     Raises:
         ToolsetError: A toolset failed, or the run cannot have what it returned.
@@ -197,7 +199,7 @@ async def add_instructions(context: Context) -> None:
 
 
 async def _call(context: Context, role: str, function: Callable[[Any], Any]) -> Any:
-    """What a function of the user's returns for the run, within the time limit of hooks.
+    """What a user function returns for the run, within the time limit of hooks.
 
     Raises:
         RunError: It raised, or took too long.

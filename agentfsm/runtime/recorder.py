@@ -85,13 +85,13 @@ class EarlierPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JournalBase:
-    """What the process that continues a stored run has to know about its journal, beside its state.
+    """What the process that continues a stored run has to know about its journal, besides its state.
 
     Attributes:
         first: The first record.
         unread: How many records, from the first, were not read.
         read: Reads and verifies them; None if none are missing.
-        model: The name of the first model that it called, or an empty string if that is to be looked for.
+        model: The name of the first model that it called, or an empty string if it has to be looked up.
         asked: Sequence number and hash of each record with the request that it waits for.
         may_have_snapshots: Whether its pinned graph is that of its first record.
     """
@@ -122,7 +122,7 @@ class ResumePoint:
         secrets: The values that its records withhold.
         epoch: The epoch in which its last record was written.
         records: Its records, without those that were not read: ``base.unread`` tells how many.
-        base: What its journal goes on from; None for a run that is not in a store.
+        base: What its journal continues from; None for a run that is not in a store.
         stepped_at: When it took its last step, in seconds since the epoch; None if its records do not say.
     """
 
@@ -193,7 +193,7 @@ class JournalSink(Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """Why writing has failed for good, or None."""
+        """Why writing has failed permanently, or None."""
         ...
 
     def push(self, entries: list[JournalEntry]) -> None:

@@ -179,7 +179,7 @@ class Run(Generic[Deps, Output]):
             lazily: Whether older messages of a long run may stay unread until they are needed, as when it is awaited.
 
         Returns:
-            The run itself; its ``state`` and ``run_state`` are those that it goes on from.
+            The run itself; its ``state`` and ``run_state`` are those that it continues from.
 
         Raises:
             SuspensionRecordError: The record or the reply is invalid; each case has its own class.
@@ -207,8 +207,8 @@ class Run(Generic[Deps, Output]):
         """Cancel one tool call that is running, and go on with the run. The call's result says so to the model.
 
         An async function is cancelled, and abandoned if it does not stop within the guardrails' ``cancel_grace_s``. A
-        plain one goes on in its thread, and what it returns is discarded. The run of a sub-agent is cancelled, and what
-        it has used is charged. Other calls of the reply are not touched. May be called from any thread.
+        plain one continues in its thread, and what it returns is discarded. A sub-agent's run is cancelled, and what it
+        has used is charged. Other calls of the reply are not touched. May be called from any thread.
 
         Args:
             call_id: The call's id, as ``ToolStarted.call.id`` says it.

@@ -111,4 +111,4 @@ def check_deps(deps_type: object, deps: object, remedy: str) -> None:
     if not fits and deps is None:
         raise RunError(f"the agent's dependencies are a {name} (deps_type), and the run has none: {remedy}")
     if not fits:
-        raise RunError(f"the agent's dependencies are a {name} (deps_type), not {type(deps).__name__}")
+        raise RunError(f"the agent's dependencies must be a {name} (deps_type), not {type(deps).__name__}")

@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """How a run is to be started, resumed or dismissed.
+    """How to start, resume or dismiss a run.
 
     Attributes:
         prompt: The user's message, for a new run.
@@ -163,7 +163,7 @@ def resume_details(request: RunRequest) -> dict[str, Any]:
 
 
 def escalation_is_due(config: AgentConfig, run: RunState) -> bool:
-    """Whether the approval that a run waits for is to be escalated now; a sub-agent's by the sub-agent's run."""
+    """Whether to escalate the approval that a run waits for now; a sub-agent's by the sub-agent's run."""
     request = run.pending_request
     if request is None or request.quorum is None or request.asker:
         return False

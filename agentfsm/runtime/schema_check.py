@@ -65,7 +65,7 @@ def schema_problem(schema: object) -> str:
 
 
 def definition_problem(schema: Mapping[str, Any]) -> str:
-    """Why a schema of the user's own is wrong, or an empty string; that of a server need not be right to be used.
+    """Why the user's own schema is wrong, or an empty string; that of a server need not be right to be used.
 
     Raises:
         MissingExtraError: The package ``jsonschema`` is not installed.

@@ -117,7 +117,7 @@ class Timeout:
     """A time limit for one await at a time: ``value = await timeout.run(coroutine, seconds)``. It cannot be nested.
 
     When the time is up, or the task is cancelled, the coroutine is cancelled and has ``grace_s`` to clean up. If it is
-    still not over then, it is abandoned: closed where it stands, and never run again.
+    still not over then, it is abandoned: closed where it is, and never run again.
 
     Args:
         grace_s: Seconds that a cancelled coroutine has to end; None to wait for it however long it takes.
@@ -353,7 +353,7 @@ class _AbandonedError(BaseException):
 
 
 def _close(inner: Coroutine[Any, Any, Any]) -> None:
-    """End a coroutine where it stands; one whose cleanup waits is ended there, too, and so on.
+    """End a coroutine where it is; one whose cleanup waits is ended there, too, and so on.
 
     An exception comes first, because before Python 3.13 ``close`` does not reach into an asynchronous generator, which
     then counts as running forever: it cannot be closed, and complains when it is collected.
@@ -377,4 +377,4 @@ def _close(inner: Coroutine[Any, Any, Any]) -> None:
 
     # It never runs again, but dropping it would try to close it again, forever; so would the interpreter's end.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
-    logger.warning("%s cannot be closed: it is left where it stands", getattr(inner, "__qualname__", "a coroutine"))
+    logger.warning("%s cannot be closed: it is left where it is", getattr(inner, "__qualname__", "a coroutine"))

@@ -54,7 +54,7 @@ class CallChannel:
             fraction: How much of it is done, from 0 to 1, or None.
         """
         if fraction is not None and not 0 <= fraction <= 1:
-            raise ValueError(f"fraction is how much is done, from 0 to 1, not {fraction!r}")
+            raise ValueError(f"fraction must be from 0 to 1 (how much is done), not {fraction!r}")
         task = self._context.timeout.owner
         if self._closed or not self._context.builds_events or task is None:
             return

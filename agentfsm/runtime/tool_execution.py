@@ -137,7 +137,7 @@ async def run_call(
     """Run one call. Any exception of the tool becomes a failed result; only cancellation is raised.
 
     A tool that is still running at its time limit is cancelled. One that does not stop then is abandoned: a plain
-    function continues in its thread, and its return value is discarded; an async one is closed where it stands.
+    function continues in its thread, and its return value is discarded; an async one is closed where it is.
 
     Args:
         call: The call.

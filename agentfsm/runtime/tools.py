@@ -62,7 +62,7 @@ _TOOL_NAME = re.compile(r"\A[A-Za-z0-9_-]{1,64}\Z")
 
 
 class Delegate(Protocol):
-    """What answers the calls of a tool: a sub-agent, or a server that may ask a person or a model meanwhile."""
+    """What answers the calls of a tool: a sub-agent, or a server that may ask a person or a model during the call."""
 
     @property
     def is_agent(self) -> bool:

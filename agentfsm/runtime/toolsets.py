@@ -1,4 +1,4 @@
-"""Toolsets: tools that depend on the context of a run, chosen once when the run starts, and again when it goes on."""
+"""Toolsets: tools that depend on the context of a run, chosen once when the run starts, and again when it continues."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Toolset(Protocol[ContextDeps]):
     ) -> Iterable[Callable[..., Any]] | Awaitable[Iterable[Callable[..., Any]]]:
         """The tools of one run: functions, or what ``@tool`` and ``Tool.from_schema`` make. Plain or async.
 
-        It is called once when the run starts, before anything is written, and once whenever the run goes on in
+        It is called once when the run starts, before anything is written, and once whenever the run continues in
         another process or after a wait.
 
         Args:

@@ -177,7 +177,7 @@ class Watchdog:
         return end
 
     def forget(self) -> None:
-        """Begin anew, in a forked process."""
+        """Start over, in a forked process."""
         self._loops, self._lock, self._thread, self._woken = {}, threading.Lock(), None, None
 
     def _start(self) -> None:

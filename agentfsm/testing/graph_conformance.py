@@ -1,4 +1,4 @@
-"""Conformance checks for graphs: what states, guards, hooks and memories of the user's may do, and how a machine moves.
+"""Conformance checks for graphs: what user-defined states, guards, hooks and memories may do, and how a machine moves.
 
 ::
 
@@ -209,7 +209,7 @@ async def stalls_are_noticed_once(graph: Graph) -> None:
 
 
 async def memory_is_recalled_once(graph: Graph) -> None:
-    """Memory stands before the question as data, is not remembered again, and never harms a run."""
+    """Memory comes before the question as data, is not remembered again, and never harms a run."""
     kept: list[list[str]] = []
 
     class Notes:

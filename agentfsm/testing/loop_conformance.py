@@ -292,7 +292,7 @@ def _calls(count: int) -> list[Any]:
 
 
 async def model_calls_are_limited(graph: Graph) -> None:
-    """N iterations are N model calls; an answer begins the count anew, as often as ``max_continues`` says."""
+    """N iterations are N model calls; an answer restarts the count, as often as ``max_continues`` says."""
     limits = {"max_iterations": 2, "max_continues": 1}
     for on_limit, row, ending in (("stop", "stop", "PartialRunSummary"), ("handoff", "handoff", "Handoff")):
         run = await Trial(graph, _calls(9), [FINE], limits={**limits, "on_limit": on_limit}).play()
@@ -722,7 +722,7 @@ async def each_failure_has_its_action(graph: Graph) -> None:
 
 
 async def equal_errors_open_the_breaker(graph: Graph) -> None:
-    """Five batches in a row with the same error are handed off; a success, or another error, begins anew."""
+    """Five batches in a row with the same error are handed off; a success, or another error, starts over."""
     salts = iter(range(99))  # equal calls with equal results would be a loop
 
     def broken(n: int, salt: int) -> str:

@@ -498,7 +498,7 @@ async def takes_no_part_for_the_whole(open_model: OpenModel) -> None:
 
 
 async def can_be_cancelled_while_it_waits(open_model: OpenModel) -> None:
-    """A call that waits for its provider ends at once when it is cancelled, and nothing of it goes on."""
+    """A call that waits for its provider ends at once when it is cancelled, and nothing of it continues."""
     silence = Silence()
     async with open_model(silence) as model, _leaving_no_task():
         await _cancel_when_received(model.reply(_REQUEST), silence)

@@ -218,7 +218,7 @@ def infeasibility_reason(
             if row.must(config):
                 others[f"{row.transition.id} holds first"] = None
                 break
-    return "; ".join(off or own or others) or f"no run comes to {names[wanted[0]].source}"
+    return "; ".join(off or own or others) or f"no run reaches {names[wanted[0]].source}"
 
 
 SMALL_GUARDRAILS = AgentGuardrails(

@@ -411,7 +411,7 @@ class WitnessDriver:
     def undriven_rows(self) -> list[Infeasible]:
         """The rows of the graph that no path of this driver takes, each with the reason, in table order.
 
-        No run of the agent comes to such a row, or its guard or one on the way to it has no example.
+        No run of the agent reaches such a row, or its guard or one on the way to it has no example.
         """
         behavior = self._agent.behavior
         guardrails = small_guardrails(behavior)
@@ -468,7 +468,7 @@ LIMITS = frozenset({d.runaway, d.iteration_limit, d.time_limit, d.token_limit, d
 def scenarios_through_rows(agent: Agent[Any, Any]) -> Iterator[Scenario]:
     """For each row that a run of an agent can take, the scenario of a shortest run that takes it.
 
-    It has guardrails of its own if the run comes to a limit. Rows that need a guard without examples are
+    It has guardrails of its own if the run reaches a limit. Rows that need a guard without examples are
     left out, and named in a warning.
 
     Args:

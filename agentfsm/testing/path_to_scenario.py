@@ -83,7 +83,7 @@ class Step:
 
     @property
     def is_own(self) -> bool:
-        """Whether the state that it leaves has an effect of the user's."""
+        """Whether the state that it leaves has a user-defined effect."""
         return self.effect is None and not self.waits
 
 
@@ -336,7 +336,7 @@ class BatchPlanner:
         tools: The agent's tools.
         extra_call: Whether each batch has one call more than the path executes.
         own_calls: Calls of the agent's own tools; None if the path calls ``DEFAULT_TOOLS``.
-        overridden: The indexes of the transitions whose examples are to be used as they are.
+        overridden: The indexes of the transitions whose examples are used as they are.
 
     Attributes:
         results: What the tools return, in the order of execution.

@@ -93,7 +93,7 @@ def _result_lines(results: Sequence[RunResult[Any]]) -> list[str]:
 
 
 def _counted_line(run: RunState) -> str:
-    """What decides how a run goes on, and is no counter of its table."""
+    """What decides how a run continues, and is no counter of its table."""
     attempts = {kind.value: number for kind, number in run.failure_attempts.items()}
     error = (*run.error_key, run.error_streak) if run.error_key is not None else None
     return f"counted: {_json({'attempts': attempts, 'denials': run.denials, 'error': error})}"
@@ -170,7 +170,7 @@ class RunRecorder:
         name: The name of the test.
         recorded: The runs recorded before, or to write.
         advice: How to write them again.
-        record: Whether the runs are to be written.
+        record: Whether to write the runs.
     """
 
     def __init__(self, name: str, recorded: RecordedRuns, advice: str, *, record: bool) -> None:

@@ -665,7 +665,7 @@ async def purges_whole_runs(make: OpenStore) -> None:
 
 
 async def purges_only_what_ended_and_did_not_change(make: OpenStore) -> None:
-    """A run that goes on, waits, is owned, or is not as its tombstone says, is not purged; an empty one is."""
+    """A run that is running, waits, is owned, or is not as its tombstone says, is not purged; an empty one is."""
     store = make()
     await _create(store, [_listed(0), _listed(1, status="suspended"), _listed(2, status="finished")])
     for run_id in ("run0", "run1"):

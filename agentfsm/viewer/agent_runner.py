@@ -1,4 +1,4 @@
-"""Runs the agents of a viewer: what was answered in it or elsewhere goes on in this process."""
+"""Runs the agents of a viewer: what was answered in it or elsewhere continues in this process."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def app(
         replay_guard: Remembers which one-time links were opened, such as a ``FileReplayGuard`` that all processes of
             the viewer share. Without it, links are refused.
         checkpoint: What a signed checkpoint says that the store had, to verify it against.
-        graphs: Your own graphs, under which stored runs can be replayed, beside those of the presets.
+        graphs: Your own graphs, under which stored runs can be replayed, besides those of the presets.
 
     Raises:
         ConfigurationError: A host is not a name, or an agent has another store.
@@ -88,7 +88,7 @@ def app(
     wrong = sorted(name for name in names if not name or "/" in name or "*" in name)
     if wrong:
         raise ConfigurationError(
-            f"hosts has names without scheme and path, such as agents.example.org, not {wrong[0]!r}"
+            f"hosts must be names without scheme and path, such as agents.example.org, not {wrong[0]!r}"
         )
     if any(agent.config.host.store is not store for agent in agents):
         raise ConfigurationError("the agents of a viewer have its store: Agent(..., host=Host(store=store))")

@@ -118,11 +118,11 @@ def one_time_link(
         ConfigurationError: The address is not that of a web page, the run has no id, or the time is not positive.
     """
     if not url.startswith(("https://", "http://")) or "#" in url or "?" in url:
-        raise ConfigurationError(f"the address of a viewer is like https://agents.example.org/, not {url!r}")
+        raise ConfigurationError(f"the address of a viewer must look like https://agents.example.org/, not {url!r}")
     if not run_id:
         raise ConfigurationError("a link is for one run: give its id")
     if not 0 < validity_s < float("inf"):
-        raise ConfigurationError(f"validity_s is a number of seconds greater than 0, not {validity_s!r}")
+        raise ConfigurationError(f"validity_s must be greater than 0 seconds, not {validity_s!r}")
     vouched = Actor(actor.id, actor.roles, actor.kind, verified=True)
     expires = (time.time() if now is None else now) + validity_s
     granted = Pass(vouched, run_id, expires, secrets.token_hex(16), viewer_at(url))

@@ -37,7 +37,7 @@ MAX_BODY = 1_000_000
 """Bytes of what a page sends."""
 
 RETRY_MS = 500
-"""After so long a browser connects anew to the server-sent events of a page, as when the viewer was restarted."""
+"""After so long a browser reconnects to the server-sent events of a page, as when the viewer was restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class LiveEvent(NamedTuple):
 
     Attributes:
         data: What it says, as JSON data.
-        id: What the browser sends when it connects anew, to go on after this event.
+        id: What the browser sends when it reconnects, to continue after this event.
     """
 
     data: Any
@@ -131,7 +131,7 @@ def markup_response(markup: str, media_type: str = "text/html") -> Response:
 
 
 def event_response(events: AsyncIterator[LiveEvent | None]) -> StreamingResponse:
-    """An answer that goes on for as long as the page is open.
+    """An answer that is streamed for as long as the page is open.
 
     Args:
         events: The events; None for nothing new, which is sent as a comment so that a broken connection is noticed.

@@ -1,4 +1,4 @@
-"""Workers: processes that start submitted runs and go on with those that were cut off, on an existing engine."""
+"""Workers: processes that start submitted runs and continue those that were cut off, on an existing engine."""
 
 from __future__ import annotations
 

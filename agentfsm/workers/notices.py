@@ -106,7 +106,7 @@ class Notices:
 
     Args:
         store: The store.
-        waker: The engine that keeps what is to be sent.
+        waker: The engine that keeps what will be sent.
         notify: Sends a notice.
         remind_after_s: Seconds after which people are reminded, again and again, of a request without such a time of
             its own; None for no reminders.
@@ -128,9 +128,11 @@ class Notices:
         now: Callable[[], float] = time.time,
     ) -> None:
         if remind_after_s is not None and not 0 < remind_after_s < float("inf"):
-            raise ConfigurationError(f"remind_after_s is a number of seconds greater than 0, not {remind_after_s!r}")
+            raise ConfigurationError(f"remind_after_s must be greater than 0 seconds, not {remind_after_s!r}")
         if viewer_url and not viewer_url.startswith(("https://", "http://")):
-            raise ConfigurationError(f"the address of a viewer is like https://agents.example.org/, not {viewer_url!r}")
+            raise ConfigurationError(
+                f"the address of a viewer must look like https://agents.example.org/, not {viewer_url!r}"
+            )
         self._store = store
         self._waker = waker
         self._notify = notify
@@ -265,9 +267,9 @@ class Webhook:
         except httpx.InvalidURL as error:
             raise ConfigurationError(f"the URL of a webhook cannot be read: {error}") from error
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ConfigurationError("the URL of a webhook begins with https:// or http://, and names a host")
+            raise ConfigurationError("the URL of a webhook must begin with https:// or http:// and name a host")
         if secret is not None and len(secret) < MIN_SECRET_BYTES:
-            raise ConfigurationError(f"the secret of a webhook has at least {MIN_SECRET_BYTES} bytes")
+            raise ConfigurationError(f"the secret of a webhook must have at least {MIN_SECRET_BYTES} bytes")
         self._url = parsed
         self._secret = secret
         self._timeout_s = timeout_s

@@ -60,7 +60,7 @@ class _Workflow:
     def __init__(self, row: dict[str, Any]) -> None:
         self.id, self.status, self.service = (str(row[each]) for each in ("id", "status", "target_service_name"))
         self.replaced = int(row["target_service_key"].rpartition("#")[2])
-        self.has_begun = int(row.get("journal_size", 0)) > 1  # behind what it was given stands the first step
+        self.has_begun = int(row.get("journal_size", 0)) > 1  # its input is followed by the first step
         self.due, self.first_start, self.last_start = (
             datetime.fromisoformat(row[each]).timestamp() if each in row else 0.0
             for each in ("scheduled_start_at", "running_at", "last_start_at")

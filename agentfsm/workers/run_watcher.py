@@ -109,7 +109,7 @@ def _after_death(head: Head) -> StaleAction:
 
 
 def due_at(request: StoredRequest) -> float:
-    """When a request is to be escalated or expires, whichever comes first, in seconds since the epoch."""
+    """When a request is escalated or expires, whichever comes first, in seconds since the epoch."""
     escalates = None if request.quorum is None else request.quorum.escalates_at
     return min(float("inf") if at is None else at for at in (request.expires_at, escalates))
 
@@ -355,7 +355,7 @@ class RunWatcher:
     async def _settle_activations(self) -> None:
         """Settle the activations of workers that died before they acquired the run, or after they were done with it.
 
-        What is to be finished is finished only if it still is at the next look: its worker may be about to do so.
+        An activation is finished only if that is still due at the next look: its worker may be about to do so.
         """
         seen, self._done = self._done, set()
         now = asyncio.get_running_loop().time()

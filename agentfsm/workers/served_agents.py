@@ -58,7 +58,7 @@ class ServedAgent:
     def knows(self, first: Mapping[str, Any]) -> bool:
         """Whether a run that was submitted to it can go on with it: its tools may have changed since.
 
-        Which tools a toolset returns is known only when the run goes on.
+        Which tools a toolset returns is known only when the run continues.
 
         Args:
             first: The content of the run's first record.

@@ -1,4 +1,4 @@
-"""``Submission``: a run that is to be started by a worker, and its sealed form for the queue.
+"""``Submission``: a run for a worker to start, and its sealed form for the queue.
 
 A queue is kept by an engine in tables of its own, which other people may browse and back up than those of the store. So
 what was submitted is encrypted there under the host's sealing key, and bound to its run.
@@ -75,7 +75,7 @@ def tenant_of(tags: Iterable[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A run that is to be started.
+    """A run for a worker to start.
 
     Attributes:
         agent: The name under which workers serve its agent.
@@ -100,7 +100,7 @@ class Submission:
     def __post_init__(self) -> None:
         for name, value in (("agent", self.agent), ("prompt", self.prompt)):
             if not isinstance(value, str) or not value.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise RunError(f"{name} is a text that is not blank, not {value!r}")
+                raise RunError(f"{name} must be a string that is not blank, not {value!r}")
         if len(self.agent) > _LONGEST_NAME or ":" in self.agent or "@" in self.agent:
             raise RunError(
                 f"agent {self.agent!r}: a name has at most {_LONGEST_NAME} characters, and no ':' and no '@'"
@@ -207,8 +207,8 @@ async def submit(
         idempotency_key: The same key again is the same run, which is started once.
         priority: Lower numbers are started first.
         delay_s: Seconds to wait before it is started.
-        secrets_of_host: What the host declares to be secret, beside what the environment says: the run is listed
-            without it.
+        secrets_of_host: What the host declares to be secret, in addition to what the environment says: the run is
+            listed without it.
 
     Returns:
         The id of the run.
@@ -219,7 +219,7 @@ async def submit(
         MissingExtraError: A package is not installed.
     """
     if abs(priority) > MAX_PRIORITY or not 0 <= delay_s < float("inf"):
-        raise RunError(f"a priority is from -{MAX_PRIORITY} to {MAX_PRIORITY}, and a delay is 0 s or more")
+        raise RunError(f"a priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}, and a delay 0 s or more")
     run_id = secrets.token_hex(8) if idempotency_key is None else run_id_for(submission.agent, idempotency_key)
     head = await store.head(run_id)
     if head is not None and head.seq:

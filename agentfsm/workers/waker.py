@@ -1,8 +1,8 @@
 """``Waker``: what an engine of durable queues and timers has to do for workers.
 
 A waker delivers *activations*: each is a reason to look at one run and to go on with it. It knows nothing of what the
-run is or where it stands; the store does. So an activation that is delivered twice, late, or to a worker that dies does
-no harm: whoever acquires the run first, in a new epoch, goes on with it, and all others find that they came too late.
+run is or how far it has come; the store does. So an activation that is delivered twice, late, or to a worker that dies
+does no harm: whoever acquires the run first, in a new epoch, continues it, and all others find that they came too late.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StartRate:
 
     def __post_init__(self) -> None:
         if self.runs < 1 or not 0 < self.seconds < float("inf"):
-            raise ConfigurationError(f"a rate is at least one run in more than 0 seconds, not {self}")
+            raise ConfigurationError(f"a rate must be at least one run in more than 0 seconds, not {self}")
 
 
 LONGEST_SHARED_POLL_S = 1.5
@@ -74,9 +74,9 @@ class QueueSettings:
 
     def __post_init__(self) -> None:
         if self.concurrency < 1 or (self.tenant_concurrency is not None and self.tenant_concurrency < 1):
-            raise ConfigurationError("concurrency and tenant_concurrency are at least 1")
+            raise ConfigurationError("concurrency and tenant_concurrency must be at least 1")
         if not 0 < self.poll_s < float("inf"):
-            raise ConfigurationError(f"poll_s is a number of seconds greater than 0, not {self.poll_s}")
+            raise ConfigurationError(f"poll_s must be greater than 0 seconds, not {self.poll_s}")
 
     def shared_poll_s(self, processes: int) -> float:
         """Seconds between two polls of a queue by a process, so that all that are at work poll as often as two would.
@@ -150,7 +150,7 @@ class DeliveredActivation:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A run that no worker goes on with until it is put back.
+    """A run that no worker continues until it is put back.
 
     Attributes:
         activation: The activation that was set aside.
@@ -175,7 +175,7 @@ class Waker(Protocol):
 
         Args:
             activation: The activation. One whose key is queued, being handled or set aside is not queued again; if it
-                waits for its time, it is brought forward. One that was handled is queued anew, and
+                waits for its time, it is brought forward. One that was handled is queued again, and
                 one that is in the queue of another version of its agent is moved.
             delay_s: Seconds to wait before that.
 

@@ -1,4 +1,4 @@
-"""``Worker``: a process that starts submitted runs and goes on with those that were cut off or are due.
+"""``Worker``: a process that starts submitted runs and continues those that were cut off or are due.
 
 The store says what is to be done with a run, the waker says when to look. Whatever is decided here is decided again
 by whoever acquires the run in the store, so two workers that do the same thing at the same time do no harm.
@@ -312,7 +312,7 @@ class Worker:
                 return "finished"
             word = "suspended"
             await self._watcher.watch_request(served, head)
-            run = await next_run(served.agent.config, run_id, lazily=True)  # it may have been answered meanwhile
+            run = await next_run(served.agent.config, run_id, lazily=True)  # it may have been answered in the meantime
         return word
 
     async def _go_on_later(self, served: ServedAgent, run: Run[Any, Any], until: float) -> str:

@@ -48,9 +48,9 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         if not (self.sweep_s > 0 and self.settle_s > 0 and self.max_attempts >= 1):
-            raise ConfigurationError("sweep_s and settle_s are greater than 0, and max_attempts is at least 1")
+            raise ConfigurationError("sweep_s and settle_s must be greater than 0, and max_attempts at least 1")
         if not (self.grace_s >= 0 and self.forget_s >= 0):
-            raise ConfigurationError("grace_s and forget_s are not negative")
+            raise ConfigurationError("grace_s and forget_s must not be negative")
         if self.notify is None and (self.remind_after_s is not None or self.viewer_url):
             raise ConfigurationError("remind_after_s and viewer_url are for notices: say with notify= where they go")
 
@@ -78,7 +78,7 @@ class SpendLimit:
 
     def __post_init__(self) -> None:
         if not self.tag.strip() or not 0 < self.usd < float("inf"):
-            raise ConfigurationError(f"a spend limit is a tag and a number of USD greater than 0, not {self}")
+            raise ConfigurationError(f"a spend limit must have a tag and more than 0 USD, not {self}")
 
     def applies_to(self, tag: str) -> bool:
         """Whether a tag has this limit."""
@@ -104,7 +104,7 @@ class SpendLimits:
         """Which limit the runs with some tags have reached, as a sentence; empty if none.
 
         Args:
-            tags: The tags of a run that is to be started.
+            tags: The tags of a run that is about to start.
 
         Raises:
             agentfsm.errors.StoreError: The store cannot be read.

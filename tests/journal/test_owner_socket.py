@@ -389,7 +389,7 @@ def test_the_address_of_a_killed_owner_is_in_nobodys_way(tmp_path: Path) -> None
                     lease = await writable.acquire("one", "me")
                     child.send_signal(signal.SIGKILL)
                     child.wait()
-                    with pytest.raises(StoreError, match="ended meanwhile"):
+                    with pytest.raises(StoreError, match="ended in the meantime"):
                         await writable.append(lease, sealed_records(1, 1, lease.hash), "finished")
                 assert FileLock(lock_file(path)).announced()
                 async with store.maintenance.writable(store) as writable:

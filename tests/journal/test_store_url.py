@@ -51,7 +51,7 @@ def test_a_url_or_a_path_names_a_file(url: str | Path, path: str) -> None:
         ("memory://runs", "which is 'memory:'"),
         ("postgresql//ann:pw@localhost/runs", r"^the URL of the store lacks a colon after postgresql; [^@]*$"),
         ("sqlite//runs.db", "lacks a colon"),
-        ("postgresql://localhost/runs?liveness=clock", "liveness is session or lease"),
+        ("postgresql://localhost/runs?liveness=clock", "liveness must be 'session' or 'lease'"),
         ("postgres://localhost/runs?lease_s=soon", "lease_s and wait_s are seconds"),
         ("postgres://a:pw@localhost/x?sslmod=require", '/database: neither libpq nor agentfsm has an option "sslmod"$'),
         ("postgres:/runs", "is like postgresql://user:password@host/database"),

@@ -374,7 +374,7 @@ WRONG = {
     "a part of a token": ("tokens", Extend(tokens=1.5), "a whole number"),  # type: ignore[arg-type]
     "text": ("usd", Extend(usd="5"), "is a number"),  # type: ignore[arg-type]
     "a truth value": ("model_calls", Extend(model_calls=True), "a whole number"),
-    "no text for the model": ("usd", Extend(message=5), "is a string"),  # type: ignore[arg-type]
+    "no text for the model": ("usd", Extend(message=5), "must be a string"),  # type: ignore[arg-type]
     "more than max_iterations": ("model_calls", Extend(model_calls=6), "at most 5 model calls"),
 }
 

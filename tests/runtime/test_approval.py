@@ -280,7 +280,7 @@ def test_a_hook_at_an_unknown_state_is_refused():
 
 
 def test_a_value_that_is_not_a_hook_is_refused():
-    with pytest.raises(ConfigurationError, match="a hook is made with"):
+    with pytest.raises(ConfigurationError, match="a hook must be made with"):
         scripted_agent(hooks=[failing])  # type: ignore[list-item]
 
 

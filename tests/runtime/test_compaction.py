@@ -277,8 +277,8 @@ def test_a_state_of_ones_own_may_leave_messages_out():
         (Compaction(5), "the transcript has the messages 0 to 4"),
         (Compaction(-1), "the transcript has the messages 0 to 4"),
         (Compaction(4), "that message is a result, and its call would be left out"),
-        (Compaction(3, (1,)), "1 is not the index of an earlier message of the user's"),
-        (Compaction(2, (3,)), "3 is not the index of an earlier message of the user's"),
+        (Compaction(3, (1,)), "1 is not the index of an earlier user message"),
+        (Compaction(2, (3,)), "3 is not the index of an earlier user message"),
     ],
 )
 def test_a_cut_that_no_model_accepts_aborts_the_run(compaction: Compaction, words: str):

@@ -216,7 +216,7 @@ def test_an_agent_of_texts_with_validators_is_one_whose_answers_may_be_refused()
 
 
 def test_what_is_no_function_is_refused():
-    with pytest.raises(ConfigurationError, match="an output validator is a function of"):
+    with pytest.raises(ConfigurationError, match="an output validator must be a function of"):
         Agent(ScriptedModel(), output_validators=[7])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="output_validators must be a list of functions, not function"):
         Agent(ScriptedModel(), output_validators=refuse_zero)  # type: ignore[arg-type]

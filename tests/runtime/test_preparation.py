@@ -100,7 +100,7 @@ def explode(context: RunContext) -> Desk:
     [
         (explode, "deps_factory tests.runtime.test_preparation.explode raised ConnectionError: no database"),
         (lambda context: None, "returned None"),
-        (lambda context: "text", r"are a Desk \(deps_type\), not str"),
+        (lambda context: "text", r"must be a Desk \(deps_type\), not str"),
     ],
 )
 def test_a_factory_that_fails_leaves_nothing_behind(factory: Any, words: str, tmp_path: Path):

@@ -147,7 +147,7 @@ def test_a_run_shows_its_dependencies_but_its_representations_do_not():
 
 def test_dependencies_of_another_type_are_refused():
     agent = Agent(ScriptedModel(["ok"]), deps_type=Desk)
-    with pytest.raises(RunError, match=r"are a Desk \(deps_type\), not str"):
+    with pytest.raises(RunError, match=r"must be a Desk \(deps_type\), not str"):
         agent.run("go", deps="front")  # type: ignore[arg-type]
     with pytest.raises(RunError, match=r"are a Desk \(deps_type\), and the run has none: agent.run\(prompt, deps="):
         agent.run("go")
@@ -248,7 +248,7 @@ def test_a_call_of_a_sub_agent_fails_if_the_caller_has_not_what_it_declares():
     model = ScriptedModel([call("ask", task="show"), "ok"])
     agent: Agent[Any, str] = Agent(model, tools=[sub.as_tool("ask", "Asks.")])
     result = agent.run_sync("go", deps="front")
-    assert "are a Desk (deps_type), not str" in next(m.content for m in result.messages if m.role == "tool")
+    assert "must be a Desk (deps_type), not str" in next(m.content for m in result.messages if m.role == "tool")
 
 
 def test_one_reply_resumes_a_caller_and_its_sub_agent_with_one_set_of_dependencies():

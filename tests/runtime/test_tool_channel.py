@@ -124,7 +124,7 @@ def test_nobody_who_listens_means_no_event_and_a_bad_fraction_is_refused_all_the
 
     script = [call("copy", fraction=0.5), call("copy", fraction=1.5), "Done."]
     result = Agent(ScriptedModel(script), tools=[copy]).run_sync("Go.")
-    assert tool_results(result) == ["copied", "ValueError: fraction is how much is done, from 0 to 1, not 1.5"]
+    assert tool_results(result) == ["copied", "ValueError: fraction must be from 0 to 1 (how much is done), not 1.5"]
     assert result.outcome.seq == 1
 
 

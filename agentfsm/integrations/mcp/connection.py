@@ -118,7 +118,7 @@ class ServerConnection:
         return await self._within(lambda: self._verified_session(name), lambda session: session.send(request))
 
     async def exchange(self, flight: Flight, name: str, request: Callable[[Client], Awaitable[T]]) -> T:
-        """The response to a call of a tool whose server may ask a person or a model meanwhile.
+        """The response to a call of a tool whose server may ask a person or a model during the call.
 
         In the protocol before 2026-07-28 a server does not say during which call it asks. So such calls are made one
         after the other, but for those that wait for a person.

@@ -1,8 +1,8 @@
-"""One call of a tool whose server may ask a person or a model meanwhile.
+"""One call of a tool whose server may ask a person or a model during the call.
 
 How a server asks depends on the protocol. Since 2026-07-28 the call comes back with its questions and a state of the
 server's, and is made again with the answers: it can wait for days, in any process. Before, the server sends a request
-of its own while the call runs. Then the call goes on in this process until the person has answered. In another one it
+of its own while the call runs. Then the call continues in this process until the person has answered. In another one it
 is gone, and nobody knows what it has done: an idempotent tool is called again and gets the answers so far, and about
 any other the person is asked.
 """
@@ -121,7 +121,7 @@ class ServerChannel(Protocol):
     async def exchange(
         self, flight: Flight, name: str, request: Callable[[Client], Any]
     ) -> types.CallToolResult | types.InputRequiredResult:
-        """Send the call; what the server asks meanwhile goes to its flight."""
+        """Send the call; what the server asks during the call goes to its flight."""
         ...
 
     async def finish(self, call: ToolCall, name: str, result: types.CallToolResult) -> ToolResult:
@@ -353,7 +353,7 @@ class RemoteCalls:
 
 
 class RemoteCall:
-    """One call of a tool whose server may ask a person or a model meanwhile.
+    """One call of a tool whose server may ask a person or a model during the call.
 
     Args:
         calls: Its tool.
@@ -435,7 +435,7 @@ class RemoteCall:
             except RefusedError as error:
                 if flight.came_back or error.code != _INVALID_PARAMS:
                     raise
-        # A call that came back with questions is not in flight. If the server has forgotten it, it begins anew.
+        # A call that came back with questions is not in flight. If the server has forgotten it, it starts over.
         decided = self._attempt > waiting.attempt + 1  # an attempt was cut off, and a person said that it did not run
         if waiting.round is not None or self._calls.idempotent or decided:
             return await self._continue(self._begin(dict(arguments), answers))

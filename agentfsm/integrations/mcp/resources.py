@@ -127,7 +127,7 @@ class PromptArgument:
     Attributes:
         name: Its name.
         description: What it is, or an empty string.
-        required: Whether the prompt cannot be had without it.
+        required: Whether the prompt needs it.
     """
 
     name: str
@@ -230,7 +230,7 @@ def reading_tools(reader: Reader, settings: MCPSettings) -> Iterator[Tool]:
         return joined(parts)
 
     async def list_prompts() -> list[dict[str, Any]]:
-        """List the prompts that can be had, with their arguments."""
+        """List the prompts of the server, with their arguments."""
         return [
             _without_blanks(each) | {"arguments": [_without_blanks(a) for a in each.arguments]}
             for each in await reader.prompts()

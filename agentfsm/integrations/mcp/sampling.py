@@ -2,7 +2,7 @@
 
 Each request is answered by a run of the agent in ``MCPSettings.sampling``: within what is left of the calling run's
 budgets, charged to it, and in the journal as a run of its own. Its id depends on the call and on what is asked, so that
-a call that is repeated after a crash goes on where that run stands, and pays no reply twice.
+a call that is repeated after a crash continues where that run is, and pays for no reply twice.
 """
 
 from __future__ import annotations

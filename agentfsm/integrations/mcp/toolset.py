@@ -315,7 +315,7 @@ class MCPTools:
     async def exchange(
         self, flight: Flight, name: str, request: Callable[[Client], Any]
     ) -> CallToolResult | InputRequiredResult:
-        """Send a call; what the server asks meanwhile goes to its flight.
+        """Send a call; what the server asks during the call goes to its flight.
 
         Raises:
             ToolError: The server cannot be reached or returned an error, or the definition of the tool has changed.

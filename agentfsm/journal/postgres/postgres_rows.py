@@ -55,7 +55,7 @@ _Kind = TypeVar("_Kind", str, bytes)
 class Column(bytes):
     """The values of a column, as one parameter: an array in the server's binary form.
 
-    A list has psycopg look for the way to write it anew for each statement, which takes longer than all else there.
+    For a list, psycopg looks up how to write it for each statement again, which takes longer than all else there.
     """
 
 

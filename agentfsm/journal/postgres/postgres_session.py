@@ -47,7 +47,7 @@ RENEWALS_PER_LEASE = 3
 """How often a lease is renewed before it would expire."""
 
 CANCEL_AGAIN_S = 1.0
-"""Seconds after which a task that still goes on is cancelled again."""
+"""Seconds after which a task that still runs is cancelled again."""
 
 _KEEPALIVES = {
     "keepalives_idle": "10",
@@ -278,7 +278,7 @@ class PostgresSession:
             min_size=0,
             max_size=READ_CONNECTIONS,
             kwargs={"autocommit": True, "prepare_threshold": None},
-            timeout=LONGEST_DELAY_S,  # then it is asked anew, and connects at once
+            timeout=LONGEST_DELAY_S,  # then it is asked again, and connects at once
             reconnect_timeout=LONGEST_DELAY_S,  # it would wait ever longer between two attempts
             open=False,
         )
@@ -362,7 +362,7 @@ class PostgresSession:
 
 
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.IdleInTransactionSessionTimeout)
-"""What is raised when the connection is gone, or none can be had."""
+"""What is raised when the connection is gone, or none is available."""
 
 
 def _is_out_of_step(error: psycopg.Error) -> bool:

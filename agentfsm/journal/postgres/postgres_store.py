@@ -206,7 +206,9 @@ class PostgresStore:
         given = read_conninfo(url)
         read_conninfo(listen_url)
         if liveness not in ("session", "lease") or not lease_s > 0 or not wait_s > 0:
-            raise ConfigurationError("liveness is session or lease, and lease_s and wait_s are greater than 0")
+            raise ConfigurationError(
+                "liveness must be 'session' or 'lease', and lease_s and wait_s must be greater than 0"
+            )
         self.url = SecretStr(url if "://" in url else parameters_url(given))
         self._settings = PostgresSettings(url, liveness, lease_s, wait_s, listen_url)
         self._process = os.getpid()
@@ -510,7 +512,7 @@ def _lease_key(lease: Lease) -> _LeaseKey:
 
 
 async def _fetch_rows(found: AsyncCursor[tuple[Any, ...]]) -> list[JournalRow]:
-    """The rows that ``SELECT_ROWS`` found. The event loop goes on between some and the next."""
+    """The rows that ``SELECT_ROWS`` found. Other tasks of the event loop run between batches of them."""
     some = await found.fetchmany(FETCHED_ROWS)
     rows = rows_of(some)
     while len(some) == FETCHED_ROWS:
@@ -536,7 +538,7 @@ async def _acquire(db: Connection, key: int, lease: _PostgresLease, new: bool, k
         keyring: The keys of the host.
 
     Raises:
-        RunExistsError: It is to be created and exists already.
+        RunExistsError: It should be created, and exists already.
         UnknownRunError: It is not to be created and does not exist.
         StaleLease: A process that lives owns it.
         StoreError: Somebody without the secret changed its row.

@@ -1,4 +1,4 @@
-"""Writes a SQLite file for a moment, itself or by way of the process that is its writer.
+"""Writes a SQLite file for a moment, itself or through the process that is its writer.
 
 ``SqliteTurn`` says which: it makes this process the writer, or connects to the one that is. ``OwnedStore`` is the store
 over that connection.
@@ -40,7 +40,7 @@ ANSWER_S = 30.0
 """Seconds to wait for the process that writes the file: it may be frozen."""
 
 ACQUIRE_ATTEMPTS = 5
-"""Attempts to acquire a run that changes meanwhile."""
+"""Attempts to acquire a run that changes in the meantime."""
 
 
 class RunRow(Protocol):
@@ -120,8 +120,8 @@ class OwnerConnection:
                 message = None
         if message is None:
             raise StoreError(
-                f"the process that writes {self._database} ended meanwhile: look whether it did what was asked, and "
-                "repeat it if not"
+                f"the process that writes {self._database} ended in the meantime: check whether it did what was asked, "
+                "and repeat it if not"
             )
         if "error" in message:
             raise load_error(message)
@@ -166,7 +166,7 @@ class _OwnedLease(Lease):
 
 
 class OwnedStore:
-    """Reads a file here, and writes it by way of the process that owns it. Leases end with the connection.
+    """Reads a file here, and writes it through the process that owns it. Leases end with the connection.
 
     Args:
         store: The store, which reads the file.
@@ -204,11 +204,11 @@ class OwnedStore:
                     "acquire", run=run_id, owner=owner, new=new, seals=seals
                 )
             except StaleLease as error:
-                if error.why != "has changed meanwhile" or attempt == ACQUIRE_ATTEMPTS:
+                if error.why != "has changed in the meantime" or attempt == ACQUIRE_ATTEMPTS:
                     raise
             else:
                 return lease
-        raise StaleLease(run_id, None, "has changed meanwhile")
+        raise StaleLease(run_id, None, "has changed in the meantime")
 
     def append(
         self,

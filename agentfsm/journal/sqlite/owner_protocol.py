@@ -164,7 +164,7 @@ async def read_message(reader: asyncio.StreamReader) -> Message | None:
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     if not isinstance(message, dict):
-        raise ValueError("a message is an object")
+        raise ValueError("a message must be an object")
     return message  # pyright: ignore[reportUnknownVariableType]  # JSON
 
 
@@ -229,7 +229,7 @@ class PresealedRows:
         """
         text = message.decode()
         if text not in self._seals:
-            raise StaleLease(str(json.loads(text)[1]), None, "has changed meanwhile")
+            raise StaleLease(str(json.loads(text)[1]), None, "has changed in the meantime")
         return self._seals[text]
 
     def check_seal(self, purpose: KeyPurpose, message: bytes, seal: str) -> bool:

@@ -78,7 +78,7 @@ class SqliteMaintenance:
 
     @asynccontextmanager
     async def writable(self, store: Any) -> AsyncGenerator[Any]:
-        """The store itself, or what writes by way of the process that owns the file; see ``StoreMaintenance``."""
+        """The store itself, or what writes through the process that owns the file; see ``StoreMaintenance``."""
         async with self._turn.write() as owner:
             yield store if owner is None else OwnedStore(store, owner, self._select_row)
 
@@ -91,7 +91,7 @@ class SqliteMaintenance:
             Fact("size", f"{sum(map(_size, (self._path, _beside(self._path, '-wal')))):,} bytes"),
         ]
         if await asyncio.to_thread(self._writer.owned_by_other_process):
-            facts.append(Fact("writer", "another process writes it; commands write by way of that one"))
+            facts.append(Fact("writer", "another process writes it; commands write through that one"))
         if sqlite_schema.has_wal_bug():
             facts.append(
                 Fact(

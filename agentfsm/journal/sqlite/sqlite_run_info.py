@@ -124,7 +124,7 @@ def find_index_damage(db: sqlite3.Connection, version: int = _WITH_METADATA) -> 
 
 
 def rebuild_index(db: sqlite3.Connection) -> list[str]:
-    """Write the index of tags and metadata anew for each run that is found by others than it is listed by.
+    """Rewrite the index of tags and metadata of each run that is found by others than it is listed by.
 
     Returns:
         The ids of these runs.
@@ -237,7 +237,7 @@ def _missed(db: sqlite3.Connection, block: int, bits: bytes) -> list[int]:
 
 
 def rebuild_prompt_filter(db: sqlite3.Connection, block: int) -> list[str]:
-    """Write the filter of a block anew from its prompts, which takes some ten milliseconds.
+    """Rewrite the filter of a block from its prompts, which takes about ten milliseconds.
 
     Returns:
         The ids of the runs that were not found by their prompts.

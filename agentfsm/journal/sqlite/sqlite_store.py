@@ -78,7 +78,7 @@ def acquire_lease(
     """Acquire a run: its new epoch, its last record's sequence number and hash, and its row id.
 
     Raises:
-        RunExistsError: It is to be created and exists already.
+        RunExistsError: It should be created, and exists already.
         UnknownRunError: It is not to be created and does not exist.
         StoreError: Somebody without the secret changed its row.
     """
@@ -170,7 +170,7 @@ def _mac_bytes(keyring: Keyring | None, row: str) -> bytes | None:
 
 _FENCE = "WHERE id = ? AND run_id = ? AND epoch = ? AND seq = ? AND owner IS NOT NULL"
 _UPDATE_RUN = f"UPDATE run SET seq = ?, hash = ?, owner = ?, mac = ? {_FENCE} AND status = ?"  # noqa: S608  # ours
-"""The status stays: an index has it, which SQLite would write anew each time that it is set, also to what it was."""
+"""The status stays: an index has it, which SQLite would rewrite whenever it is set, even to the same value."""
 
 _SET_STATUS = "UPDATE run SET seq = ?, hash = ?, owner = ?, mac = ?, status = ?"
 _UPDATE_STATUS = f"{_SET_STATUS} {_FENCE} AND status <> 'finished'"
@@ -493,7 +493,7 @@ class SqliteStore:
         self._file.closed()
 
     async def aclose(self) -> None:
-        """The same from an event loop, which goes on until what is queued is written."""
+        """The same from an event loop, which is not blocked until what is queued is written."""
         await self._writer.drain()
         await asyncio.to_thread(self.close)
 

@@ -95,7 +95,7 @@ class SqliteWriter:
         opened.result()
 
     async def started(self, *, briefly: bool = False) -> None:
-        """Lock and open the file while the event loop goes on; arguments and errors as for ``start``."""
+        """Lock and open the file without blocking the event loop; arguments and errors as for ``start``."""
         self._file.check_process()
         with self._lock:
             opened = asyncio.wrap_future(self._opened or self._start_thread(briefly))
@@ -246,7 +246,7 @@ class SqliteWriter:
         _resolve_futures(completions, loop)
 
     def _schedule_batch(self, opened: Future[None] | None = None) -> None:
-        """Have what was queued meanwhile written by its event loop.
+        """Have what was queued in the meantime written by its event loop.
 
         Args:
             opened: Tells that the file is open, in the same moment: whoever waited for it may close it if it is idle.

@@ -46,7 +46,7 @@ Data = dict[str, Any]
 
 SHOWN_REQUESTS = 50
 REREAD_TICKS = 20
-"""After so many looks at the list of runs, requests are read anew also if the list says nothing new: votes, answers."""
+"""After so many looks at the list of runs, requests are read again even if the list is unchanged: votes, answers."""
 
 DIGEST_DIGITS = 64
 

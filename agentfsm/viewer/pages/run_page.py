@@ -73,7 +73,7 @@ async def _info(context: ViewerContext, run_id: str) -> RunInfo | None:
 
 
 async def _info_json(context: ViewerContext, info: RunInfo | None) -> dict[str, Any] | None:
-    """What the page says of a run beside its path."""
+    """What the page says of a run besides its path."""
     return None if info is None else run_json(info, (await context.set_aside.find([info])).get(info.run_id))
 
 
