@@ -187,23 +187,22 @@ async def load_run(config: AgentConfig, run_id: str, *, lazily: bool = False) ->
     )
 
 
-def _with_deps(config: AgentConfig, state: RunState, run_request: RunRequest, deps: Any) -> RunRequest:
-    """A request to resume a run, with the run's dependencies.
+def _check_deps(config: AgentConfig, state: RunState, deps: Any) -> None:
+    """Check the dependencies of a run that continues, unless the agent's ``deps_factory`` will make them.
 
     Raises:
         MissingDepsError: The run was started with dependencies, and there are none now.
+        RunError: They are not what the agent declares.
     """
     remedy = "agent.resume(..., deps=...), or give the agent a deps_factory"
-    deps = run_request.deps if deps is None else deps
     if deps is None and config.deps_factory is not None:
-        return run_request
+        return
     if deps is None and state.details.has_deps:
         raise MissingDepsError(
             f"run {state.run_id!r} was started with dependencies, which no journal holds: give them again with "
             f"{remedy}; nothing was changed"
         )
     check_deps(config.deps_type, deps, remedy)
-    return replace(run_request, deps=deps)
 
 
 def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest) -> Run[Any, Any]:
@@ -279,7 +278,8 @@ async def load_resumed(
         config, state, run_request = await _resume_from_store(config, record, request)
     else:
         config, state, run_request = await _check_resumed(config, record, request)
-    return config, state, _with_deps(config, state, run_request, request.deps)
+    _check_deps(config, state, run_request.deps)
+    return config, state, run_request
 
 
 async def _check_resumed(
@@ -312,7 +312,7 @@ async def _config_for_run(
     """
     config, pending, deps = restore_options(config, state, request.model), state.pending_request, request.deps
     if config.toolsets or (pending is not None and pending.asker):
-        deps = _with_deps(config, state, RunRequest(), deps).deps
+        _check_deps(config, state, deps)
         config, deps = await config_with_tools(config, state, deps)
     config, admitted = as_strict_as_pinned(config, state, graph)
     return config, deps, admitted

@@ -384,6 +384,11 @@ def agent_pair(world: CrashWorld, scenario: str, store: Any) -> tuple[Agent, Age
     )
 
 
+def seq_of(rows: Sequence[SealedRecord], transition: str) -> int:
+    """The sequence number of the first record of a transition."""
+    return next(row.seq for row in rows if f'"transition":"{transition}"' in row.body)
+
+
 def human_reply(world: CrashWorld, run_id: str, kind: str, name: str | None, arguments: Any) -> Any:
     """The human reply to a request."""
     match kind:

@@ -160,8 +160,8 @@ MIGRATION, APPROVALS = "tests/journal/test_migration.py", "tests/journal/test_ap
 REFUSALS = "tests/journal/test_require_transition.py"
 STORES, VERIFICATION = "tests/journal/test_stores.py", "tests/journal/test_verification.py"
 SNAPSHOTS, FORGED_SNAPSHOTS = "tests/journal/test_snapshots.py", "tests/journal/test_forged_snapshots.py"
-REPLAY, RESTORE, SECRETS, STOPPING = (
-    "tests/journal/test_replay_and_fork.py",
+FORK, RESTORE, SECRETS, STOPPING = (
+    "tests/journal/test_fork.py",
     "tests/journal/test_rehydrate.py",
     "tests/journal/test_secrets.py",
     "tests/journal/test_cancel_and_store_errors.py",
@@ -412,14 +412,14 @@ MUTANTS = (
         "agentfsm/journal/fork.py",
         "run.run_id, run.parent = new_id, None",
         "run.parent = None",
-        REPLAY,
+        FORK,
     ),
     Mutant(
         "a changed graph is not detected",
         "agentfsm/journal/migration.py",
         'if pinned["fingerprint"] == graph.fingerprint:',
         "if True:",
-        REPLAY,
+        FORK,
     ),
     Mutant(
         "each process records the migration again",

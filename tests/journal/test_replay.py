@@ -4,6 +4,7 @@ invents what a model, a tool or a person would have said."""
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from agentfsm import (
     AgentGuardrails,
     Allow,
     Approval,
+    DefaultPolicy,
     Failure,
     Host,
     MemoryStore,
@@ -29,6 +31,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.errors import JournalError
+from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.replay import Replay, ReplayTotals, replay
 from agentfsm.journal.replay_settings import ReplaySettings
 from agentfsm.loop.failures import Action, FailureKind
@@ -37,7 +40,7 @@ from agentfsm.loop.model import ModelRequest
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.machine.graph import Graph
 from agentfsm.testing import FakeClock, ScriptedModel, call
-from tests.helpers.journal_scenarios import finished_run, waiting_run
+from tests.helpers.journal_scenarios import finished_run, seq_of, waiting_run
 
 BUSY = TransientProviderError("busy")
 
@@ -92,6 +95,39 @@ def my_failure(run: RunState) -> Failure | None:
 RENAMED = LOOP.with_transition(Transition("post_tool", my_failure, "recover"), before="unknown_tool")
 
 FAILS_TWICE = [call("work", n=3), call("work", n=6), "done"]
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[SealedRecord]:
+    store, _ = finished_run()
+    return asyncio.run(store.records("sample"))
+
+
+def test_a_replay_makes_the_same_transitions(rows: list[SealedRecord]) -> None:
+    replayed = replay(rows, LOOP)
+    assert replayed.same
+    assert replayed.moves == sum('"kind":"transition"' in r.body for r in rows)
+
+
+def test_a_replay_under_another_graph_names_the_first_divergent_record(rows: list[SealedRecord]) -> None:
+    replayed = replay(rows, LOOP.without("dispatch_tool.approval_required"))
+    assert replayed.divergences[0].seq == seq_of(rows, "dispatch_tool.approval_required")
+    assert replayed.divergences[0].recorded == "dispatch_tool.approval_required -> suspended"
+    assert replayed.divergences[0].instead == "dispatch_tool.otherwise -> post_tool"
+
+
+def test_a_replay_under_another_policy_names_the_first_divergent_record(rows: list[SealedRecord]) -> None:
+    replayed = replay(rows, LOOP, policy=DefaultPolicy(budgets={FailureKind.environment_error: 2}))
+    assert replayed.divergences[0].seq == seq_of(rows, "recover.otherwise")
+    assert replayed.divergences[0].instead == "recover.handoff -> terminal"
+    assert replay(rows, LOOP, policy=DefaultPolicy()).same
+
+
+def test_a_replay_under_other_limits_names_the_first_divergent_record(rows: list[SealedRecord]) -> None:
+    replayed = replay(rows, LOOP, guardrails=AgentGuardrails(max_iterations=1))
+    assert replayed.divergences[0].instead == "pre_step.iteration_limit -> recover"
+    assert replayed.divergences[0].seq is not None
+    assert json.loads(rows[replayed.divergences[0].seq - 1].body)["transition"] == "pre_step.otherwise"
 
 
 def test_every_divergence_of_a_run_is_reported_and_its_ending_is_known() -> None:

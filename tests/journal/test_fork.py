@@ -1,4 +1,4 @@
-"""Replay evaluates the guards of the real machine; a fork has its parent's state and repeats none of its effects."""
+"""A fork has its parent's state and repeats none of its effects; an invalid fork or resume changes nothing."""
 
 import asyncio
 import json
@@ -10,11 +10,8 @@ from agentfsm import (
     LOOP,
     Actor,
     Agent,
-    AgentGuardrails,
     Allow,
     Approval,
-    DefaultPolicy,
-    FailureKind,
     Host,
     ItDidNotRun,
     ItRan,
@@ -39,54 +36,9 @@ from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, verify, verify_stored_run
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
-from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run
+from tests.helpers.journal_scenarios import finished_run, sample_agent, seq_of, waiting_run
 
 KEYRING = Keyring(b"of the tests")
-
-
-@pytest.fixture(scope="module")
-def rows():
-    store, _ = finished_run()
-    return asyncio.run(store.records("sample"))
-
-
-def seq_of(rows, transition: str) -> int:
-    return next(r.seq for r in rows if f'"transition":"{transition}"' in r.body)
-
-
-def test_a_replay_makes_the_same_transitions(rows):
-    replayed = replay(rows, LOOP)
-    assert replayed.same
-    assert replayed.moves == sum('"kind":"transition"' in r.body for r in rows)
-
-
-def test_a_replay_under_another_graph_names_the_first_divergent_record(rows):
-    replayed = replay(rows, LOOP.without("dispatch_tool.approval_required"))
-    assert replayed.divergences[0].seq == seq_of(rows, "dispatch_tool.approval_required")
-    assert replayed.divergences[0].recorded == "dispatch_tool.approval_required -> suspended"
-    assert replayed.divergences[0].instead == "dispatch_tool.otherwise -> post_tool"
-
-
-def test_a_replay_under_another_policy_names_the_first_divergent_record(rows):
-    replayed = replay(rows, LOOP, policy=DefaultPolicy(budgets={FailureKind.environment_error: 2}))
-    assert replayed.divergences[0].seq == seq_of(rows, "recover.otherwise")
-    assert replayed.divergences[0].instead == "recover.handoff -> terminal"
-    assert replay(rows, LOOP, policy=DefaultPolicy()).same
-
-
-def test_a_replay_under_other_limits_names_the_first_divergent_record(rows):
-    replayed = replay(rows, LOOP, guardrails=AgentGuardrails(max_iterations=1))
-    assert replayed.divergences[0].instead == "pre_step.iteration_limit -> recover"
-    assert replayed.divergences[0].seq is not None
-    assert json.loads(rows[replayed.divergences[0].seq - 1].body)["transition"] == "pre_step.otherwise"
-
-
-def test_a_replay_of_an_empty_journal_is_an_error():
-    with pytest.raises(JournalError, match="empty"):
-        replay([], LOOP)
-
-
-# -- forks --------------------------------------------------------------------------------------------
 
 
 def go_on(store, run_id, script, **more):
