@@ -18,7 +18,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -107,10 +107,12 @@ class Reader:
     Attributes:
         folder: Where.
         python: With which Python.
+        exported: The environment variables that the page has set by then.
     """
 
     folder: Path
     python: Path
+    exported: Mapping[str, str]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run Python with arguments."""
@@ -121,13 +123,13 @@ class Reader:
                 "ANTHROPIC_BASE_URL": server.host,
                 "ANTHROPIC_API_KEY": "sk-test",
                 "OLLAMA_HOST": server.host,
-                "AGENTFSM_STORE": str(self.folder / "agentfsm.db"),  # not in the data folder of the developer
-                "AGENTFSM_SECRET": "the secret of the documentation",
+                "XDG_DATA_HOME": str(self.folder / "data"),  # not the data folder of the developer
+                **self.exported,
             }
             return subprocess.run(
                 [self.python, *words],
                 cwd=self.folder,
-                env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment,
+                env={name: value for name, value in os.environ.items() if name not in UNSET} | environment,
                 capture_output=True,
                 text=True,
                 timeout=200,
@@ -157,6 +159,19 @@ def check_setup(block: Block) -> None:
             assert all((ROOT / word).exists() for word in words if word.endswith(".py")), f"{block}: {line}"
         else:
             assert program in {"#", "export", "git", "ollama", "openssl", "pip"}, f"{block}: nothing tests {line!r}"
+
+
+UNSET = ("AGENTFSM_SECRET", "AGENTFSM_STORE", "PYTHONPATH")
+"""The environment variables that a reader has only if the page says so."""
+
+
+def exports(page: Path, line: int) -> dict[str, str]:
+    """The environment variables that a page has set before a line; what stands for another value has one of the tests."""
+    setups = [block.text for block in blocks(page) if block.language == "sh" and block.line < line]
+    words = [shlex.split(each, comments=True) for text in setups for each in text.splitlines()]
+    found = dict(pair.split("=", 1) for name, *pairs in filter(None, words) if name == "export" for pair in pairs)
+    stands_for = {"...": "the secret of the documentation", "postgresql://db.example.org/shop": "sqlite:///agentfsm.db"}
+    return {name: stands_for.get(value, value) for name, value in found.items()}
 
 
 REPEATED = "$ agentfsm mutate"
@@ -240,7 +255,7 @@ def run_page(page: Path, chosen: list[Block], python_at: PythonAt, folder: Path)
             (folder / block.name).write_text(block.text)
     printed: str | None = None
     for block in chosen:
-        reader = Reader(folder, python_at(page, block.line))
+        reader = Reader(folder, python_at(page, block.line), exports(page, block.line))
         match block.language:
             case "python" if block.name:
                 reader.run_python(block, imports(block))
@@ -284,7 +299,7 @@ def test_commands_of_a_page_have_help_or_name_the_extra_that_they_need(
 ) -> None:
     source = page.read_text(encoding="utf-8")
     if names := sorted(app.commands.keys() & set(re.findall(r"(?:`|^\$ )agentfsm (\w+)", source, re.MULTILINE))):
-        done = Reader(tmp_path, python_at(page, source.count("\n"))).run("-c", HELP, *names)
+        done = Reader(tmp_path, python_at(page, source.count("\n")), {}).run("-c", HELP, *names)
         lacks = r"(agentfsm: .* needs an optional package: pip install 'agentfsm\[[\w-]+\]'\n)+"
         assert re.fullmatch("" if done.returncode == 0 else lacks, done.stderr), done.stderr
 
@@ -353,7 +368,7 @@ def test_the_table_holds_every_row_in_its_order() -> None:
 @pytest.mark.slow
 def test_the_run_that_is_killed_is_in_the_store_once_and_complete(python_at: PythonAt, tmp_path: Path) -> None:
     (block,) = [block for block in blocks(README) if "SIGKILL" in block.text]
-    Reader(tmp_path, python_at(README, block.line)).run_python(block, block.text)
+    Reader(tmp_path, python_at(README, block.line), {}).run_python(block, block.text)
     store = SqliteStore(tmp_path / "runs.db")
     (head,) = asyncio.run(store.heads())
     kinds = [record.kind for record in read_records(asyncio.run(store.records(head.run_id)), head.run_id)]

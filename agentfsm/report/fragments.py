@@ -155,13 +155,13 @@ def picture_html(ledger: RunLedger) -> str:
 
 
 def ledger_html(rows: Sequence[LedgerRow], prefix: str = "") -> str:
-    """The moves of a run: for each, the guards that said no, the one that held, and what came of it.
+    """The moves of a run: for each, the guards that did not hold, the one that did, and what came of it.
 
     Args:
         rows: The moves.
         prefix: Goes before the id of each row (``m1``), where a page has several runs.
     """
-    heads = ("move", "record", "time", "from", "guard that held", "to", "guards that said no, in order", "outcome")
+    heads = ("move", "record", "time", "from", "guard that held", "to", "guards that did not hold, in order", "outcome")
     head = "".join(f"<th scope=col>{name}" for name in heads)
     body = "".join(_ledger_row(row, prefix) for row in rows)
     caption = "Every move, with the guards that were evaluated before it"
@@ -171,7 +171,7 @@ def ledger_html(rows: Sequence[LedgerRow], prefix: str = "") -> str:
 
 def _ledger_row(row: LedgerRow, prefix: str) -> str:
     raised = [each.name for each in row.tried if each.answer == "raised"]
-    said_no = ", ".join(row.said_no) + (f"; raised an error: {', '.join(raised)}" if raised else "")
+    not_held = ", ".join(row.did_not_hold) + (f"; raised an error: {', '.join(raised)}" if raised else "")
     parts = [
         escape(row.outcome.replace("_", " ")) + (f": {_text(clip(row.summary, MAX_SUMMARY))}" if row.summary else ""),
         f"<em>failure</em> {_text(clip(row.failure, MAX_SUMMARY))}" if row.failure else "",
@@ -184,7 +184,7 @@ def _ledger_row(row: LedgerRow, prefix: str) -> str:
     return (
         f'<tr id="{prefix}m{row.number}"><td>{row.number}<td><span title="{row.hash}">{row.seq}</span>'
         f"<td>{escape(format_time(row.time)[11:19])}<td>{escape(row.source)}<td><b>{escape(row.guard)}</b>"
-        f"<td>{escape(row.target)}<td>{escape(said_no) or 'none'}<td>{'<br>'.join(filter(None, parts))}"
+        f"<td>{escape(row.target)}<td>{escape(not_held) or 'none'}<td>{'<br>'.join(filter(None, parts))}"
     )
 
 
@@ -243,8 +243,9 @@ def decision_cells(decision: HumanDecision) -> list[Cell]:
 
 def _held(row: LedgerRow) -> Cell:
     """The guard that held in a move, and those before it that did not."""
-    before = f"after {escape(', '.join(row.said_no))} said no" if row.said_no else "evaluated first"
-    return f"<b>{escape(row.transition)}</b>, {before}"
+    others = escape(", ".join(row.did_not_hold))
+    before = f"did not hold: {others}" if others else "evaluated first"
+    return f"<b>{escape(row.transition)}</b> ({before})"
 
 
 def transcript_html(entries: Sequence[TranscriptEntry]) -> str:

@@ -96,7 +96,7 @@ class LedgerRow:
         return f"{self.source}.{self.guard}"
 
     @property
-    def said_no(self) -> tuple[str, ...]:
+    def did_not_hold(self) -> tuple[str, ...]:
         """The guards that did not hold, in order."""
         return tuple(each.name for each in self.tried if each.answer == "no")
 

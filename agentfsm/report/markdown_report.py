@@ -131,10 +131,10 @@ def _moves(run: ReportedRun, ledger: RunLedger, room: int) -> Iterator[str]:
 
     def cells(row: LedgerRow) -> list[str]:
         what = clip(" ".join(filter(None, (row.outcome, row.summary, row.failure, row.action))), MAX_CELL)
-        spans = map(code_span, (row.source, row.guard, row.target, ", ".join(row.said_no), what))
+        spans = map(code_span, (row.source, row.guard, row.target, ", ".join(row.did_not_hold), what))
         return [str(row.number), *spans]
 
-    heads = ("n", "from", "guard that held", "to", "said no before it", "outcome")
+    heads = ("n", "from", "guard that held", "to", "did not hold", "outcome")
     return _folded("moves", heads, list(map(cells, ledger.moves)), room)
 
 

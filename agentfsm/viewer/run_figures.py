@@ -43,7 +43,7 @@ class MoveKind(NamedTuple):
         guard: The guard that held.
         target: The state that it leads to.
         ends: How it ends the run, or an empty string.
-        said_no: The guards before it that did not hold.
+        did_not_hold: The guards before it that did not hold.
         raised: Those that raised an error.
         failure: The kind of failure that was detected, or an empty string.
     """
@@ -53,7 +53,7 @@ class MoveKind(NamedTuple):
     guard: str
     target: str
     ends: str
-    said_no: tuple[str, ...]
+    did_not_hold: tuple[str, ...]
     raised: tuple[str, ...]
     failure: str
 

@@ -60,10 +60,10 @@ def test_a_move_has_the_guards_that_were_evaluated_in_order_and_the_one_that_hel
     names = {str(s.name): [row.name for row in LOOP.rows(s.name)] for s in LOOP.states}
     for row in ledger.moves:
         place = names[row.source].index(row.guard)
-        assert row.said_no == tuple(names[row.source][:place])
+        assert row.did_not_hold == tuple(names[row.source][:place])
         assert row.tried[-1] == TriedGuard(row.guard, "held")
     busy = ledger.moves[6]
-    assert (busy.transition, busy.target, busy.said_no) == (
+    assert (busy.transition, busy.target, busy.did_not_hold) == (
         "call_llm.transient_provider",
         "recover",
         ("cancelled", "aborted"),

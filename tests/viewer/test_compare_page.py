@@ -144,8 +144,8 @@ def test_what_makes_no_sense_is_refused_with_a_reason(browser: Any, site: str, q
             "pre_step.otherwise -> call_llm",
             "In move 5 the run was in pre_step (check budgets). The guard iteration_limit (“max_iterations model calls "
             "were made”) held, so it went to recover (ask the policy, back off). But under strict that guard would "
-            "have said no, and no guard would have held, so it would have gone to call_llm (call the model).",
-            id="a guard that says no",
+            "not have held, nor would any other, so it would have gone to call_llm (call the model).",
+            id="a guard that does not hold",
         ),
         pytest.param(
             "post_llm.tool_calls -> dispatch_tool",

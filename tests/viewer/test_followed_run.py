@@ -34,7 +34,7 @@ def test_the_path_and_the_moves_are_those_of_the_ledger() -> None:
         ledger = read_ledger("sample", await store.records("sample"))
         kinds = [run.path.kinds[move.kind] for move in run.path.moves]
         assert [kind.id for kind in kinds] == [row.transition for row in ledger.moves]
-        assert [kind.said_no for kind in kinds] == [row.said_no for row in ledger.moves]
+        assert [kind.did_not_hold for kind in kinds] == [row.did_not_hold for row in ledger.moves]
         assert [(k.source, k.guard, k.target, k.ends) for k in kinds] == [
             (r.source, r.guard, r.target, r.ends) for r in ledger.moves
         ]

@@ -244,7 +244,8 @@ def in_plain_words(divergence: Divergence, number: int, settings: str, graph: Gr
     elif instead in rows and rows.index(instead) < rows.index(recorded):
         why = f"under {settings} the guard {_named(holding)}, which is evaluated before it, would have held"
     else:
-        why = f"under {settings} that guard would have said no, and {held}"
+        rest = "nor would any other" if holding == "otherwise" else f"and {held}"
+        why = f"under {settings} that guard would not have held, {rest}"
     took = "No guard held" if guard == "otherwise" else f"The guard {_named(guard)} held"
     return (
         f"In move {number} the run was in {state(source)}. {took}, so it went to {state(went)}. "

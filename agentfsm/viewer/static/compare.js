@@ -27,7 +27,7 @@ function compareForm({presets, graphs}) {
 const link = (run) => el('a', {href: runAddress(run.id)}, el('code', {}, run.id));
 
 /** The moves of a run around the first difference, which is marked. */
-const moves = (name, rows, same) => table(name, ['move', 'row', 'guards that said no', 'on what'],
+const moves = (name, rows, same) => table(name, ['move', 'row', 'guards that did not hold', 'on what'],
   rows.map((row) => [
     row.number === same + 1 ? el('strong', {}, `${row.number} (first difference)`) : String(row.number),
     rowName(`${row.source}.${row.guard} -> ${row.target}`),

@@ -160,7 +160,7 @@ await start(async (main) => {
 
   function row(index) {
     const kind = ledger.kind(index), full = ledger.full(index), {seq, time: when} = ledger.moves[index];
-    const no = kind.said_no.length ? `said no: ${kind.said_no.join(', ')}` : 'evaluated first';
+    const no = kind.did_not_hold.length ? `did not hold: ${kind.did_not_hold.join(', ')}` : 'evaluated first';
     const outcome = full ? [words(full.outcome), full.summary && [': ', said(full.summary)], full.failure && [el('em', {}, ' \u00b7 failure '), said(full.failure)],
       full.action && [el('em', {}, ' \u00b7 action '), said(full.action)], full.left.length ? el('em', {}, ` \u00b7 left: ${full.left.map(([name, left]) => `${words(name)} ${left ?? 'no limit'}`).join(', ')}`) : '',
       full.redacted ? [' ', el('em', {className: 'redacted'}, 'redacted')] : ''].flat() : ['\u2026'];

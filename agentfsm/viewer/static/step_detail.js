@@ -52,7 +52,7 @@ const recordLink = (run, seq) => el('a', {href: runAddress(run, seq)}, `record $
 function triedGuards(move) {
   const no = move.tried.filter(([, answer]) => answer !== 'held');
   return [
-    no.length ? el('ol', {className: 'guards'}, no.map(([name, answer]) => el('li', {}, said(name), answer === 'raised' ? el('em', {}, ' raised an error') : ' said no'))) : 'none',
+    no.length ? el('ol', {className: 'guards'}, no.map(([name, answer]) => el('li', {}, said(name), answer === 'raised' ? el('em', {}, ' raised an error') : ''))) : 'none',
   ];
 }
 
@@ -80,7 +80,7 @@ export function stepDetail(run, found, total) {
   const parts = [
     facts([
       ['Row', [el('b', {}, said(`${move.source}.${move.guard}`)), ' to ', said(move.target)]],
-      ['Said no before it', triedGuards(move)],
+      ['Did not hold', triedGuards(move)],
       ['Outcome', [words(move.outcome), move.redacted ? [' ', redacted()] : ''].flat()],
       ['Ends the run', move.ends && words(move.ends)],
       ['Action', move.action && said(move.action)],
