@@ -166,7 +166,7 @@ UNSET = ("AGENTFSM_SECRET", "AGENTFSM_STORE", "PYTHONPATH")
 
 
 def exports(page: Path, line: int) -> dict[str, str]:
-    """The environment variables that a page has set before a line; what stands for another value has one of the tests."""
+    """The environment variables that a page has set before a line, with our values where a reader has others."""
     setups = [block.text for block in blocks(page) if block.language == "sh" and block.line < line]
     words = [shlex.split(each, comments=True) for text in setups for each in text.splitlines()]
     found = dict(pair.split("=", 1) for name, *pairs in filter(None, words) if name == "export" for pair in pairs)
