@@ -76,7 +76,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     output_type = _plain_type(options.output_type)
     plain, toolsets = split_tools(options.tools)
     tools = _collect_tools([*plain, *declared_tools(toolsets)], behavior, output_type)
-    own_graph, needs_votes = options.graph, any(t.may_need_votes for t in tools.values())
+    own_graph, needs_votes = options.graph, any(t.may_need_votes for t in with_subagents(tools))
     model = resolve_model(model)
     counting = own_graph or (with_votes(preset.graph) if needs_votes else preset.graph)
     graph = check_agent_graph(_with_history(counting, options.history), tools)

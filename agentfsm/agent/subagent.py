@@ -42,7 +42,7 @@ from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import State
 from agentfsm.runtime.context import AgentConfig
-from agentfsm.runtime.delegation import CallingRun, SampledReply, SampleRequest
+from agentfsm.runtime.delegation import CallingRun, SampledReply, SampleRequest, run_id_for_call
 from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.result import ending_event
 from agentfsm.runtime.run import Run, count_model_requests, live_state, live_tools, send_events, start_run
@@ -134,6 +134,25 @@ class SubagentFactory:
             check_agent(factory.config, state, loaded.pinned)
         config, deps, _ = await factory.config_to_continue(caller, state)
         await check_reply(config, state, reply, deps)
+
+    async def dismiss(self, caller: CallingRun, run_id: str) -> None:
+        """End a run that waits or was cut off, because the run that called it ends.
+
+        Args:
+            caller: The calling run.
+            run_id: The run.
+
+        Raises:
+            SuspensionRecordError: It cannot be continued.
+            JournalError: It cannot be read, or belongs to another graph, and no migration accepts it.
+            StoreError: The store cannot be read or written, or somebody else runs it.
+        """
+        factory = self.under(caller)
+        loaded = await factory.load(run_id)
+        if loaded is None or isinstance(loaded, RunState):
+            return
+        reason = f"run {caller.run.run_id!r}, which called it, has ended"
+        await Run(factory.config, loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point))
 
     async def config_to_continue(self, caller: CallingRun, state: RunState) -> tuple[AgentConfig, Any, tuple[str, ...]]:
         """The configuration with which a run continues, its dependencies, and what a migration lets ask people less.
@@ -396,10 +415,8 @@ class SubRun:
 
     def _run_id_for_call(self) -> str:
         """An id derived from the call; with a store it is the same for every attempt, so that one continues another."""
-        parent = self._caller.run
-        index = next(i for i, c in enumerate(parent.batch) if c is self._call_state)
         retry = f".{self._attempt}" if self._attempt > 1 and not self._stored else ""
-        return f"{parent.run_id}-{parent.turns}.{index}{retry}"
+        return f"{run_id_for_call(self._caller.run, self._call_state)}{retry}"
 
     def _suspended(self, request: UserInputRequested, run: RunState) -> SuspendedSubRun:
         call = self._call_state.call

@@ -47,8 +47,8 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
     Raises:
         UnknownRunError: There is no such run, or it has no such record.
         RunExistsError: A run with the new id exists already.
-        JournalError: The run had ended by then, or its journal cannot be read, was tampered with, or was not sealed
-            under a secret of the host.
+        JournalError: The run had ended by then, or a sub-agent's run that it called was waiting; or its journal cannot
+            be read, was tampered with, or was not sealed under a secret of the host.
         StoreError: The store cannot be read or written.
     """
     records, head = await consistent_read(store, run_id)
@@ -62,6 +62,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
         raise JournalError(f"run {run_id!r} had ended by record {at_seq}: fork it at an earlier one")
     if parent.unclaimed_results:
         on_outcome(run, ToolsRan(tuple(parent.unclaimed_results.values())))
+    _check_no_subagent_waits(run, at_seq)
     run.run_id, run.parent = new_id, None
     run.withdraw_approvals()
     commitments = CommitmentWriter()
@@ -94,6 +95,19 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
         with contextlib.suppress(StoreError):  # the lease is released whether or not the append succeeded
             await store.release(lease)
     return rehydrate(new_records)
+
+
+def _check_no_subagent_waits(run: RunState, at_seq: int) -> None:
+    """Refuse a fork that would share a sub-agent's run with its source: an answer to one would be one to both.
+
+    Raises:
+        JournalError: It would.
+    """
+    if below := next((each.held.run_id for each in run.batch if each.held is not None and each.held.run_id), ""):
+        raise JournalError(
+            f"by record {at_seq}, run {below!r} of a sub-agent waits for a person or goes on with an answer, and one "
+            "run cannot be that of two callers: fork at a record before the call, or after its result"
+        )
 
 
 def _suspended_body(suspension: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:

@@ -9,10 +9,19 @@ from typing import Any, Protocol
 from agentfsm.loop.events import Event
 from agentfsm.loop.human_input import SuspendedSubRun
 from agentfsm.loop.messages import Message, ToolResult, Usage
-from agentfsm.loop.state import RunState
+from agentfsm.loop.state import CallState, RunState
 from agentfsm.runtime.host import Host
 
-__all__ = ["BudgetShare", "CallingRun", "Delegation", "Sample", "SampleRequest", "SampledReply", "Sampler"]
+__all__ = [
+    "BudgetShare",
+    "CallingRun",
+    "Delegation",
+    "Sample",
+    "SampleRequest",
+    "SampledReply",
+    "Sampler",
+    "run_id_for_call",
+]
 
 
 class Delegation(Protocol):
@@ -169,3 +178,14 @@ class Sampler(Protocol):
             request: The request.
         """
         ...
+
+
+def run_id_for_call(run: RunState, call_state: CallState) -> str:
+    """The id of the first run that answers a call of a run's batch.
+
+    Args:
+        run: The calling run.
+        call_state: The call.
+    """
+    index = next(i for i, each in enumerate(run.batch) if each is call_state)
+    return f"{run.run_id}-{run.turns}.{index}"

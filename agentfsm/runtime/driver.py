@@ -72,6 +72,7 @@ from agentfsm.runtime.run_request import (
     would_transition,
 )
 from agentfsm.runtime.timeout import CancelRequests, being_cancelled
+from agentfsm.runtime.tool_dispatch import dismiss_subruns, open_subruns
 from agentfsm.runtime.watchdog import WATCHDOG
 
 __all__ = ["Driver", "after_one", "current_task"]
@@ -117,6 +118,7 @@ class Driver:
         self._move_limit = run.guardrails.max_moves or CHECKED_MOVES
         self._check_at = 0
         self._monitor: Monitor | None = None
+        self._has_subagents = False
         self._started = False
         self._escalates = False
         self.cancel_reason: str | None = None
@@ -240,10 +242,13 @@ class Driver:
             elif outcome.__class__ is PreStepDone:  # the guards read the clock, so its time must be counted
                 silent_since, context.charged_at = context.charged_at, now()
                 silence_us = int((context.charged_at - silent_since) * 1e6 + 0.5)
+            subruns = open_subruns(context) if run.batch and self._has_subagents else ()
             self._apply_outcome(outcome, elapsed_us, silence_us)
             if run.state in stop_states and not (
                 type(outcome) is Escalated and self._request.reply is not None  # which is applied next
             ):
+                if subruns and states[run.state].final:  # before the run's own end is durable: nobody ends them later
+                    await dismiss_subruns(context, subruns)
                 await self._finish()
             elif until is not None and not (self._interruption or requests.from_outside) and until():
                 return  # a cancelled task's run ends first
@@ -306,6 +311,7 @@ class Driver:
             self.context.emit(RunStarted, prompt=request.prompt, **about)
         if config.open_monitor is not None:
             self._monitor = config.open_monitor(run)
+        self._has_subagents = any(each.delegate is not None for each in config.tools.values())
         self._started = True
         self.context.charged_at = self._now()
 

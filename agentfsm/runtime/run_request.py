@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentfsm.errors import AuthenticationError, HumanReplyError, NoTransitionError
+from agentfsm.loop.approval_rows import counts_votes
 from agentfsm.loop.extension import extends
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.human_input import HumanReply
@@ -163,11 +164,15 @@ def resume_details(request: RunRequest) -> dict[str, Any]:
 
 
 def escalation_is_due(config: AgentConfig, run: RunState) -> bool:
-    """Whether to escalate the approval that a run waits for now; a sub-agent's by the sub-agent's run."""
+    """Whether the approval that a run waits for is to be escalated now.
+
+    One that a sub-agent asks for is escalated by its own run, too, when that is answered; where the calling run's graph
+    counts no votes, only then.
+    """
     request = run.pending_request
-    if request is None or request.quorum is None or request.asker:
+    if request is None or request.quorum is None or not request.quorum.is_due(config.host.clock.time()):
         return False
-    return request.quorum.is_due(config.host.clock.time())
+    return not request.asker or counts_votes(config.machine.graph)
 
 
 def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:

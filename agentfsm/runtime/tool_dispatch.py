@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
 
-from agentfsm.errors import GraphError
+from agentfsm.errors import AgentfsmError, GraphError
 from agentfsm.loop import prompts
 from agentfsm.loop.approval_rows import check_undecided_rows, counts_votes
 from agentfsm.loop.detectors import cost_limit, time_limit, token_limit
@@ -25,7 +25,7 @@ from agentfsm.loop.withholding import lacks_values
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import check_approval, request_about
 from agentfsm.runtime.context import AgentConfig, Context
-from agentfsm.runtime.delegation import BudgetShare, CallingRun, Delegation
+from agentfsm.runtime.delegation import BudgetShare, CallingRun, Delegation, run_id_for_call
 from agentfsm.runtime.output_validators import AnswerRefusedError, validate_answer
 from agentfsm.runtime.permissions import policies_of
 from agentfsm.runtime.timeout import CancelRequests, Timeout
@@ -34,7 +34,16 @@ from agentfsm.runtime.tool_context import ToolContext
 from agentfsm.runtime.tool_execution import failed_result, run_call, run_delegation, validate_call
 from agentfsm.runtime.tools import Tool, call_secrets, describe_validation_error, run_secrets
 
-__all__ = ["calling_run", "check_call", "is_repeatable", "require_rows_for_rule", "run_calls", "tool_call_context"]
+__all__ = [
+    "calling_run",
+    "check_call",
+    "dismiss_subruns",
+    "is_repeatable",
+    "open_subruns",
+    "require_rows_for_rule",
+    "run_calls",
+    "tool_call_context",
+]
 
 T = TypeVar("T")
 
@@ -314,6 +323,41 @@ def _budget_share(context: Context, shared_by: int) -> BudgetShare:
     ended = [r for r in context.completed_results if r.usage is not None]
     usage = sum((r.usage for r in ended if r.usage is not None), Usage())
     return BudgetShare(shared_by, usage, sum(r.model_calls for r in ended))
+
+
+def open_subruns(context: Context) -> list[tuple[Tool, str]]:
+    """The runs of sub-agents that may not have ended, and that nobody continues if the calling run ends now.
+
+    They are those of calls without a result that wait for a person, or that a crash has cut off.
+
+    Args:
+        context: The calling run.
+    """
+    run, config = context.run, context.config
+    if config.host.store is None:  # they are in the calling run's record
+        return []
+    calls = ((config.tools.get(each.call.name), each) for each in run.batch if each.result is None)
+    return [
+        (tool, each.held.run_id if each.held is not None else run_id_for_call(run, each))
+        for tool, each in calls
+        if tool is not None and tool.delegate is not None and tool.delegate.is_agent
+    ]
+
+
+async def dismiss_subruns(context: Context, subruns: Iterable[tuple[Tool, str]]) -> None:
+    """End the runs of sub-agents, because the run that called them ends. What cannot be ended is left, with a warning.
+
+    Args:
+        context: The calling run.
+        subruns: The runs, each with the tool that is its agent.
+    """
+    for tool, run_id in subruns:
+        if tool.delegate is None:
+            continue
+        try:
+            await tool.delegate.dismiss(calling_run(context.config, context.run), run_id)
+        except AgentfsmError as error:
+            context.warn(f"run {run_id!r} of the sub-agent {tool.name!r} was not ended: {error}")
 
 
 def calling_run(config: AgentConfig, run: RunState) -> CallingRun:

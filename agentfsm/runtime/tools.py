@@ -94,6 +94,18 @@ class Delegate(Protocol):
         """
         ...
 
+    async def dismiss(self, caller: CallingRun, run_id: str) -> None:
+        """End a run that waits or was cut off, because the run that called it ends.
+
+        Args:
+            caller: The calling run.
+            run_id: The run.
+
+        Raises:
+            agentfsm.errors.AgentfsmError: It cannot be ended.
+        """
+        ...
+
     async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
         """Check that what is suspended can go on with a person's reply; nothing is changed.
 

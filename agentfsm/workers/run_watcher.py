@@ -22,8 +22,10 @@ from agentfsm.journal.records import SealedRecord, is_kind
 from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head, Store
+from agentfsm.loop.approval_rows import counts_votes
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.keys import OLD_SECRETS_VARIABLE, SECRET_VARIABLE, Keyring
+from agentfsm.machine.graph import Graph
 from agentfsm.workers.notices import Notices
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
 from agentfsm.workers.waker import Activation, Waker, timer_key
@@ -108,9 +110,15 @@ def _after_death(head: Head) -> StaleAction:
     return "wake" if head.status == "suspended" and head.owner is None else "drop"
 
 
-def due_at(request: StoredRequest) -> float:
-    """When a request is escalated or expires, whichever comes first, in seconds since the epoch."""
-    escalates = None if request.quorum is None else request.quorum.escalates_at
+def due_at(request: StoredRequest, graph: Graph) -> float:
+    """When a request is to be escalated or expires, whichever comes first, in seconds since the epoch.
+
+    Args:
+        request: The request.
+        graph: The graph of the agent whose run makes it: without rows for votes, as a caller of sub-agents may be, it
+            escalates nothing by itself.
+    """
+    escalates = request.quorum.escalates_at if request.quorum is not None and counts_votes(graph) else None
     return min(float("inf") if at is None else at for at in (request.expires_at, escalates))
 
 
@@ -321,7 +329,7 @@ class RunWatcher:
         if self._notices is not None:
             await self._notices.begin(head)
         request = None if served is None else await pending_request(self._store, head)
-        if served is not None and request is not None and (due := due_at(request)) < float("inf"):
+        if served is not None and request is not None and (due := due_at(request, served.agent.graph)) < float("inf"):
             delay_s = max(0.0, due - served.agent.config.host.clock.time())
             timer = Activation(head.run_id, head.epoch, served.queue, is_timer=True)
             await self._waker.wake(timer, delay_s=delay_s)

@@ -271,7 +271,9 @@ class Worker:
         if request is None:
             return "outdated"
         clock = served.agent.config.host.clock
-        while (wait_s := due_at(request) - clock.time()) >= 0.0:  # the engine's clock may be a little ahead
+        while (
+            wait_s := due_at(request, served.agent.graph) - clock.time()
+        ) >= 0.0:  # the engine's clock may be a little ahead
             if wait_s > LONGEST_SKEW_S:
                 return "not due"
             await clock.sleep(wait_s + A_MOMENT_S)

@@ -212,7 +212,7 @@ class StateModel:
 
 def tools_of(world: StateWorld, names: Sequence[str]) -> list[Tool]:
     def made(name: str, **options: Any) -> Tool:
-        def run(text: str) -> str:
+        async def run(text: str) -> str:
             """Do it."""
             world.ran[name, text] += 1
             if name == "look" and world.dice("breaks", text).random() < 0.15:

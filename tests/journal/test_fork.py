@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -168,6 +169,45 @@ def test_an_approval_holds_in_the_run_in_which_it_was_given_and_not_in_its_forks
         assert paid == [5, 5]
 
     asyncio.run(live())
+
+
+def test_a_fork_shares_no_run_of_a_sub_agent_with_its_parent():
+    """An answer to the fork would be one to the parent, too."""
+    store, paid = MemoryStore(), list[int]()
+
+    @tool(requires_approval=True)
+    def spend(amount: int) -> str:
+        """Spend."""
+        paid.append(amount)
+        return "spent"
+
+    def agent(*script: Any, below: Any = ()) -> Agent:
+        helper = Agent(ScriptedModel(below), tools=[spend])
+        host = Host(store=store, secret=b"of the tests")
+        return Agent(ScriptedModel(script), tools=[helper.as_tool("helper", "Spends.")], host=host)
+
+    async def live() -> None:
+        await agent(call("helper", task="Spend 5."), below=[call("spend", amount=5)]).run("Spend 5.", run_id="parent")
+        asked = len(await store.records("parent"))
+        with pytest.raises(JournalError, match=r"run 'parent-1\.0' of a sub-agent waits"):
+            await fork(store, "parent", asked, "child", KEYRING)
+        assert await store.head("child") is None
+        await agent("Done.", below=["Spent."]).resume("parent", Allow())
+        records = await store.records("parent")
+        refused = list[int]()
+        for record in records[:-2]:  # with the one before it, it had ended
+            try:
+                await fork(store, "parent", record.seq, f"at {record.seq}", KEYRING)
+            except JournalError:
+                refused.append(record.seq)
+        answered = next(record.seq for record in records if '"out":{"answered"' in record.body)
+        assert {asked, answered} <= set(refused)
+        assert refused == list(range(refused[0], refused[-1] + 1))  # from the wait to the call's result
+        assert '"kind":"effect.result"' in records[refused[-1]].body
+        assert '"to":"suspended"' in records[refused[0] - 1].body
+
+    asyncio.run(live())
+    assert paid == [5]
 
 
 def test_an_invalid_fork_changes_nothing():

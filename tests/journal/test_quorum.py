@@ -23,6 +23,7 @@ from agentfsm import (
     Allow,
     Approval,
     AuthenticationError,
+    BlankHumanReplyError,
     ConfigurationError,
     Counter,
     Deny,
@@ -345,20 +346,27 @@ def test_records_of_several_processes_are_used_once_for_each_vote(tmp_path: Any)
     assert d.paid == []
 
 
-def test_a_sub_agents_call_gets_its_votes_through_the_calling_run(desk: Callable[..., Desk]) -> None:
-    d = desk(FOUR_EYES)
-    worker = Agent(ScriptedModel([call("pay", amount=7), "Paid."]), tools=[d.pay])
+class DeskBelow(Desk):
+    """The same, where a sub-agent of the agent pays."""
 
-    def agent(*script: Any) -> Agent:
-        sub = worker.as_tool("worker", "Pays.")
-        return Agent(ScriptedModel(script or ["Done."]), tools=[sub], host=d.host)
+    graph: Any = None
 
-    d.agent = agent  # type: ignore[method-assign]
+    def agent(self, *script: Any) -> Agent:
+        helper = Agent(ScriptedModel([call("pay", amount=7), "Paid."] if script else ["Paid."]), tools=[self.pay])
+        delegates = [call("worker", task="Pay.")] if script else ["Done."]
+        return Agent(
+            ScriptedModel(delegates), tools=[helper.as_tool("worker", "Pays.")], graph=self.graph, host=self.host
+        )
 
-    async def run() -> RunResult:
-        return await agent(call("worker", task="Pay 7.")).run("Pay.", run_id="r", actor=ANN)
 
-    d.keep(asyncio.run(run()))
+@pytest.fixture(params=[True, False], ids=["stored", "record"])
+def desk_below(request: pytest.FixtureRequest) -> Callable[..., DeskBelow]:
+    return partial(DeskBelow, stored=request.param)
+
+
+def test_a_sub_agents_call_gets_its_votes_through_the_calling_run(desk_below: Callable[..., DeskBelow]) -> None:
+    d = desk_below(FOUR_EYES)
+    d.ask()
     for by, error in ((ANN, ActorIsRequesterError), (CLERK, ActorRoleError)):
         with pytest.raises(error):
             d.reply(Allow(), by)
@@ -366,6 +374,33 @@ def test_a_sub_agents_call_gets_its_votes_through_the_calling_run(desk: Callable
     with pytest.raises(RepeatedVoteError):
         d.reply(Allow(), BOB)
     d.reply(Allow(), CY)
+    assert d.paid == [7]
+
+
+def test_a_sub_agents_request_escalates_through_the_calling_run(desk_below: Callable[..., DeskBelow]) -> None:
+    d = desk_below(Approval(n=2, roles=("manager",), escalate_to=("director",), escalate_after_s=60))
+    d.ask()
+    with pytest.raises(ActorRoleError):
+        d.reply(Allow(), DIRECTOR)
+    d.clock.advance(60)
+    assert d.reply(None).quorum.roles == ("manager", "director")
+    with pytest.raises(ActorRoleError):
+        d.reply(Allow(), CLERK)
+    assert [v.id for v in d.reply(Allow(), BOB).quorum.votes] == ["bob"]
+    d.reply(Allow(), DIRECTOR)
+    assert d.paid == [7]
+
+
+def test_a_sub_agents_request_that_is_due_is_escalated_by_the_next_answer_where_the_callers_graph_counts_no_votes(
+    desk_below: Callable[..., DeskBelow],
+) -> None:
+    d = desk_below(Approval(roles=("manager",), escalate_to=("director",), escalate_after_s=60))
+    d.graph = LOOP
+    d.ask()
+    d.clock.advance(60)
+    with pytest.raises(BlankHumanReplyError):
+        d.reply(None)
+    d.reply(Allow(), DIRECTOR)
     assert d.paid == [7]
 
 

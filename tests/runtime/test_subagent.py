@@ -57,6 +57,7 @@ from agentfsm import ask as ask_first
 from agentfsm.agent.shared_budget import cap_guardrails
 from agentfsm.errors import HumanReplyError, JournalGraphError, StoreError, SuspensionGraphError, SuspensionToolError
 from agentfsm.journal.memory_store import MemoryStore
+from agentfsm.journal.purge import purge_runs
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.sqlite import SqliteStore
@@ -70,6 +71,7 @@ from agentfsm.loop.transition_table import LOOP
 from agentfsm.runtime.delegation import BudgetShare, CallingRun
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_transcript
+from tests.helpers.random_trees import TapedStore, restore
 from tests.helpers.stepped_clock import SteppedClock
 
 SECRET = b"shared by all processes of these tests"
@@ -1066,6 +1068,34 @@ def test_the_calling_run_can_be_dismissed_while_its_sub_agent_waits(host: Host) 
     result = asyncio.run(_awaited(make().dismiss(first.outcome.suspension_record)))
     assert isinstance(result.outcome, RunCancelled)
     check_end(result)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+def test_sub_agents_runs_end_with_the_calling_run_so_that_all_can_be_purged(lost: int, depth: int) -> None:
+    """They wait, or a process died before the last commits, so that some of the runs were interrupted."""
+
+    def make(store: Any) -> Agent:
+        agent = Agent(ScriptedModel([call("pay", amount=5)]), tools=[pay])
+        for _ in range(depth):
+            tools = [agent.as_tool("h", "Helps.")]
+            agent = Agent(ScriptedModel([call("h", task="x")]), tools=tools, host=Host(secret=SECRET, store=store))
+        return agent
+
+    async def begin_and_dismiss() -> tuple[MemoryStore, RunResult]:
+        before, store = TapedStore(), MemoryStore()
+        await make(before).run("go", run_id="top")
+        await restore(before.tape[: len(before.tape) - lost], store, Keyring(SECRET))
+        return store, await make(store).dismiss("top", "enough")
+
+    store, result = asyncio.run(begin_and_dismiss())
+    assert isinstance(result.outcome, RunCancelled)
+    heads = asyncio.run(store.heads())
+    assert {head.status for head in heads} == {"finished"}
+    for head in heads:
+        assert verify(head.run_id, asyncio.run(store.records(head.run_id)), head).code == GOOD
+    purged = asyncio.run(purge_runs(store, ["top"], Keyring(SECRET))).purged
+    assert set(purged) == {head.run_id for head in heads}
 
 
 def test_a_run_waits_on_while_its_sub_agent_is_missing_or_has_another_graph(host: Host) -> None:

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from agentfsm import Agent, Host, MemoryStore, Runs, TransientProviderError
+from agentfsm import LOOP, Agent, Approval, Graph, Host, MemoryStore, Runs, TransientProviderError, tool
 from agentfsm.journal.verification import GOOD
-from agentfsm.testing import FakeClock, ScriptedModel
+from agentfsm.testing import FakeClock, ScriptedModel, call
 from agentfsm.workers import Waker, Worker, WorkerSettings
 from agentfsm.workers.waker import Activation, Deliver
 
@@ -147,5 +147,39 @@ def test_a_run_that_waits_without_a_process_is_cancelled_at_once() -> None:
             await scene.runs.cancel(run_id, "no longer needed")
             assert await waker.deliver(Activation(run_id, head.epoch + 1, waker.queue)) == "finished"
         assert ((await scene.runs.get(run_id)).info.ending, scene.clock.slept) == ("cancelled", [])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("graph", "dues"), [(None, [60, 600]), (LOOP, [600])], ids=["counts votes", "counts none"])
+def test_what_a_sub_agent_asks_is_escalated_and_expires_by_itself(
+    graph: Graph | None, dues: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tool(requires_approval=Approval(roles=("a",), validity_s=600, escalate_to=("b",), escalate_after_s=60))
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    async def scenario() -> None:
+        scene = Scene()
+        monkeypatch.setattr("agentfsm.workers.run_watcher.time.time", scene.clock.time)
+        helper, host = Agent(ScriptedModel([call("pay")]), tools=[pay]), scene.agent.config.host
+        model = ScriptedModel([call("helper", task="Pay.")])
+        scene.agent = Agent(model, tools=[helper.as_tool("helper", "Pays.")], graph=graph, host=host)
+        limits = scene.agent.guardrails.model_copy(update={"validity_s": 600})
+        scene.agent = scene.agent.with_config(scene.agent.config, limits)
+        began = scene.clock.time()
+        run_id = (await scene.agent.run("Go.")).run_id
+        async with scene.working() as waker:
+            for due_s in dues:
+                while not waker.queued:
+                    await asyncio.sleep(0)
+                ((due, timer),) = waker.queued.values()
+                assert due == pytest.approx(began + due_s)
+                waker.queued.clear()
+                scene.clock.advance(due + 1 - scene.clock.time())
+                await waker.deliver(timer)
+        report = await scene.runs.verify(run_id)
+        assert (report.code, (await scene.runs.get(run_id)).info.ending) == (GOOD, "cancelled")
 
     asyncio.run(scenario())

@@ -336,6 +336,14 @@ class RemoteCalls:
         """
         return RemoteCall(self, caller, call_state, attempt)
 
+    async def dismiss(self, caller: CallingRun, run_id: str) -> None:
+        """Do nothing: a call that waits is no run.
+
+        Args:
+            caller: The calling run.
+            run_id: Empty.
+        """
+
     async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
         """Check that a reply fits what the server asks.
 

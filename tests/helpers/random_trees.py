@@ -1,0 +1,633 @@
+"""Random trees of agents, and what their runs say, by rules that know nothing of agentfsm.
+
+An agent calls tools, some of which wait for people or leave a doubt after a crash, and sub-agents, one after the other
+or side by side. What a model replies follows from its task and from how much of it is done, and what a person says
+from the call, so that a run that was cut off meets the same models and people again. ``told`` is what a transcript is,
+by what docs/tools.md and docs/approvals.md say alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections import Counter as Tally
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from agentfsm import (
+    LOOP,
+    Actor,
+    ActorIsRequesterError,
+    ActorRoleError,
+    Agent,
+    AgentGuardrails,
+    Allow,
+    Approval,
+    Deny,
+    Edit,
+    Failure,
+    Graph,
+    Host,
+    HumanReplyError,
+    ItDidNotRun,
+    ItRan,
+    JournalError,
+    JournalGraphError,
+    MemoryStore,
+    Message,
+    Migration,
+    ProviderError,
+    RepeatedVoteError,
+    Reply,
+    Runs,
+    RunState,
+    StateContext,
+    StateSpec,
+    SuspensionApprovalError,
+    SuspensionGuardrailsError,
+    SuspensionToolError,
+    Tool,
+    ToolCall,
+    ToolContext,
+    Transition,
+    Usage,
+    tool,
+    with_votes,
+)
+from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.run_info import RunInfo
+from agentfsm.journal.store import Lease, SealedSnapshot, Status
+from agentfsm.loop.guards import (
+    aborted,
+    approval_decided,
+    approval_required,
+    cancelled,
+    doubt_settled,
+    expired,
+    in_doubt,
+)
+from agentfsm.loop.human_input import PendingRequest
+from agentfsm.loop.keys import Keyring
+from agentfsm.loop.messages import FinishReason
+from agentfsm.loop.quorum import Quorum
+from agentfsm.runtime.approval import HumanInput
+from tests.helpers.journal_scenarios import with_own_macs
+from tests.helpers.random_states import APPROVALS, SECRET, VALIDITY_S, StateWorld, done, tools_of
+
+KEYRING = Keyring(SECRET)
+CLERKS, BOSSES, EDITABLE = ("bob", "cy", "dan", "kim"), ("liz", "max", "ned"), ("pay", "book")
+ESCALATES_AFTER_S = 60
+FOUR_EYES = Approval(
+    2,
+    roles=("clerk",),
+    not_requester=True,
+    validity_s=VALIDITY_S,
+    escalate_to=("boss",),
+    escalate_after_s=ESCALATES_AFTER_S,
+)
+REQUESTER = Actor("ann", ("clerk",))
+TURNS = 2
+"""How many replies a model gives at most to one task."""
+
+
+LIMITS = AgentGuardrails(
+    max_iterations=500,
+    max_execution_time_s=None,
+    max_denials=64,
+    repeated_error_threshold=64,
+    validity_s=VALIDITY_S,
+)
+"""Limits that no run reaches."""
+
+
+# -- agents ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Node:
+    """An agent of a tree.
+
+    Attributes:
+        name: Its name, also as a tool.
+        tools: Its tools.
+        below: Its sub-agents.
+        parallel: Whether calls of it may run beside others.
+        checks: Whether a state of its own pays before its tools are called.
+        gated: Whether calls of it need an approval.
+    """
+
+    name: str
+    tools: tuple[str, ...]
+    below: tuple[Node, ...] = ()
+    parallel: bool = False
+    checks: bool = False
+    gated: bool = False
+
+    def __iter__(self) -> Iterator[Node]:
+        yield self
+        for node in self.below:
+            yield from node
+
+
+def draw_node(dice: random.Random, name: str, depth: int) -> Node:
+    names = ("look", "send", "ask", *APPROVALS)
+    tools = tuple(each for each in names if dice.random() < 0.5)
+    below = [draw_node(dice, f"{name}_{n}", depth - 1) for n in range(dice.choice((1, 1, 2)) if depth else 0)]
+    checks = dice.random() < 0.25
+    return Node(
+        name,
+        (*tools, *(["book"] * (checks and "book" not in tools))),
+        tuple(below),
+        dice.random() < 0.6,
+        checks,
+        dice.random() < 0.2,
+    )
+
+
+class Said(NamedTuple):
+    """What a model replies: calls of tools, by their names, or its last word."""
+
+    calls: tuple[tuple[str, str], ...]
+    text: str = ""
+    end: str = "answers"
+
+
+class Step(NamedTuple):
+    """What a person does about a run that waits.
+
+    Attributes:
+        reply: The answer; None if the run is dismissed.
+        by: Who answers.
+        refused: The error with which the answer is refused.
+        waits: Whether nothing is answered, because time passes.
+        escalates: Whether somebody then sees to it that the request is escalated; else the next answer does.
+    """
+
+    reply: HumanInput | None
+    by: Actor
+    refused: type[Exception] | None = None
+    waits: bool = False
+    escalates: bool = False
+
+
+@dataclass
+class TreeWorld(StateWorld):
+    """The people, tools and models of a tree of agents."""
+
+    asked: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    refusals: Tally[str] = field(default_factory=Tally[str])
+
+    def reply(self, node: Node, task: str, turn: int) -> Said:
+        dice = self.dice("reply", task, turn)
+        names = [*node.tools, *(each.name for each in node.below)]
+        names += [each.name for each in node.below] * 2
+        if turn == TURNS or not names or dice.random() < 0.25 * turn:
+            end = dice.choices(("answers", "refuses", "fails"), (8, 1, 1))[0]
+            return Said((), f"{task}: {end}", end)
+        number = dice.choice((1, 1, 2, 3))
+        chosen = (
+            [dice.choice(node.below).name] * number
+            if node.below and dice.random() < 0.3
+            else dice.choices(names, k=number)
+        )
+        return Said(tuple((name, f"{task}/{turn}.{index}") for index, name in enumerate(chosen)))
+
+    def usage(self, task: str, turn: int) -> Usage:
+        return Usage(input_tokens=self.dice("usage", task, turn).randrange(1, 100), cost_usd=0.25)
+
+    def person(self, name: str, text: str) -> str:
+        """What people say of a call that waits for approval."""
+        if name == "look":  # under the rule of a later version
+            return "allow"
+        said = self.dice("person", name, text).choices(
+            ("allow", "deny", "edit", "expire", "dismiss"), (50, 6, 6, 1, 1)
+        )[0]
+        return "allow" if text.endswith("!") or (said == "edit" and name not in EDITABLE) else said
+
+    def next_step(self, request: PendingRequest, number: int) -> Step:
+        """What happens next while a run waits; what is refused changes nothing."""
+        quorum, dice = request.quorum, self.dice("step", number, request.question)
+        if quorum is not None and quorum.rule.roles:
+            return self._step_of_quorum(request, quorum, dice)
+        by = Actor(f"person {number}")
+        if request.kind in ("question", "limit"):
+            return Step(f"about {request.question}", by)
+        about = request.tool, text_of(request.arguments)
+        if request.kind == "in_doubt":
+            return Step(ItRan(done(*about)) if self.ran[about] else ItDidNotRun(), by)
+        said = self.person(*about)
+        if said == "edit":
+            edited = f"{about[1]}!"
+            self._approve(about[0], edited, by)
+            return Step(Edit({"text": edited}), by)
+        return self._decide(said, about, by)
+
+    def _step_of_quorum(self, request: PendingRequest, quorum: Quorum, dice: random.Random) -> Step:
+        about = request.tool, text_of(request.arguments)
+        voters = [each.id for each in quorum.votes]
+        clerk = Actor(dice.choice([name for name in CLERKS if name not in voters]), ("clerk",))
+        boss = Actor(dice.choice([name for name in BOSSES if name not in voters]), ("boss",))
+        due = quorum.is_due(self.clock.time())
+        was_escalated = quorum.escalated or due or "boss" in quorum.rule.roles  # whoever may approve, says if it ran
+        may_answer = [clerk, *([boss] if was_escalated else [])]
+        wrong: list[tuple[HumanInput, Actor, type[Exception]]] = [(Allow(), Actor("eve", ("guest",)), ActorRoleError)]
+        if not was_escalated:
+            wrong.append((Allow(), boss, ActorRoleError))
+        if request.kind == "approval":
+            wrong.append((Allow(), Actor("ANN ", ("clerk",)), ActorIsRequesterError))
+            wrong.append((Edit({"text": "mine"}), clerk, HumanReplyError))
+            wrong += [(Allow(), each, RepeatedVoteError) for each in quorum.votes]
+        if request.kind == "in_doubt":
+            wrong = [(ItDidNotRun(), by, error) for _, by, error in wrong]
+        if dice.random() < 0.4:
+            reply, by, error = dice.choice(wrong)
+            self.refusals[error.__name__] += 1
+            return Step(reply, by, refused=error)
+        if quorum.escalates_at is not None and not due and dice.random() < 0.3:
+            self.clock.advance(ESCALATES_AFTER_S + 1)
+            return Step(None, clerk, escalates=dice.random() < 0.5, waits=True)
+        by = dice.choice(may_answer)
+        if request.kind == "in_doubt":
+            return Step(ItRan(done(*about)) if self.ran[about] else ItDidNotRun(), by)
+        said = self.person(*about)
+        if said != "allow" and not voters and self.dice("late", *about).random() < 0.5:
+            said = "allow"  # at first
+        return self._decide(said, about, by)
+
+    def _decide(self, said: str, about: tuple[str, str], by: Actor) -> Step:
+        match said:
+            case "deny":
+                self.denied.add(about)
+                return Step(Deny("no"), by)
+            case "allow":
+                self._approve(*about, by)
+                return Step(Allow(), by)
+            case "expire":
+                self.clock.advance(VALIDITY_S + 1)
+                return Step(None, by)
+            case _:
+                return Step(None, by)
+
+    def _approve(self, name: str, text: str, by: Actor) -> None:
+        voters = self.approvals.setdefault((name, text), [])
+        if by.id not in voters:
+            voters.append(by.id)
+
+
+def text_of(arguments: Mapping[str, Any]) -> str:
+    """What a call is about."""
+    return str(arguments.get("text", arguments.get("task")))
+
+
+class TreeModel:
+    """The model of one agent."""
+
+    def __init__(self, world: TreeWorld, node: Node, name: str) -> None:
+        self.world, self.node, self.name = world, node, name
+
+    async def reply(self, request: Any) -> Reply:
+        task = next(message.content for message in request.messages if message.role == "user").split("\n")[0]
+        turn = sum(message.role == "assistant" for message in request.messages)
+        self.world.asked.append((task, turn))
+        said, usage = self.world.reply(self.node, task, turn), self.world.usage(task, turn)
+        if said.end == "fails":
+            raise ProviderError("no")
+        if said.end == "refuses":
+            return Reply(Message.assistant(said.text), FinishReason.CONTENT_FILTER, usage=usage)
+        below = {each.name for each in self.node.below}
+        calls = [
+            ToolCall(f"c{turn}.{n}", name, {"task" if name in below else "text": text})
+            for n, (name, text) in enumerate(said.calls)
+        ]
+        return Reply(Message.assistant(said.text, tuple(calls)), usage=usage)
+
+
+def checking(graph: Graph) -> Graph:
+    """The loop with a state before its calls that makes one of its own, and waits for people itself."""
+
+    async def check(context: StateContext) -> None:
+        task = next(each.content for each in context.run.messages if each.role == "user")
+        await context.call_tool("book", {"text": f"{task}/check {context.run.turns}"})
+
+    stops = [
+        Transition(state, guard, "terminal", ends=ends)
+        for state in ("check", "asks")
+        for guard, ends in ((cancelled, "cancelled"), (aborted, "aborted"))
+    ]
+    rows = [
+        *stops,
+        Transition("check", approval_required, "asks"),
+        Transition("check", in_doubt, "asks"),
+        Transition("check", None, "dispatch_tool"),
+        Transition("asks", expired, "terminal", ends="cancelled"),
+        Transition("asks", approval_decided, "check"),
+        Transition("asks", doubt_settled, "check"),
+    ]
+    own = [replace(row, target="check") if row.id == "post_llm.tool_calls" else row for row in graph.transitions]
+    return replace(
+        graph,
+        states=(*graph.states, StateSpec("check", effect=check), StateSpec("asks", waits=True)),
+        transitions=(*own, *rows),
+    )
+
+
+def tools_for(world: TreeWorld, names: Sequence[str]) -> list[Tool]:
+    @tool(asks=True, parallel=True, idempotent=True)
+    async def ask(context: ToolContext, text: str) -> str:
+        """Ask a person."""
+        return await context.ask(text)
+
+    made = tools_of(world, [name for name in names if name != "ask"])
+    made = [replace(each, parallel=each.name in ("look", "pay")) for each in made]
+    made = [replace(each, requires_approval=FOUR_EYES) if each.name == "wire" else each for each in made]
+    return made + [ask] * ("ask" in names)
+
+
+def never(run: RunState) -> Failure | None:
+    """A detector that a later version of the program has."""
+    return None
+
+
+NEW_SECRET = b"another secret"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What another version of the program has.
+
+    Attributes:
+        kind: What is different.
+        at: The agent that is different; empty for the host.
+        tool: The tool that is, if it is a tool.
+    """
+
+    kind: str = ""
+    at: str = ""
+    tool: str = ""
+
+
+CHANGES: Mapping[str, tuple[type[Exception], ...]] = {
+    "a tool more": (),
+    "another model": (),
+    "another graph": (),
+    "other names of states": (),
+    "a rule more": (),
+    "a new secret": (),
+    "another graph, not admitted": (JournalGraphError,),
+    "a rule less": (SuspensionApprovalError,),
+    "another tool": (SuspensionToolError,),
+    "other limits": (SuspensionGuardrailsError,),
+    "a lost secret": (JournalError,),
+}
+"""The changes, and with which errors a run may be refused then."""
+
+
+def draw_change(dice: random.Random, root: Node) -> Change:
+    node = dice.choice(list(root))
+    kind = dice.choice(list(CHANGES))
+    guarded = [name for name in node.tools if name in APPROVALS]
+    if (kind in ("a rule less", "another tool") and not guarded) or (
+        kind == "other names of states" and not node.checks
+    ):
+        kind = "another graph"
+    return Change(kind, node.name, dice.choice(guarded) if guarded else "")
+
+
+@dataclass
+class DrawnTree:
+    """A tree of agents in a world, and one version of the program that has it."""
+
+    seed: int
+    root: Node
+    world: TreeWorld
+    limits: AgentGuardrails = LIMITS
+    change: Change = Change()
+    _agents: dict[Any, Agent] = field(default_factory=dict[Any, Agent])
+
+    def agent(self, store: Any) -> Agent:
+        """The agent on a store, which is made once: to describe its tools takes longer than to run it."""
+        if store not in self._agents:
+            host = Host(store=store, clock=self.world.clock, monitor="raise", **self.secrets)
+            self._agents[store] = self._made(self.root, host)
+        return self._agents[store]
+
+    @property
+    def secrets(self) -> dict[str, Any]:
+        """The secrets of its host."""
+        match self.change.kind:
+            case "a new secret":
+                return {"secret": NEW_SECRET, "old_secrets": [SECRET]}
+            case "a lost secret":
+                return {"secret": NEW_SECRET}
+            case _:
+                return {"secret": SECRET}
+
+    def runs(self, store: Any) -> Runs:
+        """The runs of a store, without an agent."""
+        return Runs(store, **self.secrets)
+
+    def changed(self, change: Change) -> DrawnTree:
+        """The same tree in another version of the program."""
+        return replace(self, change=change, _agents={})
+
+    def _made(self, node: Node, host: Host | None = None) -> Agent:
+        kind = self.change.kind if self.change.at == node.name else ""
+        tools = tools_for(self.world, node.tools)
+        if self.change.tool:
+            changed = next(each for each in tools if each.name == self.change.tool) if kind else None
+            if changed is not None and kind == "another tool":
+                tools[tools.index(changed)] = replace(changed, definition="another server's")
+            if changed is not None and kind == "a rule less":
+                tools[tools.index(changed)] = replace(changed, requires_approval=False)
+        if kind == "a rule more":
+            tools = [replace(each, requires_approval=True) if each.name == "look" else each for each in tools]
+        if kind == "a tool more":
+            tools += tools_for(self.world, [name for name in ("look", "wire") if name not in node.tools][:1])
+        graph, migrations = with_votes(checking(LOOP) if node.checks else LOOP), []
+        if kind.startswith("another graph"):
+            migrations = [Migration(graph)] if kind == "another graph" else []
+            graph = graph.with_detector("post_llm", never, before="no_progress")
+        if kind == "other names of states":
+            names = {"check": "review", "asks": "pends"}
+            migrations = [Migration(graph, states=names)]
+            graph = renamed(graph, names)
+        subs = [
+            self._made(each).as_tool(each.name, "Helps.", parallel=each.parallel, requires_approval=each.gated)
+            for each in node.below
+        ]
+        return Agent(
+            TreeModel(self.world, node, f"{node.name} {kind}"),
+            tools=[*tools, *subs],
+            graph=graph,
+            guardrails=self.limits.model_copy(update={"max_denials": 65} if kind == "other limits" else {}),
+            migrations=migrations,
+            host=host,
+        )
+
+    def may_refuse(self, request: PendingRequest | None, reply: HumanInput | None) -> bool | None:
+        """Whether a version of the program refuses to go on with a run; None if it depends on more than is known here.
+
+        Args:
+            request: What the run waits for; None if it was cut off.
+            reply: The answer; None if it is dismissed, or was cut off.
+        """
+        kind, at = self.change.kind, self.change.at
+        if not CHANGES[kind]:
+            return False
+        if request is not None and reply is None:
+            return None
+        if kind in ("a rule less", "a lost secret") or (at == self.root.name and kind == "another graph, not admitted"):
+            return True
+        if kind == "other limits" and at != self.root.name:
+            return False  # they follow from the caller's
+        if request is None:
+            return None
+        path = [self.root.name, *request.asker.split("/")] if request.asker else [self.root.name]
+        path = [name for name in path if name in {each.name for each in self.root}]
+        if kind == "other limits":
+            return True
+        if kind == "another tool":
+            runs = isinstance(reply, Allow | Edit)
+            return True if runs and (path[-1], request.tool) == (at, self.change.tool) else None
+        return True if at in path else None
+
+
+def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
+    def new(name: Any) -> Any:
+        return names.get(name, name)
+
+    states = tuple(replace(each, name=new(each.name)) for each in graph.states)
+    rows = tuple(replace(each, source=new(each.source), target=new(each.target)) for each in graph.transitions)
+    return replace(graph, states=states, transitions=rows)
+
+
+def draw_tree(seed: int, world: TreeWorld) -> DrawnTree:
+    dice = random.Random(seed)
+    return DrawnTree(seed, draw_node(dice, "a", dice.choice((1, 1, 1, 2, 2, 3))), world)
+
+
+# -- what a transcript is, by the rules ---------------------------------------------------------------------
+
+
+class DismissedError(Exception):
+    """Somebody dismissed the run, or its request expired."""
+
+
+@dataclass
+class Told:
+    """What one run says.
+
+    Attributes:
+        messages: Its transcript: role and content; of a failed call only how that begins.
+        end: The name of its ending event.
+        result: What a caller is told, or how that begins.
+        calls: The names and tasks of the sub-agents' runs below it, at every depth, its own included.
+    """
+
+    messages: list[tuple[str, str]]
+    end: str
+    result: str
+    usage: Usage
+
+
+def told(world: TreeWorld, node: Node, task: str) -> Told:
+    """What a run of an agent is, where no limit is reached and nobody dismisses it.
+
+    Raises:
+        DismissedError: Somebody does.
+    """
+    messages, usage = [("user", task)], Usage()
+    below = {each.name: each for each in node.below}
+    for turn in range(TURNS + 1):
+        said = world.reply(node, task, turn)
+        if said.end == "fails":
+            return Told(messages, "Handoff", "the sub-agent hands the task back", usage)
+        usage += world.usage(task, turn)
+        messages.append(("assistant", said.text))
+        if not said.calls:
+            end = "RunCompleted" if said.end == "answers" else "Handoff"
+            return Told(
+                messages, end, said.text if said.end == "answers" else "the sub-agent hands the task back", usage
+            )
+        if node.checks:
+            _result(world, "book", f"{task}/check {turn + 1}")
+        for name, text in said.calls:
+            if name in below:
+                if below[name].gated and (denied := _result(world, name, text)) != done(name, text):
+                    messages.append(("tool", denied))
+                    continue
+                answer = told(world, below[name], text)
+                usage += answer.usage
+                messages.append(("tool", answer.result))
+            else:
+                messages.append(("tool", _result(world, name, text)))
+    raise AssertionError("a model gives its last word after so many turns")
+
+
+def _result(world: TreeWorld, name: str, text: str) -> str:
+    if name == "ask":
+        return f"about {text}"
+    if name == "look" and world.dice("breaks", text).random() < 0.15:
+        return "ValueError: broken"
+    if name in ("look", "send"):
+        return done(name, text)
+    match world.person(name, text):
+        case "allow":
+            return done(name, text)
+        case "edit":
+            return done(name, f"{text}!")
+        case "deny":
+            return "Denied by the user: no"
+        case _:
+            raise DismissedError
+
+
+# -- stores that can be cut off ------------------------------------------------------------------------------
+
+
+class Commit(NamedTuple):
+    """One commit of a run, and the world at that time."""
+
+    run_id: str
+    records: tuple[SealedRecord, ...]
+    status: Status
+    info: RunInfo | None
+    world: TreeWorld | None
+
+
+class TapedStore(MemoryStore):
+    """A store that remembers its commits in their order."""
+
+    def __init__(self, world: TreeWorld | None = None) -> None:
+        super().__init__()
+        self.world, self.tape = world, list[Commit]()
+
+    def _append(
+        self,
+        lease: Lease,
+        records: Sequence[SealedRecord],
+        status: Status,
+        info: RunInfo | None,
+        snapshot: SealedSnapshot | None,
+    ) -> None:
+        super()._append(lease, records, status, info, snapshot)
+        self.tape.append(Commit(lease.run_id, tuple(records), status, info, copy.deepcopy(self.world)))
+
+
+async def restore(tape: Sequence[Commit], store: Any, keyring: Keyring = KEYRING) -> None:
+    """Write what a store had after some commits, as processes that have died since left it."""
+    for run_id in dict.fromkeys(each.run_id for each in tape):
+        commits = [each for each in tape if each.run_id == run_id and each.records]
+        by_epoch = groupby(commits, lambda each: json.loads(each.records[0].body)["epoch"])
+        lease = await store.acquire(run_id, "a process that died", new=True, keyring=keyring)
+        for epoch, made in [(epoch, list(made)) for epoch, made in by_epoch]:
+            while lease.epoch < epoch:
+                await store.release(lease)
+                lease = await store.acquire(run_id, "another that died", keyring=keyring)
+            for each in made:
+                await store.append(lease, with_own_macs(each.records, keyring), each.status, each.info)
+        if commits[-1].status == "running":
+            await store.release(lease)

@@ -1,0 +1,286 @@
+"""Random trees of agents: what their runs say, spend and ask is what the rules say, wherever they were cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from collections import Counter as Tally
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from agentfsm import Actor, Graph, RunResult, Usage, UserInputRequested
+from agentfsm.agent.subagent import SubagentFactory
+from agentfsm.errors import AgentfsmError, RunError
+from agentfsm.journal import send_signal
+from agentfsm.journal.records import export_lines
+from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.replay import replay
+from agentfsm.journal.verification import GOOD, verify, verify_export
+from agentfsm.report.ledger import read_ledger
+from agentfsm.runtime.approval import HumanInput
+from agentfsm.testing.invariants import one_result_per_call
+from tests.helpers.random_states import APPROVALS
+from tests.helpers.random_trees import (
+    CHANGES,
+    KEYRING,
+    REQUESTER,
+    DismissedError,
+    DrawnTree,
+    Step,
+    TapedStore,
+    TreeWorld,
+    draw_change,
+    draw_tree,
+    restore,
+    told,
+)
+
+ROOT = "r"
+ONCE = ("send", "pay", "wire")
+"""Tools that are not idempotent: each call of them runs once, whatever dies."""
+
+
+class Counts(Tally[str]):
+    def __str__(self) -> str:
+        return "random trees: " + ", ".join(f"{number:,} {what}" for what, number in sorted(self.items()))
+
+
+async def follow(drawn: DrawnTree, store: Any, counts: Counts, result: RunResult | None = None) -> RunResult:
+    """Begin a run, or go on with one, and do about it what people do, until it ends."""
+    agent, world = drawn.agent(store), drawn.world
+    head = await store.head(ROOT)
+    if head is None or not head.seq:
+        result = await agent.run("go", run_id=ROOT, actor=REQUESTER)
+    for number in range(1_000):
+        if result is not None and not isinstance(result.outcome, UserInputRequested):
+            return result
+        past = rehydrate(await store.records(ROOT))
+        request = past.run.pending_request
+        if past.suspension is None or request is None:
+            result = await agent.resume(ROOT)
+            continue
+        counts["waits"] += 1
+        counts[f"waits at depth {len(request.asker.split('/')) if request.asker else 0}"] += 1
+        await assert_child_cannot_be_answered(drawn, store)
+        await assert_charged(drawn, store)
+        result = await take(world.next_step(request, number), drawn, store) or result
+    raise AssertionError(f"{ROOT} waits for ever")
+
+
+async def take(step: Step, drawn: DrawnTree, store: Any) -> RunResult | None:
+    agent, world = drawn.agent(store), drawn.world
+    if step.waits:
+        return await agent.resume(ROOT) if step.escalates else None
+    if step.reply is None:
+        return await agent.dismiss(ROOT)
+    sends = world.dice("sends", len(world.asked), step.by).random() < 0.3
+    if step.refused is not None:
+        before = await all_records(store)
+        with pytest.raises(step.refused) as error:
+            await answer(step.reply, step.by, drawn, store, sends=sends)
+        assert error.type is step.refused
+        assert await all_records(store) == before
+        return None
+    result = await answer(step.reply, step.by, drawn, store, sends=sends)
+    assert await store.signals.pending() == []
+    return result
+
+
+async def answer(reply: HumanInput, by: Actor, drawn: DrawnTree, store: Any, *, sends: bool) -> RunResult:
+    """Answer what the run asks, perhaps from a process that has no agent."""
+    agent = drawn.agent(store)
+    if not sends:
+        return await agent.resume(ROOT, reply, by=by)
+    with mock.patch.object(send_signal, "time", drawn.world.clock):
+        await drawn.runs(store).answer(ROOT, reply, by=by)
+    run = await agent.next_run(ROOT)
+    assert run is not None, f"nobody acts on {reply}"
+    return await run
+
+
+async def all_records(store: Any) -> list[Any]:
+    return [await store.records(head.run_id) for head in await store.heads()]
+
+
+async def assert_child_cannot_be_answered(drawn: DrawnTree, store: Any) -> None:
+    waiting = [head.run_id for head in await store.heads("suspended") if head.run_id != ROOT]
+    if waiting:
+        with pytest.raises(AgentfsmError):
+            await drawn.agent(store).resume(waiting[0], "yes").load()
+        with pytest.raises(RunError):
+            await drawn.runs(store).approve(waiting[0], by="somebody")
+
+
+async def assert_good(drawn: DrawnTree, store: Any, result: RunResult, counts: Counts) -> None:
+    for head in await store.heads():
+        records = await store.records(head.run_id)
+        report = verify(head.run_id, records, head, keyring=KEYRING)
+        assert report.code == GOOD, (head.run_id, report)
+        assert verify_export("".join(export_lines(records)), None, KEYRING).code == report.code
+        counts["records"] += len(records)
+        past = rehydrate(records)
+        replayed = replay(records, graph_of(drawn, store, past))
+        assert replayed.same, (head.run_id, replayed.divergences)
+        one_result_per_call(past.run)
+        ledger = read_ledger(head.run_id, records)
+        assert not ledger.problems, ledger.problems
+        await drawn.runs(store).get(head.run_id)
+        counts[f"runs {head.status}" if head.run_id == ROOT else f"runs below {head.status}"] += 1
+
+
+def graph_of(drawn: DrawnTree, store: Any, past: Any) -> Graph:
+    """The graph that a run ends on, of the agents of the tree."""
+    configs = [drawn.agent(store).config]
+    for config in configs:
+        if config.machine.graph.fingerprint == past.graph["fingerprint"]:
+            return config.machine.graph
+        delegates = (tool.delegate for tool in config.tools.values())
+        configs += [each.config for each in delegates if isinstance(each, SubagentFactory)]
+    raise AssertionError(f"{past.run.run_id} is on a graph of no agent")
+
+
+def assert_ran_as_approved(world: TreeWorld) -> None:
+    for (name, text), times in world.ran.items():
+        if name in APPROVALS:
+            voters = world.approvals.get((name, text), [])
+            assert len(voters) >= APPROVALS[name], f"{name!r} ran with {text!r}: {voters}"
+            assert (name, text) not in world.denied
+        assert times == 1 or name not in ONCE, f"{name!r} ran {times} times with {text!r}"
+
+
+async def assert_charged(drawn: DrawnTree, store: Any) -> None:
+    """Each run is charged for its own replies and for those of the runs below it, once; of those that go on, later."""
+    own: dict[str, Usage] = {}
+    runs = {head.run_id: rehydrate(await store.records(head.run_id)).run for head in await store.heads() if head.seq}
+    for run_id, run in runs.items():
+        task = next(each.content for each in run.messages if each.role == "user")
+        turns = sum(each.role == "assistant" for each in run.messages)
+        own[run_id] = sum((drawn.world.usage(task, turn) for turn in range(turns)), Usage())
+    for run_id, run in runs.items():
+        below = [other for other in runs if other == run_id or other.startswith(f"{run_id}-")]
+        used = sum((own[other] for other in below), Usage())
+        assert run.usage.total_tokens <= used.total_tokens, run_id
+        assert run.usage == used or not run.ended, run_id
+
+
+def assert_as_told(drawn: DrawnTree, result: RunResult, counts: Counts) -> None:
+    try:
+        expected = told(drawn.world, drawn.root, "go")
+    except DismissedError:
+        counts["dismissed"] += 1
+        assert type(result.outcome).__name__ == "RunCancelled"
+        return
+    counts[f"ended as {expected.end}"] += 1
+    messages = [(str(m.role.value), m.content) for m in result.messages]
+    assert [
+        (role, text[: len(said)]) for (role, text), (_, said) in zip(messages, expected.messages, strict=True)
+    ] == expected.messages
+    assert type(result.outcome).__name__ == expected.end
+    assert result.usage == expected.usage, (result.usage, expected.usage)
+
+
+async def explore(seed: int, worlds: int, cuts: int, counts: Counts) -> None:
+    for number in range(worlds):
+        world = TreeWorld(1000 * seed + number)
+        drawn = draw_tree(seed, world)
+        store = TapedStore(world)
+        result = await follow(drawn, store, counts)
+        counts["runs"] += 1
+        counts.update({f"votes refused with {name}": number for name, number in world.refusals.items()})
+        assert_as_told(drawn, result, counts)
+        assert_ran_as_approved(world)
+        await assert_good(drawn, store, result, counts)
+        await assert_charged(drawn, store)
+        assert len(world.asked) == len(set(world.asked))
+        if type(result.outcome).__name__ != "RunCancelled":
+            assert result.run_state.model_calls == len(world.asked)
+        dice = random.Random(world.seed)
+        for _ in range(cuts):
+            await go_on_after_a_crash(drawn, store.tape, dice, counts)
+            await go_on_with_another_version(drawn, store.tape, dice, counts)
+
+
+async def go_on_after_a_crash(drawn: DrawnTree, tape: Any, dice: random.Random, counts: Counts) -> None:
+    at = dice.randrange(1, len(tape))
+    world = tape[at - dice.choice((0, 1))].world  # before or after what was done until the next commit
+    again = draw_tree(drawn.seed, copy.deepcopy(world))
+    rest = TapedStore(again.world)
+    await restore(tape[:at], rest)
+    counts["cut off"] += 1
+    result = await follow(again, rest, counts)
+    assert_as_told(again, result, counts)
+    assert_ran_as_approved(again.world)
+    await assert_good(again, rest, result, counts)
+    await assert_charged(again, rest)
+
+
+async def go_on_with_another_version(drawn: DrawnTree, tape: Any, dice: random.Random, counts: Counts) -> None:
+    """Go on with another version of the program, which takes up the run or changes nothing, and then to the end."""
+    at = dice.randrange(1, len(tape) + 1)
+    before = draw_tree(drawn.seed, copy.deepcopy(tape[at - 1].world))
+    store = TapedStore(before.world)
+    await restore(tape[:at], store)
+    past = rehydrate(await store.records(ROOT)) if await store.head(ROOT) is not None else None
+    if past is None or past.finished:
+        return
+    request = past.run.pending_request if past.suspension is not None else None
+    after = before.changed(draw_change(dice, before.root))
+    kind, errors, records = after.change.kind, CHANGES[after.change.kind], await all_records(store)
+    step = None if request is None else before.world.next_step(request, 0)
+    if step is not None and (step.waits or step.refused):
+        return
+    refuses = after.may_refuse(request, None if step is None else step.reply)
+    result, error = await one_step(after, store, step, errors)
+    counts[f"{'refused with' if error else 'gone on with'} {kind}"] += 1
+    assert refuses is None or refuses == (error is not None), (after.change, error)
+    if refuses:
+        assert await all_records(store) == records, after.change
+    went_on = before if error or kind == "other limits" else after
+    result = await follow(went_on, store, counts, result)
+    assert_as_told(went_on, result, counts)
+    assert_ran_as_approved(went_on.world)
+
+
+async def one_step(
+    drawn: DrawnTree, store: Any, step: Step | None, errors: tuple[type[Exception], ...]
+) -> tuple[RunResult | None, Exception | None]:
+    """What a run comes to, or why it is refused."""
+    agent = drawn.agent(store)
+    try:
+        if step is None:
+            return await agent.resume(ROOT), None
+        if step.reply is None:
+            return await agent.dismiss(ROOT), None
+        return await agent.resume(ROOT, step.reply, by=step.by), None
+    except errors as error:
+        return None, error
+
+
+def explored(seeds: range, worlds: int, cuts: int) -> Counts:
+    counts = Counts()
+    for seed in seeds:
+        asyncio.run(explore(seed, worlds, cuts, counts))
+    return counts
+
+
+def test_a_few_random_trees(counted: Callable[[str], None]) -> None:
+    counted(str(explored(range(2), worlds=1, cuts=1)))
+
+
+@pytest.mark.slow
+def test_a_sample_of_random_trees(counted: Callable[[str], None]) -> None:
+    counted(str(explored(range(100, 120), worlds=1, cuts=2)))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+def test_150_random_trees_cut_off_and_gone_on_with_by_another_version(counted: Callable[[str], None]) -> None:
+    counts = explored(range(1_000, 1_150), worlds=1, cuts=5)
+    counted(str(counts))
+    for kind, errors in CHANGES.items():
+        assert counts[f"refused with {kind}"] > 10 * bool(errors), kind
+        assert counts[f"gone on with {kind}"] > 10 * (not errors), kind
