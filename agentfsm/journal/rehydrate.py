@@ -72,7 +72,7 @@ class RehydratedRun:
         self.outcome: Outcome | None = None
         self._run: RunState | None = None
         self._reader = OutcomeReader()
-        self._asked: dict[int, tuple[str, str]] = {}  # the model calls of a user-defined state's effect, by number
+        self._model_requests: dict[int, tuple[str, str]] = {}  # of user-defined states, by number
 
     @classmethod
     def restored(
@@ -237,7 +237,7 @@ class RehydratedRun:
         number = state_call_number(eid) or 0
         ((kind, value),) = request.items()
         if kind == "messages":
-            self._asked[number] = name, request_digest(value)
+            self._model_requests[number] = name, request_digest(value)
             return
         call = self.run.state_calls.get(number)
         if call is None:
@@ -252,7 +252,7 @@ class RehydratedRun:
             reply = load_reply(out["reply"]) if "reply" in out else None
             failure = load_failure(out["failure"]) if "failure" in out else None
             self.run.state_calls[number] = StateCall(
-                *self._asked[number], reply, failure, model_calls=out["model_calls"]
+                *self._model_requests[number], reply, failure, model_calls=out["model_calls"]
             )
             return
         tool = self.run.state_calls[number].tool

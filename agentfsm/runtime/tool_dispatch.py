@@ -22,7 +22,6 @@ from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
 from agentfsm.loop.quorum import Approval, Quorum
 from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.withholding import lacks_values
-from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import check_approval, request_about
 from agentfsm.runtime.context import AgentConfig, Context
 from agentfsm.runtime.delegation import BudgetShare, CallingRun, Delegation, run_id_for_call
@@ -246,30 +245,17 @@ def _limit_between_calls(context: Context, due: list[tuple[int, CallState]]) -> 
     run = context.run
     if not due or _is_decided(due[0][1]):
         return None
-    reached = [token_limit(run), cost_limit(run)]
     left = context.time_left_s
-    if left is not None and left <= 0:
-        reached.append(time_limit(run))
-    for failure in reached:
-        if failure is not None and _acts_on(context.config.machine.graph, failure):
+    limits = (token_limit, cost_limit) if left is None or left > 0 else (token_limit, cost_limit, time_limit)
+    for limit in limits:
+        failure = limit(run)
+        if failure is not None and any(row.guard is limit for row in context.config.machine.graph):
             return failure
     return None
 
 
-_LIMIT_GUARDS: Mapping[FailureKind, object] = {
-    FailureKind.token_limit: token_limit,
-    FailureKind.cost_limit: cost_limit,
-    FailureKind.time_limit: time_limit,
-}
-
-
-def _acts_on(graph: Graph, limit: Failure) -> bool:
-    guard = _LIMIT_GUARDS[limit.kind]
-    return any(row.guard is guard for row in graph.transitions)
-
-
 def _is_decided(call_state: CallState) -> bool:
-    """Whether a call was begun or a person has decided about it: then it is gone on with."""
+    """Whether a call was begun or a person has decided about it: then no limit stops it."""
     decided = call_state.approved or call_state.denied is not None or call_state.answer is not None
     return decided or call_state.started
 
