@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import fsum
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.run_info import RunQuery
@@ -56,6 +57,9 @@ class WorkerSettings:
 
 
 DAY_S = 86_400.0
+
+DECIMALS = 9
+"""To how many decimals a sum of USD is exact."""
 
 KNOWN_FOR_S = 5.0
 """Seconds for which a sum is used again."""
@@ -120,12 +124,13 @@ class SpendLimits:
         at, spent = self._known.get(tag, (float("-inf"), 0.0))
         if not 0 <= now - at < KNOWN_FOR_S:
             # a sub-agent's run has the tags of its caller, whose cost includes it
-            spent, query = 0.0, RunQuery(tag=tag, since=now - DAY_S, parent="", limit=500)
+            costs, query = list[float](), RunQuery(tag=tag, since=now - DAY_S, parent="", limit=500)
             while True:
                 page = await self._store.find_runs(query)
-                spent += sum(info.cost_usd or 0.0 for info in page.runs)
+                costs += [info.cost_usd or 0.0 for info in page.runs]
                 if not page.next:
                     break
                 query = replace(query, after=page.next)
+            spent = round(fsum(costs), DECIMALS)  # ten times 0.1 is 1
             self._known[tag] = (now, spent)
         return spent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,19 @@ def test_a_limit_is_reached_by_the_runs_with_its_tag_in_the_last_day() -> None:
         assert await limits.reached(["tenant:other"]) == ""
         clock[0] += DAY_S
         assert await limits.reached(["tenant:acme"]) == ""
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("usd", "runs"), [(0.1, 10), (0.1, 3), (0.07, 100), (0.0001, 7)])
+def test_a_limit_is_reached_by_runs_that_cost_exactly_as_much(usd: float, runs: int) -> None:
+    async def scenario() -> None:
+        store, limit = MemoryStore(), SpendLimit("batch", float(f"{Decimal(str(usd)) * runs}"))
+        for _ in range(runs - 1):
+            await spend(store, usd, "batch")
+        assert await SpendLimits([limit], store).reached(["batch"]) == ""
+        await spend(store, usd, "batch")
+        assert "cost" in await SpendLimits([limit], store).reached(["batch"])
 
     asyncio.run(scenario())
 
