@@ -236,12 +236,16 @@ def _describe_runs(store: str, runs: Sequence[Head]) -> Iterator[Finding]:
 
 def _check_server(location: StoreLocation) -> Iterator[Finding]:
     try:
-        runs = await_result(open_existing_store(location).heads())
+        store = open_existing_store(location)
+        runs, facts = await_result(store.heads()), await_result(store.maintenance.describe())
     except AgentfsmError as error:
         advice = "see that the server runs and the URL is right, or name another store with --store"
         yield Finding("store", "problem", str(error), advice)
         return
     yield from _describe_runs(location.name, runs)
+    for fact in facts:
+        if fact.is_problem:  # without a schema, the first stored run may create it
+            yield Finding(f"store {fact.name}", "note" if fact.name == "schema" else "problem", fact.value)
 
 
 def _check_secret(location: StoreLocation) -> Iterator[Finding]:

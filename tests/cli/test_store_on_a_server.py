@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import uuid
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,16 @@ def test_no_message_has_the_password(words: tuple[str, ...], cli: Cli) -> None:
     assert result.exit_code in (1, 2, 3)
     assert "127.0.0.1" in result.output
     assert "hunter2" not in result.output
+
+
+def test_doctor_says_which_rights_a_role_lacks(cli: Cli, url: str) -> None:
+    role = f"reader_{uuid.uuid4().hex[:8]}"
+    execute(url, f"CREATE ROLE {role} LOGIN")
+    execute(url, f"GRANT USAGE ON SCHEMA agentfsm TO {role}; GRANT SELECT ON ALL TABLES IN SCHEMA agentfsm TO {role}")
+    assert "problem" not in cli("doctor", "--offline").output
+    result = cli("doctor", "--offline", "--store", url.replace("postgres:@", f"{role}@"))
+    assert result.exit_code == 1
+    assert "the role lacks DELETE, INSERT, UPDATE on hold, journal" in " ".join(result.output.split())
 
 
 def test_the_command_that_resumes_a_run_names_the_store_without_its_password(
