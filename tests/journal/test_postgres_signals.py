@@ -188,9 +188,12 @@ def test_a_listener_that_swallows_a_cancellation_ends_all_the_same(monkeypatch: 
                 swallowed += 1
         return []
 
+    async def claim_again() -> None:
+        raise AssertionError("it has no connection that could be lost")
+
     async def scenario() -> None:
         settings = PostgresSettings("postgresql://host/db", "lease", 1.0, 1.0)
-        listener = SignalListener(settings, read_pending, lambda run_id: None)
+        listener = SignalListener(settings, read_pending, lambda run_id: None, claim_again)
         for _ in range(5):
             await asyncio.sleep(0)
         await asyncio.wait_for(listener.aclose(), 10)

@@ -532,6 +532,37 @@ def test_runs_go_on_when_the_server_was_killed_and_is_back(kills: int) -> None:
         own.cleanup()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("liveness", LIVENESS)
+def test_a_process_in_a_long_call_keeps_its_run_when_the_server_was_killed_and_is_back(liveness: Any) -> None:
+    listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
+
+    async def scenario(url: str, kill: Any) -> None:
+        options = {"liveness": liveness, "lease_s": 0.6, "listen_url": url}
+        async with opened(url, **options) as store, opened(url, **options) as other:
+            records = sealed_records(2)
+            lease = await store.acquire("a", "me", new=True)
+            await store.append(lease, records[:1], "running")
+            assert await other.heads("cut off") == []
+            while (await asyncio.to_thread(execute, url, listening))[0][0] == 0:
+                pass
+            restarted = kill()
+            assert await other.heads("cut off") == []  # it waits until the server is back, and its owner, too
+            await restarted
+            await store.append(lease, records[1:], "running")
+            assert await other.records("a") == records
+
+    with tempfile.TemporaryDirectory() as folder:
+        own = start_server(Path(folder) / "data")
+
+        def kill() -> asyncio.Task[Any]:
+            kill_server(own)
+            return asyncio.create_task(asyncio.to_thread(own.ensure_postgres_running))
+
+        asyncio.run(scenario(new_database(own.get_uri()), kill))
+        own.cleanup()
+
+
 def test_a_server_that_stays_away_is_an_error_that_says_so(url: str) -> None:
     proxy = CuttingProxy(url)
 

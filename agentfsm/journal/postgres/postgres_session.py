@@ -43,6 +43,9 @@ READ_CONNECTIONS = 3
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 2.0
 """Seconds between two attempts to connect again; each is twice the one before."""
 
+RETURN_S = 3.0
+"""Seconds after which every process has connected again to a server that was away, or has died."""
+
 RENEWALS_PER_LEASE = 3
 """How often a lease is renewed before it would expire."""
 
@@ -155,6 +158,7 @@ class PostgresSession:
         """By which the server knows the process: an advisory lock, or a row of ``owner``."""
         self._db: Connection | None = None
         self._was_connected = False
+        self._lost_at = float("-inf")
         self._has_schema = False
         self._backend: int | None = None
         self._writing = asyncio.Lock()
@@ -304,6 +308,8 @@ class PostgresSession:
                         f"{self.settings.server} has not been reached for {self.settings.wait_s:g} s: "
                         f"{await self._reason(error)}; what was acknowledged is stored, and its runs can be resumed"
                     ) from error
+                if error.sqlstate is None or error.sqlstate.startswith(_AWAY):
+                    self._lost_at = loop.time()
             again = True
             await self._drop()
             await asyncio.sleep(delay)
@@ -317,6 +323,32 @@ class PostgresSession:
             except psycopg.Error as refusal:
                 error = refusal
         return " ".join(str(error).split())
+
+    async def claim_again(self) -> None:
+        """Say at once that this process lives, if it said so before its connections were lost.
+
+        Raises:
+            StoreError: The server refuses, or has not been reached for ``wait_s`` seconds.
+        """
+
+        async def claim(db: Connection, again: bool) -> None:
+            await db.execute("SELECT 1")
+
+        if self._backend is not None:
+            await self.write(claim)
+
+    async def await_others(self) -> bool:
+        """Wait, if the server was away a moment ago, until others have had time to say that they live.
+
+        Returns:
+            Whether it waited: what was read before may take living processes for dead.
+        """
+        own = self.settings
+        lease_s = own.lease_s / RENEWALS_PER_LEASE if own.liveness == "lease" else 0.0
+        left_s = self._lost_at + RETURN_S + lease_s - asyncio.get_running_loop().time()
+        if left_s > 0:
+            await asyncio.sleep(left_s)
+        return left_s > 0
 
     async def _drop(self) -> None:
         """Close a connection that may be lost."""
@@ -363,6 +395,11 @@ class PostgresSession:
 
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.IdleInTransactionSessionTimeout)
 """What is raised when the connection is gone, or none is available."""
+
+
+_AWAY = ("08", "57P")
+"""How the codes begin of the errors of a server that ends connections or accepts none; without any answer, there is no
+code."""
 
 
 def _is_out_of_step(error: psycopg.Error) -> bool:

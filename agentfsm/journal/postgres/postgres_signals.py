@@ -80,6 +80,7 @@ class SignalListener:
             pooler without a direct URL, it looks every ``POLL_S`` seconds.
         read_pending: Reads the ids of the runs that have signals.
         notify: Called with the id of each run that has got one.
+        claim_again: Called when its connection was lost: those that say that this process lives may be, too.
 
     Attributes:
         task: What listens.
@@ -90,10 +91,12 @@ class SignalListener:
         settings: PostgresSettings,
         read_pending: Callable[[], Awaitable[Iterable[str]]],
         notify: Callable[[str], None],
+        claim_again: Callable[[], Awaitable[None]],
     ) -> None:
         self._settings = settings
         self._read_pending = read_pending
         self._notify = notify
+        self._claim_again = claim_again
         self._awaited = asyncio.Event()
         self.task = asyncio.create_task(self._listen() if settings.listens else self._poll())
 
@@ -122,6 +125,8 @@ class SignalListener:
                     self._notify_all(await self._read_pending())  # those that were sent while nobody listened
                     async for notice in db.notifies():
                         self._notify_all([notice.payload] if notice.payload else await self._read_pending())
+            with contextlib.suppress(StoreError):  # this connection is the first that notices it if the server was away
+                await self._claim_again()
             await asyncio.sleep(RECONNECT_S)
 
     async def aclose(self) -> None:
@@ -169,7 +174,8 @@ class PostgresSignals:
         """What hears of new signals in the running event loop, from now on."""
         loop = asyncio.get_running_loop()
         if loop not in self._listeners:
-            listener = SignalListener(self._session().settings, self._run_ids, self._hub.notify)
+            session = self._session()
+            listener = SignalListener(session.settings, self._run_ids, self._hub.notify, session.claim_again)
             self._listeners[loop] = listener
             listener.task.add_done_callback(lambda _: self._listeners.pop(loop, None))  # at the latest with its loop
         return self._listeners[loop]

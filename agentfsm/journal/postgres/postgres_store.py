@@ -318,7 +318,11 @@ class PostgresStore:
         if which is None:
             return await self._select("ORDER BY id")
         if which == "cut off":
-            return [head for head in await self._select(_CUT_OFF, self._queue().session.key) if head.is_cut_off]
+            session = self._queue().session
+            found = await self._select(_CUT_OFF, session.key)
+            while await session.await_others():  # a server that was away does not know who lives before they are back
+                found = await self._select(_CUT_OFF, session.key)
+            return [head for head in found if head.is_cut_off]
         return await self._select("WHERE status = %s ORDER BY id", which)
 
     async def _select(self, clause: LiteralString, *values: str | int) -> list[Head]:
