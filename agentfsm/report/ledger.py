@@ -35,7 +35,7 @@ __all__ = [
 Data = dict[str, Any]
 
 REDACTED_TEXT = "(redacted)"
-"""What stands in the place of a redacted value."""
+"""What is shown in place of a redacted value."""
 
 _ANSWERS = {"0": "no", "e": "raised"}
 
@@ -120,8 +120,8 @@ class HumanDecision:
         requested_seq: The sequence number of the record with the request.
         requested_hash: The hash of that record, 64 hex digits.
         call_id: The id of the tool call.
-        result: What the tool call came to afterwards; an empty string if it did not run, or after a vote that left more
-            to be given.
+        result: The result of the tool call afterwards; an empty string if it did not run, or after a vote that was not
+            the last one.
         asked_in: The move that led to the request: its guard says why somebody was asked.
         decided_in: The move that was made on the answer.
         vote: Which of the approvals it was that the call needed, as in ``vote 1 of 2``; empty unless it needed several.
@@ -195,7 +195,7 @@ class FailureEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """What the calls of one model, or the sub-agents of one tool, came to.
+    """What the calls of one model, or the sub-agents of one tool, used.
 
     Attributes:
         name: The model, or the tool.
@@ -278,7 +278,7 @@ class RunLedger:
 
     @property
     def cost(self) -> str:
-        """What its model calls came to, in words; an empty string if there were none that say so."""
+        """What its model calls cost, in words; an empty string if there were none that say so."""
         usd = sum(line.cost_usd for line in self.costs)
         tokens = sum(line.input_tokens + line.output_tokens for line in self.costs)
         if usd:

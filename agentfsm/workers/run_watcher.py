@@ -111,7 +111,7 @@ def _after_death(head: Head) -> StaleAction:
 
 
 def due_at(request: StoredRequest, graph: Graph) -> float:
-    """When a request is to be escalated or expires, whichever comes first, in seconds since the epoch.
+    """When a request is escalated or expires, whichever comes first, in seconds since the epoch.
 
     Args:
         request: The request.

@@ -28,22 +28,25 @@ def environment() -> dict[str, str]:
     return child_environment() | {"PYTHONPATH": str(Path.cwd())}
 
 
+def start_viewer(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], httpx.Client]:
+    """A viewer of the store in a folder, and a client of it."""
+    viewer = subprocess.Popen(
+        command("--store", "runs.db", "--port", "0", *arguments),
+        cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert viewer.stderr is not None
+    line = viewer.stderr.readline()
+    address = re.search(r"http://127\.0\.0\.1:\d+/", line)
+    assert address is not None, line
+    return viewer, httpx.Client(base_url=address[0], trust_env=False, timeout=30)
+
+
 @pytest.mark.slow
 def test_a_store_is_served_while_it_is_written_and_ctrl_c_stops_it(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "runs.db") as store:
         finished_run(store, "sample")
-        viewer = subprocess.Popen(
-            command("--store", "runs.db", "--port", "0"),
-            cwd=tmp_path,
-            env=environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert viewer.stderr is not None
-        line = viewer.stderr.readline()
-        address = re.search(r"http://127\.0\.0\.1:\d+/", line)
-        assert address is not None, line
-        with httpx.Client(base_url=address[0], trust_env=False, timeout=30) as client:
+        viewer, client = start_viewer(tmp_path)
+        with client:
             assert [run["id"] for run in client.get("/api/runs").json()["runs"]] == ["sample"]
             finished_run(store, "second")
             assert [run["id"] for run in client.get("/api/runs").json()["runs"]] == ["second", "sample"]
@@ -127,19 +130,8 @@ def test_a_checkpoint_and_a_graph_of_the_users_are_taken(tmp_path: Path) -> None
     words = [sys.executable, "-m", "agentfsm", "checkpoint", "--key", "key.pem", "--store", "runs.db"]
     note = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True).stdout
     (tmp_path / "note").write_text(note)
-    given = ("--checkpoint", "note", "--key", "public.pem", "--graph", "mine.py:MINE")
-    viewer = subprocess.Popen(
-        command("--store", "runs.db", "--port", "0", *given),
-        cwd=tmp_path,
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert viewer.stderr is not None
-    line = viewer.stderr.readline()
-    address = re.search(r"http://127\.0\.0\.1:\d+/", line)
-    assert address is not None, line
-    with httpx.Client(base_url=address[0], trust_env=False, timeout=30) as client:
+    viewer, client = start_viewer(tmp_path, "--checkpoint", "note", "--key", "public.pem", "--graph", "mine.py:MINE")
+    with client:
         assert client.get("/api/what-if/choices").json()["graphs"] == ["mine"]
         said = client.get("/api/verification/store").json()
         assert said["problems"] == []

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
+from agentfsm import Message, tool
+from agentfsm.loop.model import ModelRequest
 from tests.helpers.event_frames import event_frame
 from tests.helpers.fake_model_server import (
     ModelOutput,
@@ -20,10 +24,17 @@ from tests.helpers.fake_model_server import (
 )
 from tests.helpers.recording_server import Call, RecordingServer, Response, running
 
-__all__ = ["ANSWER", "Call", "CloudServer", "cloud_server", "signature_problem"]
+__all__ = ["ANSWER", "REQUEST", "Call", "CloudServer", "ask", "cloud_server", "signature_problem", "weather"]
 
 CALL = ("toolu_1", "weather", {"city": "Paris"})
 ANSWER = "It is sunny in Paris."
+REQUEST = ModelRequest((Message.system("Be brief."), Message.user("Hello.")))
+
+
+@tool
+def weather(city: str) -> str:
+    """The weather of a city."""
+    return f"{city}: sunny"
 
 
 class CloudServer(RecordingServer):
@@ -114,3 +125,16 @@ def cloud_server() -> Generator[CloudServer]:
     """The server, while the block runs."""
     with running(CloudServer()) as server:
         yield server
+
+
+def ask(model: Any, *, stream: bool = False) -> None:
+    """Make one call of a model."""
+
+    async def call() -> None:
+        if not stream:
+            await model.reply(REQUEST)
+            return
+        async for _ in model.stream(REQUEST):
+            pass
+
+    asyncio.run(call())

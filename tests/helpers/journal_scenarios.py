@@ -51,6 +51,7 @@ from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.messages import FinishReason
 from agentfsm.loop.presets import PRESETS
 from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.scenarios import await_run
 
 
 @tool
@@ -102,11 +103,7 @@ def finished_run(store: Any = None, run_id: str = "sample", secret: bytes = b"of
 def waiting_run(store: Any = None, run_id: str = "sample") -> tuple[Any, Any]:
     """A store with one run in it that waits for an approval, and its result."""
     store = MemoryStore() if store is None else store
-    return store, asyncio.run(_await_run(sample_agent(store).run("Do it all.", run_id=run_id)))
-
-
-async def _await_run(run: Any) -> Any:
-    return await run
+    return store, asyncio.run(await_run(sample_agent(store).run("Do it all.", run_id=run_id)))
 
 
 def reseal(rows: list[SealedRecord], first: int = 0) -> list[SealedRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -17,7 +18,7 @@ import pytest
 from agentfsm.integrations.mcp.toolset import MCPTools
 from tests.helpers.ports import own_port
 
-__all__ = ["SdkServer", "sdk_http", "sdk_legacy_http", "sdk_stdio"]
+__all__ = ["SdkServer", "open_and_close", "sdk_http", "sdk_legacy_http", "sdk_stdio"]
 
 SCRIPT = Path(__file__).parent / "mcp_sdk_server.py"
 START_S = 30.0
@@ -86,3 +87,13 @@ def sdk_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SdkServer]:
     server.start()
     yield server
     server.kill()
+
+
+def open_and_close(tools: MCPTools) -> None:
+    """Connect to a server, and end the connection."""
+
+    async def main() -> None:
+        async with tools:
+            pass
+
+    asyncio.run(main())

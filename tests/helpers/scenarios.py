@@ -329,3 +329,11 @@ def run_until_suspended(agent: Agent, prompt: str = "go") -> SuspensionRecord:
 
 async def await_run(run: Any) -> Any:
     return await run
+
+
+def resumed(agent: Agent, result: RunResult, answer: Any, by_id: bool = False) -> RunResult:
+    """The result of a suspended run after an answer: resumed by its record, or by its id."""
+    outcome = result.outcome
+    assert isinstance(outcome, UserInputRequested)
+    held: Any = outcome.run_id if by_id else outcome.suspension_record.to_json()
+    return asyncio.run(await_run(agent.resume(held, answer)))

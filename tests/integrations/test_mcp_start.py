@@ -16,18 +16,10 @@ pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
 from agentfsm import Agent, ConfigurationError, RunResult
 from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
 from agentfsm.testing import RecordingModel, ScriptedModel, call
-from tests.helpers.mcp_servers import SdkServer, sdk_http
+from tests.helpers.mcp_servers import SdkServer, open_and_close, sdk_http
 
 FAKE = Path(__file__).parents[1] / "helpers" / "mcp_stdio_server.py"
 FIXTURES = (sdk_http,)  # importing registers the fixture
-
-
-def open_and_close(tools: MCPTools) -> None:
-    async def main() -> None:
-        async with tools:
-            pass
-
-    asyncio.run(main())
 
 
 def fake_server(folder: Path, **options: Any) -> MCPTools:

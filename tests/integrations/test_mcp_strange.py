@@ -15,16 +15,9 @@ pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
 from agentfsm import Agent, ConfigurationError, RunResult
 from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
 from agentfsm.testing import ScriptedModel, call
+from tests.helpers.mcp_servers import open_and_close
 from tests.helpers.recording_server import Call, RecordingServer, Response, running
 from tests.helpers.stepped_clock import SteppedClock
-
-
-def open_and_close(tools: MCPTools) -> None:
-    async def main() -> None:
-        async with tools:
-            pass
-
-    asyncio.run(main())
 
 
 def results(result: RunResult) -> list[str]:

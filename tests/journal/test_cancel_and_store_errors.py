@@ -13,6 +13,7 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state_json import dump_state
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import sample_agent
+from tests.helpers.scenarios import await_run
 
 OURS = Keyring(b"of the tests")
 
@@ -113,7 +114,7 @@ def test_a_run_whose_task_is_cancelled_is_recorded_to_its_end():
             return ""
 
         agent = Agent(ScriptedModel([call("wait")]), tools=[wait], host=Host(store=store))
-        task = asyncio.ensure_future(_awaited(agent.run("go", run_id="r")))
+        task = asyncio.ensure_future(await_run(agent.run("go", run_id="r")))
         await inside.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -155,10 +156,6 @@ def test_a_second_run_with_the_same_id_is_refused():
             await sample_agent(store, ["a"]).run("go", run_id="r")
 
     asyncio.run(live())
-
-
-async def _awaited(run):
-    return await run
 
 
 def test_a_fork_that_failed_for_lack_of_space_can_be_repeated():

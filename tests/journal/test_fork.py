@@ -38,6 +38,7 @@ from agentfsm.journal.verification import GOOD, OPEN, verify, verify_stored_run
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, sample_agent, seq_of, waiting_run
+from tests.helpers.scenarios import await_run
 
 KEYRING = Keyring(b"of the tests")
 
@@ -256,13 +257,9 @@ def test_one_of_two_concurrent_resumes_is_refused():
     async def both():
         agent = sample_agent(store, ["one"])
         return await asyncio.gather(
-            *(_awaited(agent.resume("sample", Allow())) for _ in range(4)), return_exceptions=True
+            *(await_run(agent.resume("sample", Allow())) for _ in range(4)), return_exceptions=True
         )
 
     done = asyncio.run(both())
     names = sorted(type(d).__name__ for d in done)
     assert names == ["RunResult", "StaleLease", "StaleLease", "StaleLease"]
-
-
-async def _awaited(run):
-    return await run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ from agentfsm.loop.guards import replied
 from agentfsm.loop.state_json import dump_state
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
+from tests.helpers.scenarios import await_run
 
 SECRET = b"shared by all processes of these tests"
 
@@ -97,16 +97,12 @@ class World:
         return Agent(self.model, tools=[look], graph=self.graph, guardrails=self.guardrails, host=self.host)
 
     def start(self) -> RunResult:
-        return asyncio.run(_awaited(self.agent().run("go", run_id="r1")))
+        return asyncio.run(await_run(self.agent().run("go", run_id="r1")))
 
     def resume(self, result: RunResult, reply: HumanInput) -> RunResult:
         assert isinstance(result.outcome, UserInputRequested)
         record: Any = "r1" if self.host.store is not None else result.outcome.suspension_record
-        return asyncio.run(_awaited(self.agent().resume(record, reply)))
-
-
-async def _awaited(run: Awaitable[RunResult]) -> RunResult:
-    return await run
+        return asyncio.run(await_run(self.agent().resume(record, reply)))
 
 
 @pytest.fixture(params=["record", "store"])

@@ -16,24 +16,15 @@ import openai
 import openai.providers
 import pytest
 
-from agentfsm import Agent, tool
+from agentfsm import Agent
 from agentfsm.errors import ConfigurationError, MissingExtraError, ProviderError
-from agentfsm.loop.messages import Message
-from agentfsm.loop.model import ModelRequest
 from agentfsm.models import AwsAccount, HttpOptions, ModelSettings, resolve
-from tests.helpers.cloud_server import ANSWER, Call, CloudServer, cloud_server, signature_problem
+from tests.helpers.cloud_server import ANSWER, REQUEST, Call, CloudServer, ask, cloud_server, signature_problem, weather
 
 ID, SECRET, TOKEN = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "session-token-0123456789"
 REGION = "eu-central-1"
 CLAUDE, GPT = "eu.anthropic.claude-sonnet-4-5-20250929-v1:0", "openai.gpt-oss-20b-1:0"
 ARN = "arn:aws:bedrock:eu-central-1:123456789012:application-inference-profile/anthropic.claude"
-REQUEST = ModelRequest((Message.system("Be brief."), Message.user("Hello.")))
-
-
-@tool
-def weather(city: str) -> str:
-    """The weather of a city."""
-    return f"{city}: sunny"
 
 
 @pytest.fixture(autouse=True)
@@ -54,17 +45,6 @@ def bedrock(monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudServer]:
         server.refuse = lambda call: signature_problem(call, {ID: SECRET}, REGION)
         monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_RUNTIME", server.url)
         yield server
-
-
-def ask(model: Any, *, stream: bool = False) -> None:
-    async def call() -> None:
-        if not stream:
-            await model.reply(REQUEST)
-            return
-        async for _ in model.stream(REQUEST):
-            pass
-
-    asyncio.run(call())
 
 
 def claude_of_anthropic(server: CloudServer, **more: str) -> anthropic.AnthropicBedrock:

@@ -27,6 +27,7 @@ from tests.helpers.model_clients import (
     stream_error,
     streaming_model,
 )
+from tests.helpers.scenarios import await_run
 
 WORDS = {
     "openai": ("finish_reason", [None, "", 0]),
@@ -129,7 +130,7 @@ def test_a_run_takes_a_complete_reply_and_warns_or_retries_an_incomplete_one(wir
     model = build_model(wire, lambda _: httpx.Response(200, json=bodies.pop(0)))
     warnings: list[str] = []
     note = observer(lambda e: warnings.append(e.text) if isinstance(e, RunWarning) else None)
-    result = asyncio.run(_awaited(Agent(model, hooks=[note], host=Host(clock=FakeClock())).run("go")))
+    result = asyncio.run(await_run(Agent(model, hooks=[note], host=Host(clock=FakeClock())).run("go")))
     assert isinstance(result.outcome, RunCompleted)
     kinds = [d.guard_result.kind for d in result.decisions if isinstance(d.guard_result, Failure)]
     if wire == "ollama":
@@ -137,10 +138,6 @@ def test_a_run_takes_a_complete_reply_and_warns_or_retries_an_incomplete_one(wir
     else:
         assert (result.output, kinds) == ("All is done.", [])
         assert [model.name in text and REPAIRED in text for text in warnings] == [True]
-
-
-async def _awaited(run: Any) -> Any:
-    return await run
 
 
 def test_older_versions_of_ollama_give_no_done_reason() -> None:

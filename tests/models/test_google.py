@@ -17,22 +17,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.oauth2.credentials import Credentials
 
-from agentfsm import Agent, tool
+from agentfsm import Agent
 from agentfsm.errors import ConfigurationError, MissingExtraError, ProviderError
-from agentfsm.loop.messages import Message
-from agentfsm.loop.model import ModelRequest
 from agentfsm.models import GoogleAccount, resolve
-from tests.helpers.cloud_server import ANSWER, Call, CloudServer, cloud_server
+from tests.helpers.cloud_server import ANSWER, Call, CloudServer, ask, cloud_server, weather
 
-REQUEST = ModelRequest((Message.system("Be brief."), Message.user("Hello.")))
 CLAUDE, GEMINI = "claude-sonnet-4-5@20250929", "google/gemini-2.5-flash"
 PROJECT, LOCATION = "acme-1", "europe-west1"
-
-
-@tool
-def weather(city: str) -> str:
-    """The weather of a city."""
-    return f"{city}: sunny"
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +60,6 @@ def _bearer(n: int) -> str:
 
 def account(server: CloudServer, **more: Any) -> GoogleAccount:
     return GoogleAccount(endpoint=f"{server.url}/v1", **more)
-
-
-def ask(model: Any, *, stream: bool = False) -> None:
-    async def call() -> None:
-        if not stream:
-            await model.reply(REQUEST)
-            return
-        async for _ in model.stream(REQUEST):
-            pass
-
-    asyncio.run(call())
 
 
 # -- the same requests as the vendors' clients ---------------------------------------------------------------------

@@ -19,6 +19,7 @@ from agentfsm.testing import FakeClock
 from tests.helpers.fake_model_server import ModelOutput, whole_body
 from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, WIRES, AnyModel
 from tests.helpers.provider_rules import request_errors, show_body
+from tests.helpers.scenarios import await_run
 
 CALLS: tuple[tuple[str, str, dict[str, Any]], ...] = (("toolu_1", "send", {"to": "ann"}), ("toolu_2", "look", {}))
 SAID: dict[str, list[ModelOutput]] = {
@@ -91,10 +92,6 @@ def both(wire: str, outputs: list[ModelOutput], go: Callable[[Agent], Any], **mo
     return kept, asyncio.run(go(agent_of(kept, **more)))
 
 
-async def _awaited(run: Any) -> RunResult:
-    return await run
-
-
 async def _next(agent: Agent, result: RunResult) -> RunResult:
     return await agent.run("Never mind. What now?", message_history=result.messages)
 
@@ -150,7 +147,7 @@ def test_cancelled(wire: str, watched: bool) -> None:
                     run.cancel("enough")
             return await _next(agent, await run)
         reached[:] = [asyncio.Event()]
-        over = asyncio.create_task(_awaited(run))
+        over = asyncio.create_task(await_run(run))
         await reached[0].wait()
         run.cancel("enough")
         return await _next(agent, await over)

@@ -35,6 +35,7 @@ from agentfsm.loop.events import RunWarning
 from agentfsm.loop.state_json import dump_state, load_state
 from agentfsm.testing import FakeClock, call
 from tests.helpers.scenarios import (
+    await_run,
     check_result,
     look,
     recovered_kinds,
@@ -239,14 +240,10 @@ def test_a_usage_that_no_reply_can_have_is_not_counted(usage, tmp_path):
         host = Host(secret=b"x" * 32, store=store)
         script = [Reply(Message.assistant("done"), usage=usage)]
         agent, _ = scripted_agent(*script, host=host, hooks=[note])
-        result = asyncio.run(_awaited(agent.run("go")))
+        result = asyncio.run(await_run(agent.run("go")))
     assert result.output == "done"
     assert result.usage == Usage()
     assert ["impossible usage" in text for text in warned] == [True]
-
-
-async def _awaited(run: Any) -> RunResult:
-    return await run
 
 
 @pytest.mark.parametrize("odd", [None, 7])

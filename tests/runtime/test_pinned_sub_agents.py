@@ -13,28 +13,7 @@ import pytest
 from agentfsm import LOOP, Agent, Allow, FilteredToolset, Host, MemoryStore, Migration, RunContext, tool
 from agentfsm.errors import SuspensionApprovalError
 from agentfsm.testing import ScriptedModel, call
-
-SECRET = b"the secret of these tests, long enough"
-PAID: list[int] = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_paid() -> None:
-    PAID.clear()
-
-
-@tool
-def pay(amount: int) -> str:
-    """Pay an amount."""
-    PAID.append(amount)
-    return f"paid {amount}"
-
-
-@tool(requires_approval=True)
-def look() -> str:
-    """Look at the accounts."""
-    return "seen"
-
+from tests.runtime.test_pinned_approvals import PAID, SECRET, look, nothing_paid, pay  # noqa: F401  # a fixture
 
 STRICT, WEAK = replace(pay, requires_approval=True), pay
 

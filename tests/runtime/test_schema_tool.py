@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from agentfsm import Agent, Approval, Host, MemoryStore, MissingExtraError, Tool, ToolContext, ToolDefinitionError
 from agentfsm.runtime.tools import problems
 from agentfsm.testing import ScriptedModel, call
+from tests.helpers.scenarios import await_run
 
 pytest.importorskip("jsonschema")
 
@@ -132,14 +133,10 @@ def test_an_argument_that_the_schema_marks_as_secret_is_not_journaled():
     store = MemoryStore()
     model = ScriptedModel([call("unlock", pin="tr0ub4dor&3"), "Done."])
     run = Agent(model, tools=[tool], host=Host(store=store, secret=b"k")).run("Go.")
-    asyncio.run(_await(run))
+    asyncio.run(await_run(run))
     text = "".join(row.body + row.hidden for row in asyncio.run(store.records(run.run_id)))
     assert "tried 11" in text
     assert "tr0ub4dor" not in text
-
-
-async def _await(run: Any) -> Any:
-    return await run
 
 
 def two(a: str, b: str) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ from agentfsm.models import FallbackModel
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel
 from tests.helpers.child_process import child_environment
 from tests.helpers.journal_scenarios import with_own_macs
+from tests.helpers.scenarios import await_run, resumed
 
 SECRET = b"shared by all processes of these tests"
 
@@ -136,17 +137,6 @@ def assert_aborted(result: RunResult, *parts: str) -> None:
     assert result.run_state.aborted is not None
     for part in parts:
         assert part in result.run_state.aborted.explanation
-
-
-async def _awaited(awaitable: Awaitable[RunResult]) -> RunResult:
-    return await awaitable
-
-
-def resumed(agent: Agent, result: RunResult, answer: Any, by_id: bool = False) -> RunResult:
-    outcome = result.outcome
-    assert isinstance(outcome, UserInputRequested)
-    held: Any = outcome.run_id if by_id else outcome.suspension_record.to_json()
-    return asyncio.run(_awaited(agent.resume(held, answer)))
 
 
 # -- the model -----------------------------------------------------------------------------------------
@@ -362,7 +352,7 @@ def test_cancelling_a_run_cancels_its_effects_model_call_which_is_charged_all_th
             await context.ask_model("?", model=critic)
 
         going = Agent(ScriptedModel(["draft"]), graph=reviewing(review)).run("go")
-        task = asyncio.create_task(_awaited(going))
+        task = asyncio.create_task(await_run(going))
         await reached.wait()
         going.cancel()
         return await task
@@ -516,7 +506,7 @@ def test_a_call_that_needs_approval_waits_and_what_was_done_before_is_not_repeat
 ) -> None:
     critic, keys = ScriptedModel([said("yes", 3), said("fine", 4)]), list[str]()
     agent = Agent(ScriptedModel(["draft"]), graph=waiting(paying(keys, critic)), tools=[look, pay], host=host)
-    first = asyncio.run(_awaited(agent.run("go")))
+    first = asyncio.run(await_run(agent.run("go")))
     assert isinstance(first.outcome, UserInputRequested)
     assert (first.outcome.kind, first.outcome.tool, first.outcome.arguments) == ("approval", "pay", {"amount": 5})
     assert (first.state, first.run_state.model_calls, first.usage.total_tokens) == ("asking", 2, 3)
@@ -534,7 +524,7 @@ def test_the_journal_gives_the_state_and_the_moves_back() -> None:
     critic = ScriptedModel(["yes", "fine"])
     graph = waiting(paying([], critic))
     agent = Agent(ScriptedModel(["draft"]), graph=graph, tools=[look, pay], host=Host(secret=SECRET, store=store))
-    result = asyncio.run(_awaited(agent.run("go", run_id="one")))
+    result = asyncio.run(await_run(agent.run("go", run_id="one")))
     for code in (OPEN, GOOD):
         rows = asyncio.run(store.records("one"))
         assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)
@@ -618,7 +608,7 @@ async def _hides_the_error(context: StateContext) -> None:
 @pytest.mark.parametrize("second", [_looks_elsewhere, _asks_first, _calls_nothing, _hides_the_error])
 def test_an_effect_that_makes_other_calls_when_it_is_run_again_is_refused_by_name(host: Host, second: Effect) -> None:
     agent = Agent(ScriptedModel(["draft"] * 3), graph=waiting(changing(second)), tools=[look, pay], host=host)
-    first = asyncio.run(_awaited(agent.run("go")))
+    first = asyncio.run(await_run(agent.run("go")))
     result = resumed(agent, first, Allow(), by_id=host.store is not None)
     assert_aborted(result, "the effect of 'review' was run again")
     assert done == ["a"]
@@ -638,7 +628,7 @@ def test_a_visit_that_a_person_sends_elsewhere_has_ended_and_the_next_one_makes_
     graph = waiting(review).with_transition(Transition("asking", rejected, "pre_step"), before="approval_decided")
     agent = Agent(ScriptedModel(["draft", "better"]), graph=graph, tools=[look, pay], host=host)
     by_id = host.store is not None
-    first = asyncio.run(_awaited(agent.run("go", run_id="one")))
+    first = asyncio.run(await_run(agent.run("go", run_id="one")))
     second = resumed(agent, first, Deny("try again"), by_id)
     assert isinstance(second.outcome, UserInputRequested)
     result = resumed(agent, second, Allow(), by_id)
@@ -666,7 +656,7 @@ def test_a_guard_that_holds_without_a_result_leads_past_no_wait_unless_it_is_put
         graph = graph.with_transition(Transition("review", guard, "terminal", ends="handed_off"))
     graph = with_wait(graph) if last else graph
     agent = Agent(ScriptedModel(["draft"]), graph=graph, tools=[pay], host=host)
-    first = asyncio.run(_awaited(agent.run("go", run_id="one")))
+    first = asyncio.run(await_run(agent.run("go", run_id="one")))
     assert isinstance(first.outcome, UserInputRequested)
     result = resumed(agent, first, Allow(), by_id=host.store is not None)
     assert (result.ok, noted(result), done) == (True, "paid 5", [5])
@@ -686,7 +676,7 @@ def test_a_visit_that_a_row_leads_past_its_wait_has_ended_too(host: Host) -> Non
     past = Transition("review", not_worth_asking, "pre_step")
     graph = waiting(review).with_transition(past, before="approval_required")
     agent = Agent(ScriptedModel(["draft", "better"]), graph=graph, tools=[look, pay], host=host)
-    first = asyncio.run(_awaited(agent.run("go", run_id="one")))
+    first = asyncio.run(await_run(agent.run("go", run_id="one")))
     assert isinstance(first.outcome, UserInputRequested)
     assert done == ["draft", "better"]
     result = resumed(agent, first, Allow(), by_id=host.store is not None)
@@ -721,7 +711,7 @@ def test_an_outcome_from_before_does_not_lead_past_a_call_that_waits(host: Host,
             StateSpec("check", effect=check, outcomes=("good",)), rows, entered_by="post_llm.otherwise"
         )
     agent = Agent(ScriptedModel(["draft", "better"]), graph=graph, tools=[pay], host=host)
-    first = asyncio.run(_awaited(agent.run("go", run_id="one")))
+    first = asyncio.run(await_run(agent.run("go", run_id="one")))
     assert isinstance(first.outcome, UserInputRequested)
     assert done == []
     result = resumed(agent, first, Allow(), by_id=host.store is not None)
@@ -751,7 +741,7 @@ def test_guards_find_no_result_of_a_state_while_its_call_waits_and_its_effect_do
     if at == "the waiting state":
         graph = graph.with_transition(Transition("asking", reviewed, "terminal", ends="completed"))
     agent = Agent(ScriptedModel(["draft", "better"]), graph=graph, tools=[pay], host=host)
-    first = asyncio.run(_awaited(agent.run("go", run_id="one")))
+    first = asyncio.run(await_run(agent.run("go", run_id="one")))
     assert isinstance(first.outcome, UserInputRequested)
     assert done == []
     result = resumed(agent, first, Allow(), by_id=host.store is not None)
@@ -768,7 +758,7 @@ def test_an_effect_cannot_go_on_past_a_call_that_waits(swallow: type[BaseExcepti
         return "went on"
 
     agent = Agent(ScriptedModel(["draft"]), graph=waiting(review), tools=[look, pay], host=Host(secret=SECRET))
-    first = asyncio.run(_awaited(agent.run("go")))
+    first = asyncio.run(await_run(agent.run("go")))
     assert isinstance(first.outcome, UserInputRequested)
     assert done == []
     assert noted(resumed(agent, first, Allow())) == "went on"
@@ -811,7 +801,7 @@ def test_cut_off_after_any_record_a_run_repeats_no_call_that_had_its_result() ->
         return Agent(model, graph=reviewing(review), tools=[note], host=Host(secret=SECRET, store=store))
 
     whole = MemoryStore()
-    expected = asyncio.run(_awaited(agent(whole).run("go", run_id="one")))
+    expected = asyncio.run(await_run(agent(whole).run("go", run_id="one")))
     assert calls == ["go", "a", "n", "b", "c"]
     records = asyncio.run(whole.records("one"))
     for count in range(1, len(records)):
@@ -819,7 +809,7 @@ def test_cut_off_after_any_record_a_run_repeats_no_call_that_had_its_result() ->
         made = [text for number, text in enumerate(["a", "n", "b", "c"], 1) if f"review:1:{number}" in ended]
         calls.clear()
         (unfinished,) = asyncio.run(agent(asyncio.run(cut_off_after(records, count))).unfinished_runs())
-        result = asyncio.run(_awaited(unfinished))
+        result = asyncio.run(await_run(unfinished))
         replied = any(
             r.kind == "transition" and r.data["transition"] == "call_llm.otherwise" for r in expected.journal[:count]
         )
@@ -888,7 +878,7 @@ def test_the_record_of_a_call_that_waits_is_not_in_what_user_code_sees() -> None
 
     host = Host(secret=SECRET)
     agent = Agent(ScriptedModel(["draft"]), graph=waiting(review), tools=[pay], host=host, hooks=[look_closely])
-    assert resumed(agent, asyncio.run(_awaited(agent.run("go"))), Allow()).ok
+    assert resumed(agent, asyncio.run(await_run(agent.run("go"))), Allow()).ok
     assert seen == [{}] * len(seen)
     assert len(seen) >= 3
 

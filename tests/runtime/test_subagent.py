@@ -72,6 +72,7 @@ from agentfsm.runtime.delegation import BudgetShare, CallingRun
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_transcript
 from tests.helpers.random_trees import TapedStore, restore
+from tests.helpers.scenarios import await_run, resumed
 from tests.helpers.stepped_clock import SteppedClock
 
 SECRET = b"shared by all processes of these tests"
@@ -170,7 +171,7 @@ def test_both_runs_know_each_other() -> None:
         tools=[helper.as_tool("h", "Helps.")],
         hooks=[above.watch],
     )
-    result = asyncio.run(_awaited(agent.run("go", session_id="talk", run_id="top")))
+    result = asyncio.run(await_run(agent.run("go", session_id="talk", run_id="top")))
     told = [e.result.run_id for e in above.of(ToolFinished)]
     assert len(set(told)) == 2
     assert sorted(told) == sorted({e.run_id for e in below.events})
@@ -186,17 +187,13 @@ def test_a_sub_agents_journal_names_the_run_and_the_call_that_it_works_for() -> 
         tools=[helper.as_tool("h", "Helps.")],
         host=Host(store=store),
     )
-    asyncio.run(_awaited(agent.run("go", session_id="talk", run_id="top")))
+    asyncio.run(await_run(agent.run("go", session_id="talk", run_id="top")))
     ids = [h.run_id for h in asyncio.run(store.heads())]
     assert len(ids) == 2
     (child,) = [i for i in ids if i != "top"]
     run = rehydrate(asyncio.run(store.records(child))).run
     assert (run.parent, run.session_id) == (("top", "one"), "talk")
     assert rehydrate(asyncio.run(store.records("top"))).run.parent is None
-
-
-async def _awaited(run: Awaitable[RunResult]) -> RunResult:
-    return await run
 
 
 @pytest.mark.parametrize(
@@ -557,7 +554,7 @@ def test_however_sub_agents_are_nested_they_make_no_more_model_calls_than_are_le
     made: list[int] = []
     store = MemoryStore() if stored else None
     agent = tree(data.draw, made, 3, Host(store=store), limit)
-    result = asyncio.run(_awaited(agent.run("go", run_id="top")))
+    result = asyncio.run(await_run(agent.run("go", run_id="top")))
     assert len(made) <= limit
     assert result.run_state.model_calls == len(made)
     check_end(result)
@@ -599,7 +596,7 @@ def test_a_cancelled_sub_agents_model_calls_are_charged() -> None:
         reached = asyncio.Event()
         helper = Agent(ScriptedModel([call("note", text="a"), hanging(reached)]), tools=[note])
         run = Agent(ScriptedModel([call("h", task="x")]), tools=[helper.as_tool("h", "Helps.")]).run("go")
-        task = asyncio.create_task(_awaited(run))
+        task = asyncio.create_task(await_run(run))
         await reached.wait()
         run.cancel()
         assert (await task).run_state.model_calls == 3
@@ -618,7 +615,7 @@ def test_a_persons_yes_to_a_sub_agent_extends_it_only_by_what_the_calling_run_ha
         return Agent(above, tools=[helper.as_tool("h", "Helps.")], host=host, guardrails=limits)
 
     by_id = host.store is not None
-    first = asyncio.run(_awaited(make().run("go")))
+    first = asyncio.run(await_run(make().run("go")))
     assert first.run_state.iterations == 4
     second = resumed(make(), first, "go on", by_id)
     assert second.run_state.iterations == 7
@@ -646,7 +643,7 @@ def test_the_journal_of_a_sub_agent_that_was_extended_gives_its_state_and_its_mo
         host = Host(secret=SECRET, store=store)
         return Agent(above, tools=[helper.as_tool("h", "Helps.")], host=host, guardrails=limits)
 
-    first = asyncio.run(_awaited(make().run("go", run_id="top")))
+    first = asyncio.run(await_run(make().run("go", run_id="top")))
     second = resumed(make(), first, "go on", by_id=True)
     assert dump_state(rehydrate(asyncio.run(store.records("top"))).run) == dump_state(second.run_state)
     for head in asyncio.run(store.heads()):
@@ -664,7 +661,7 @@ def test_a_sub_agents_run_cannot_be_resumed_past_its_calling_run() -> None:
     host = Host(secret=SECRET, store=store)
     helper = Agent(asking(answered), preset="funnel", host=host)
     agent = Agent(ScriptedModel([call("h", task="x")]), tools=[helper.as_tool("h", "Helps.")], host=host)
-    asyncio.run(_awaited(agent.run("go", run_id="top")))
+    asyncio.run(await_run(agent.run("go", run_id="top")))
     (below,) = [h.run_id for h in asyncio.run(store.heads()) if h.run_id != "top"]
     with pytest.raises(RunError, match="'top'"):
         asyncio.run(helper.resume(below, "a").load())
@@ -704,7 +701,7 @@ def test_what_the_calling_runs_permissions_deny_is_denied_to_sub_agents_at_every
 @pytest.mark.parametrize("depth", [1, 2])
 def test_what_the_calling_runs_permissions_ask_about_is_asked_for_sub_agents_too(host: Host, depth: int) -> None:
     agent = helped(depth, [ask_first("shell", reason="May it?")], below=[allow("shell")], host=host)
-    first = asyncio.run(_awaited(agent.run("go")))
+    first = asyncio.run(await_run(agent.run("go")))
     assert isinstance(first.outcome, UserInputRequested)
     assert (first.outcome.kind, first.outcome.tool, first.outcome.question) == ("approval", "shell", "May it?")
     assert done == []
@@ -717,7 +714,7 @@ def test_what_the_calling_runs_permissions_ask_about_is_asked_for_sub_agents_too
 def test_an_edit_that_the_calling_runs_permissions_deny_is_refused_and_the_run_waits_on(host: Host, depth: int) -> None:
     rules = [deny("shell", where={"command": "sudo *"}, reason="no sudo"), ask_first("shell")]
     agent = helped(depth, rules, host=host)
-    first = asyncio.run(_awaited(agent.run("go")))
+    first = asyncio.run(await_run(agent.run("go")))
     for refused in ({"command": "sudo rm"}, {"order": "rm"}):
         with pytest.raises(HumanReplyError, match="still waits"):
             resumed(agent, first, Edit(refused), by_id=host.store is not None)
@@ -826,7 +823,7 @@ def test_cancelling_a_run_cancels_its_sub_agent(by: str) -> None:
         helper = Agent(model, tools=[note], hooks=[seen.watch])
         agent = Agent(ScriptedModel([call("h", task="x")]), tools=[helper.as_tool("h", "Helps.")])
         run = agent.run("go")
-        task = asyncio.create_task(_awaited(run))
+        task = asyncio.create_task(await_run(run))
         await reached.wait()
         if by == "cancel":
             run.cancel("enough")
@@ -865,13 +862,6 @@ def asking(*then: Any) -> ScriptedModel:
     return ScriptedModel([call("ask_user", question="Which one?", choices=["a", "b"]), *then])
 
 
-def resumed(agent: Agent, result: RunResult, answer: Any, by_id: bool = False) -> RunResult:
-    outcome = result.outcome
-    assert isinstance(outcome, UserInputRequested)
-    held: Any = outcome.run_id if by_id else outcome.suspension_record.to_json()
-    return asyncio.run(_awaited(agent.resume(held, answer)))
-
-
 def answered(messages: Any) -> Any:
     return call("return_done", output=f"person said: {messages[-1].content}")
 
@@ -896,7 +886,7 @@ def host(request: pytest.FixtureRequest) -> Host:
 
 def test_a_sub_agents_question_is_the_question_of_the_calling_run(host: Host) -> None:
     make = two(lambda: asking(answered), [call("h", task="x"), last], host)
-    first = asyncio.run(_awaited(make().run("go")))
+    first = asyncio.run(await_run(make().run("go")))
     outcome = first.outcome
     assert isinstance(outcome, UserInputRequested)
     assert (outcome.kind, outcome.question, outcome.choices) == ("question", "Which one?", ("a", "b"))
@@ -917,7 +907,7 @@ def test_a_sub_agents_approval_is_that_of_the_calling_run(host: Host, answer: An
     make = two(
         lambda: ScriptedModel([call("pay", amount=5), last]), [call("h", task="x"), last], host, [pay], "standard"
     )
-    first = asyncio.run(_awaited(make().run("go")))
+    first = asyncio.run(await_run(make().run("go")))
     outcome = first.outcome
     assert isinstance(outcome, UserInputRequested)
     assert (outcome.kind, outcome.tool, outcome.arguments) == ("approval", "pay", {"amount": 5})
@@ -933,7 +923,7 @@ def test_a_sub_agents_denial_is_not_the_calling_runs() -> None:
     make = two(
         lambda: ScriptedModel([call("pay", amount=5), last]), [call("h", task="x"), last], host, [pay], "standard"
     )
-    first = asyncio.run(_awaited(make().run("go")))
+    first = asyncio.run(await_run(make().run("go")))
     result = resumed(make(), first, Deny("no"))
     assert result.run_state.denials == 0
     assert result.ok
@@ -947,7 +937,7 @@ def test_a_sub_agents_spent_budget_is_asked_about_as_such(host: Host) -> None:
         return Agent(above, tools=[helper.as_tool("h", "Helps.")], host=host)
 
     above = ScriptedModel([call("h", task="x"), last])
-    first = asyncio.run(_awaited(make().run("go")))
+    first = asyncio.run(await_run(make().run("go")))
     assert isinstance(first.outcome, UserInputRequested)
     assert (first.outcome.kind, first.outcome.originating_failure_kind) == ("limit", FailureKind.iteration_limit)
     result = resumed(make(), first, "go on", by_id=host.store is not None)
@@ -958,7 +948,7 @@ def test_a_sub_agents_spent_budget_is_asked_about_as_such(host: Host) -> None:
 def test_a_sub_agent_may_ask_more_than_once(host: Host) -> None:
     make = two(lambda: asking(call("ask_user", question="Sure?"), answered), [call("h", task="x"), last], host)
     by_id = host.store is not None
-    second = resumed(make(), asyncio.run(_awaited(make().run("go"))), "b", by_id)
+    second = resumed(make(), asyncio.run(await_run(make().run("go"))), "b", by_id)
     assert isinstance(second.outcome, UserInputRequested)
     assert second.outcome.question == "Sure?"
     assert resumed(make(), second, "yes", by_id).output == "person said: yes"
@@ -967,7 +957,7 @@ def test_a_sub_agent_may_ask_more_than_once(host: Host) -> None:
 def test_the_other_calls_of_the_batch_run_in_their_turn(host: Host) -> None:
     batch = [call("note", text="before"), call("h", task="x"), call("note", text="after")]
     make = two(lambda: asking(answered), [calling(*batch), "ok"], host)
-    first = asyncio.run(_awaited(make().run("go")))
+    first = asyncio.run(await_run(make().run("go")))
     assert done == ["before"]
     result = resumed(make(), first, "b", by_id=host.store is not None)
     assert done == ["before", "after"]
@@ -987,7 +977,7 @@ def test_a_question_passes_through_two_sub_agents(host: Host) -> None:
         low = Agent(lowest, preset="funnel").as_tool("low", "Asks.")
         return Agent(model, tools=[Agent(middle, tools=[low]).as_tool("mid", "Passes on.")], host=host)
 
-    first = asyncio.run(_awaited(make().run("go")))
+    first = asyncio.run(await_run(make().run("go")))
     assert isinstance(first.outcome, UserInputRequested)
     assert (first.outcome.question, first.outcome.asker) == ("Which one?", "mid/low")
     result = resumed(make(), first, "a", by_id=host.store is not None)
@@ -1005,7 +995,7 @@ def test_two_that_run_together_ask_one_after_the_other_and_then_both_continue(ho
         return Agent(above, tools=[*helpers, quick], host=host)
 
     by_id = host.store is not None
-    first = asyncio.run(_awaited(make().run("go")))
+    first = asyncio.run(await_run(make().run("go")))
     assert isinstance(first.outcome, UserInputRequested)
     assert first.outcome.asker == "h0"
     assert done == ["q"]
@@ -1037,7 +1027,7 @@ def test_one_that_waited_continues_within_the_share_that_it_had(host: Host) -> N
         ]
         return Agent(above, tools=helpers, host=host, guardrails=limit)
 
-    first = asyncio.run(_awaited(make().run("go")))
+    first = asyncio.run(await_run(make().run("go")))
     assert isinstance(first.outcome, UserInputRequested)
     assert first.usage.total_tokens == 60
     result = resumed(make(), first, "a", by_id=host.store is not None)
@@ -1054,7 +1044,7 @@ def test_usage_is_charged_once_however_often_a_sub_agent_waits(host: Host) -> No
     ]
     make = two(lambda: ScriptedModel(script), [calling(call("h", task="x"), tokens=1000), said("ok", 10_000)], host)
     by_id = host.store is not None
-    first = asyncio.run(_awaited(make().run("go")))
+    first = asyncio.run(await_run(make().run("go")))
     assert first.usage.total_tokens == 1001
     second = resumed(make(), first, "a", by_id)
     assert second.usage.total_tokens == 1011
@@ -1063,9 +1053,9 @@ def test_usage_is_charged_once_however_often_a_sub_agent_waits(host: Host) -> No
 
 def test_the_calling_run_can_be_dismissed_while_its_sub_agent_waits(host: Host) -> None:
     make = two(lambda: asking(), [call("h", task="x")], host)
-    first = asyncio.run(_awaited(make().run("go")))
+    first = asyncio.run(await_run(make().run("go")))
     assert isinstance(first.outcome, UserInputRequested)
-    result = asyncio.run(_awaited(make().dismiss(first.outcome.suspension_record)))
+    result = asyncio.run(await_run(make().dismiss(first.outcome.suspension_record)))
     assert isinstance(result.outcome, RunCancelled)
     check_end(result)
 
@@ -1105,7 +1095,7 @@ def test_a_run_waits_on_while_its_sub_agent_is_missing_or_has_another_graph(host
         helper = Agent(models[0], preset="funnel", **more)
         return Agent(models[1], tools=[helper.as_tool("h", "Helps.")], host=host)
 
-    first, stored = asyncio.run(_awaited(make().run("go"))), host.store is not None
+    first, stored = asyncio.run(await_run(make().run("go"))), host.store is not None
     other = make(graph=LOOP.without("pre_step.cost_limit"))
     with pytest.raises(JournalGraphError if stored else SuspensionGraphError):
         resumed(other, first, "b", by_id=stored)
@@ -1119,7 +1109,7 @@ def test_a_run_waits_on_while_its_sub_agent_is_missing_or_has_another_graph(host
 def test_a_record_is_good_for_one_answer() -> None:
     host = Host(secret=SECRET)
     make = two(lambda: asking(answered), [call("h", task="x"), last], host)
-    first = asyncio.run(_awaited(make().run("go")))
+    first = asyncio.run(await_run(make().run("go")))
     resumed(make(), first, "b")
     with pytest.raises(Exception, match="already"):
         resumed(make(), first, "b")
@@ -1140,7 +1130,7 @@ def test_a_sub_agents_secret_arguments_are_not_shown_above() -> None:
         [open_safe],
         "standard",
     )
-    first = asyncio.run(_awaited(make().run("go", run_id="top")))
+    first = asyncio.run(await_run(make().run("go", run_id="top")))
     assert isinstance(first.outcome, UserInputRequested)
     assert first.outcome.arguments == {"pin": "(secret)"}
     written = "".join(
@@ -1157,7 +1147,7 @@ def test_the_journal_gives_the_live_state_back_at_every_stop() -> None:
     host = Host(secret=SECRET, store=store)
     batch = [call("note", text="before"), call("h", task="x"), call("note", text="after")]
     make = two(lambda: asking(call("ask_user", question="Sure?"), answered), [calling(*batch), last], host)
-    result = asyncio.run(_awaited(make().run("go", run_id="top")))
+    result = asyncio.run(await_run(make().run("go", run_id="top")))
     for answer in ("a", "b"):
         assert dump_state(rehydrate(asyncio.run(store.records("top"))).run) == dump_state(result.run_state)
         result = resumed(make(), result, answer, by_id=True)
@@ -1188,7 +1178,7 @@ def test_a_sub_agent_whose_journal_fails_stops_the_calling_run_alone_or_among_ot
         host=Host(store=LockedBelow()),
     )
     with pytest.raises(StoreError, match="is locked"):
-        asyncio.run(_awaited(agent.run("go", run_id="top")))
+        asyncio.run(await_run(agent.run("go", run_id="top")))
 
 
 # -- a process that dies ------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from agentfsm import (
 )
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.testing import ScriptedModel, call
+from tests.helpers.scenarios import await_run
 
 FIRST = Usage(100, 20, 30, 0.5, 7, 11, 13)
 SECOND = Usage(1000, 200, 300, 0.25, 70, 110, 130)
@@ -40,10 +41,6 @@ def reply(usage: Usage, *calls: Any) -> Reply:
     return Reply(Message.assistant("" if calls else "done", calls), usage=usage)
 
 
-async def _awaited(run: Any) -> RunResult:
-    return await run
-
-
 @pytest.mark.parametrize("by", ["id", "record"])
 def test_every_count_is_restored(by: str, tmp_path: Path) -> None:
     script = ScriptedModel([reply(FIRST, call("send", "c1")), reply(SECOND)])
@@ -52,7 +49,7 @@ def test_every_count_is_restored(by: str, tmp_path: Path) -> None:
         store = SqliteStore(tmp_path / "runs.db") if by == "id" else None
         agent = Agent(script, tools=[send], host=Host(secret=b"x", store=store), guardrails=AgentGuardrails())
         try:
-            return asyncio.run(_awaited(go(agent)))
+            return asyncio.run(await_run(go(agent)))
         finally:
             if store is not None:
                 store.close()
@@ -67,5 +64,5 @@ def test_every_count_is_restored(by: str, tmp_path: Path) -> None:
 def test_the_journal_restores_them_for_a_finished_run() -> None:
     store = MemoryStore()
     agent = Agent(ScriptedModel([reply(FIRST)]), host=Host(store=store))
-    run_id = asyncio.run(_awaited(agent.run("go"))).outcome.run_id
+    run_id = asyncio.run(await_run(agent.run("go"))).outcome.run_id
     assert astuple(rehydrate(asyncio.run(store.records(run_id))).run.usage) == astuple(FIRST)

@@ -47,7 +47,14 @@ from agentfsm import (
 from agentfsm.loop.prompts import render_messages
 from agentfsm.testing import FakeClock, RecordingModel, call
 from tests.helpers.provider_rules import check_requests, check_transcript
-from tests.helpers.scenarios import collect_events, request_text, scripted_model, tool_result_texts, transitions_taken
+from tests.helpers.scenarios import (
+    await_run,
+    collect_events,
+    request_text,
+    scripted_model,
+    tool_result_texts,
+    transitions_taken,
+)
 
 K = FailureKind
 DONE = call("return_done", output="finished")
@@ -615,17 +622,13 @@ def test_jitter_lengthens_the_back_off_and_comes_from_the_runs_own_seed() -> Non
             policy=DefaultPolicy(jitter=0.5),
             host=Host(clock=clock, seed=seed),
         )
-        asyncio.run(_awaited(agent.run("go", run_id=run_id)))
+        asyncio.run(await_run(agent.run("go", run_id=run_id)))
         return clock.slept
 
     first = waits(1, "r")
     assert first == waits(1, "r")
     assert first != waits(2, "r")
     assert all(base <= wait <= base * 1.5 for base, wait in zip((2, 4, 8), first, strict=True))
-
-
-async def _awaited(run: Any) -> Any:
-    return await run
 
 
 def test_block_the_default_policy(capsys: pytest.CaptureFixture[str]) -> None:
