@@ -56,6 +56,8 @@ from tests.journal.test_snapshots import KEYS, agent_on, comparable, config_of, 
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
+from psycopg_pool import PoolTimeout  # noqa: E402  # beside psycopg
+
 from agentfsm.journal.postgres import PostgresStore, postgres_run_info, postgres_session, postgres_store  # noqa: E402  # needs psycopg
 from agentfsm.journal.postgres.postgres_rows import bytes_column, number_column, text_column  # noqa: E402
 from agentfsm.journal.postgres.postgres_schema import MIGRATIONS, SCHEMA_VERSION  # noqa: E402
@@ -895,6 +897,35 @@ def test_a_process_in_a_long_call_keeps_its_run_on_a_server_that_ends_idle_sessi
             await asyncio.to_thread(execute, url, "SELECT pg_sleep(0.5)")
             assert await other.heads("cut off") == []
 
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("errors", "waits"),
+    [
+        ([PoolTimeout], False),
+        ([psycopg.errors.TooManyConnections], False),
+        ([psycopg.errors.QueryCanceled], False),
+        ([psycopg.errors.AdminShutdown], True),
+        ([psycopg.OperationalError, PoolTimeout], True),
+    ],
+)
+def test_others_are_waited_for_when_the_server_was_away_and_not_when_it_is_busy(
+    errors: list[type[Exception]], waits: bool, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with opened(url) as store:
+            await store.maintenance.prepare()
+            session = store._queue().session
+
+            async def read(db: Any) -> None:
+                if errors:
+                    raise errors.pop(0)("as the server or the pool says")
+
+            await session.read(read, None)
+            assert await session.await_others() == waits
+
+    monkeypatch.setattr(postgres_session, "RETURN_S", 0.5)
     asyncio.run(scenario())
 
 

@@ -308,8 +308,7 @@ class PostgresSession:
                         f"{self.settings.server} has not been reached for {self.settings.wait_s:g} s: "
                         f"{await self._reason(error)}; what was acknowledged is stored, and its runs can be resumed"
                     ) from error
-                if error.sqlstate is None or error.sqlstate.startswith(_AWAY):
-                    self._lost_at = loop.time()
+                self._note_loss(error, loop.time())
             again = True
             await self._drop()
             await asyncio.sleep(delay)
@@ -323,6 +322,12 @@ class PostgresSession:
             except psycopg.Error as refusal:
                 error = refusal
         return " ".join(str(error).split())
+
+    def _note_loss(self, error: psycopg.Error, now: float) -> None:
+        """Remember when the server was away last. A pool that had no connection in time had lost them, or is busy."""
+        is_away = error.sqlstate is None or error.sqlstate.startswith(_AWAY)
+        if now - self._lost_at < 2 * RETURN_S if isinstance(error, PoolTimeout) else is_away:
+            self._lost_at = now
 
     async def claim_again(self) -> None:
         """Say at once that this process lives, if it said so before its connections were lost.
