@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from inspect import isawaitable
 from time import perf_counter
@@ -119,6 +120,7 @@ class Driver:
         self._check_at = 0
         self._monitor: Monitor | None = None
         self._has_subagents = False
+        self._given_up: JournalError | StoreError | None = None
         self._started = False
         self._escalates = False
         self.cancel_reason: str | None = None
@@ -179,7 +181,8 @@ class Driver:
                 ended or is suspended.
 
         Raises:
-            agentfsm.errors.StoreError: The journal cannot be written; the run must not continue.
+            agentfsm.errors.StoreError: A journal cannot be written; the run must not continue.
+            agentfsm.errors.JournalError: That of a sub-agent's run cannot be read, or is of another graph.
             LongWait: The run is to wait for longer than ``context.longest_wait_s``.
         """
         requests, task = self.cancel_requests, current_task()
@@ -187,10 +190,23 @@ class Driver:
         end_watch = WATCHDOG.watch(self.context, self._config.host.watchdog_s)
         requests.apply_to(task)
         try:
+            if self._given_up is not None:
+                raise self._given_up
             await self._advance(until)
+        except (JournalError, StoreError) as error:
+            await self._give_up(error)
+            raise
         finally:
             requests.forget(task)
             end_watch()
+
+    async def _give_up(self, error: JournalError | StoreError) -> None:
+        """Release a stored run that cannot go on here, so that whoever can go on with it may do so at once."""
+        sink = self.context.recorder.sink
+        if sink is not None and self.outcome is None:
+            self._given_up = error
+            with suppress(JournalError, StoreError):  # the first error is the one to raise
+                await sink.release()
 
     async def _advance(self, until: Callable[[], bool] | None) -> None:
         """Take at least one transition; see ``advance``."""

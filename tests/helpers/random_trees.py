@@ -595,7 +595,7 @@ class Commit(NamedTuple):
     records: tuple[SealedRecord, ...]
     status: Status
     info: RunInfo | None
-    world: TreeWorld | None
+    world: TreeWorld
 
 
 class TapedStore(MemoryStore):
@@ -603,7 +603,7 @@ class TapedStore(MemoryStore):
 
     def __init__(self, world: TreeWorld | None = None) -> None:
         super().__init__()
-        self.world, self.tape = world, list[Commit]()
+        self.world, self.tape = world or TreeWorld(0), list[Commit]()
 
     def _append(
         self,

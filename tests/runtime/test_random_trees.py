@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import random
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from agentfsm import Actor, Graph, RunResult, Usage, UserInputRequested
+from agentfsm import Actor, Graph, MemoryStore, RunQuery, RunResult, Usage, UserInputRequested, open_store
 from agentfsm.agent.subagent import SubagentFactory
 from agentfsm.errors import AgentfsmError, RunError
 from agentfsm.journal import send_signal
+from agentfsm.journal.maintenance import Hold, end_hold, hold_run
+from agentfsm.journal.purge import purge_runs
 from agentfsm.journal.records import export_lines
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
@@ -23,11 +28,13 @@ from agentfsm.journal.verification import GOOD, verify, verify_export
 from agentfsm.report.ledger import read_ledger
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.testing.invariants import one_result_per_call
+from tests.helpers.postgres import empty_database
 from tests.helpers.random_states import APPROVALS
 from tests.helpers.random_trees import (
     CHANGES,
     KEYRING,
     REQUESTER,
+    Commit,
     DismissedError,
     DrawnTree,
     Step,
@@ -202,6 +209,28 @@ async def explore(seed: int, worlds: int, cuts: int, counts: Counts) -> None:
         for _ in range(cuts):
             await go_on_after_a_crash(drawn, store.tape, dice, counts)
             await go_on_with_another_version(drawn, store.tape, dice, counts)
+        await assert_kept_and_purged(drawn, store, dice)
+
+
+async def assert_kept_and_purged(drawn: DrawnTree, store: Any, dice: random.Random) -> None:
+    """A hold on one run keeps all, redaction leaves no trace elsewhere, and a run is purged with all that it called."""
+    held, text = dice.choice([head.run_id for head in await store.heads()]), "go/0.0"
+    before = await store.records(held)
+    await hold_run(store.maintenance, held, Hold("case 1"), KEYRING)
+    kept = await purge_runs(store, [ROOT], KEYRING)
+    assert (kept.purged, [each.run_id for each in kept.kept]) == ((), [ROOT])
+    await drawn.runs(store).redact_text(text)
+    for head in await store.heads():
+        records = await store.records(head.run_id)
+        assert verify(head.run_id, records, head, keyring=KEYRING).code == GOOD, head.run_id
+        assert not read_ledger(head.run_id, records).problems
+        if head.run_id == held:
+            assert records == before
+        else:
+            assert text not in "".join(each.body + each.hidden for each in records), head.run_id
+    await end_hold(store.maintenance, held, KEYRING)
+    await purge_runs(store, [ROOT], KEYRING)
+    assert await store.heads() == []
 
 
 async def go_on_after_a_crash(drawn: DrawnTree, tape: Any, dice: random.Random, counts: Counts) -> None:
@@ -265,6 +294,43 @@ def explored(seeds: range, worlds: int, cuts: int) -> Counts:
     for seed in seeds:
         asyncio.run(explore(seed, worlds, cuts, counts))
     return counts
+
+
+async def seen_in(store: Any, tape: Sequence[Commit], drawn: DrawnTree) -> dict[str, Any]:
+    """What a store shows of runs that were cut off and gone on with: all but hashes, ids of records and owners."""
+    await restore(tape, store)
+    result = await follow(drawn, store, Counts())
+    assert_as_told(drawn, result, Counts())
+    runs: dict[str, Any] = {}
+    for info in (await store.find_runs(RunQuery(limit=500))).runs:
+        records = [json.loads(each.body) for each in await store.records(info.run_id)]
+        assert (await drawn.runs(store).verify(info.run_id)).code == GOOD
+        moves = [(each["kind"], each.get("transition"), each.get("tried"), each["ts"]) for each in records]
+        runs[info.run_id] = replace(info, owner=None), moves
+    return runs
+
+
+@pytest.mark.slow
+def test_a_file_and_a_server_show_the_same_runs_as_memory(
+    tmp_path: Path, database: str, counted: Callable[[str], None]
+) -> None:
+    async def compare(seed: int) -> int:
+        drawn = draw_tree(seed, TreeWorld(seed))
+        before = TapedStore(drawn.world)
+        await follow(drawn, before, Counts())
+        at = random.Random(seed).randrange(1, len(before.tape))
+        here = [copy.deepcopy(before.tape[at - 1].world) for _ in range(3)]
+        seen = [await seen_in(MemoryStore(), before.tape[:at], draw_tree(seed, here[0]))]
+        async with open_store(f"sqlite:///{tmp_path}/{seed}.db") as file:
+            seen.append(await seen_in(file, before.tape[:at], draw_tree(seed, here[1])))
+        empty_database(database)
+        async with open_store(database) as server:
+            seen.append(await seen_in(server, before.tape[:at], draw_tree(seed, here[2])))
+        assert seen[0] == seen[1]
+        assert seen[0] == seen[2]
+        return len(seen[0])
+
+    counted(f"{sum(asyncio.run(compare(seed)) for seed in range(300, 306))} runs in each of three stores")
 
 
 def test_a_few_random_trees(counted: Callable[[str], None]) -> None:

@@ -1106,6 +1106,29 @@ def test_a_run_waits_on_while_its_sub_agent_is_missing_or_has_another_graph(host
     check_end(result)
 
 
+def test_a_run_whose_interrupted_sub_agent_has_another_graph_is_free_for_an_agent_that_has_the_right_one() -> None:
+    """Also while somebody keeps the error, and the run with it."""
+
+    async def scenario() -> None:
+        before, store = TapedStore(), MemoryStore()
+        models = asking(answered), ScriptedModel([call("h", task="x"), last])
+
+        def make(on: MemoryStore, **more: Any) -> Agent:
+            helper = Agent(models[0], preset="funnel", **more)
+            return Agent(models[1], tools=[helper.as_tool("h", "Helps.")], host=Host(secret=SECRET, store=on))
+
+        await make(before).run("go", run_id="top")
+        await restore(before.tape[:-1], store, Keyring(SECRET))  # it died before it waited
+        failed = make(store, graph=LOOP.without("pre_step.cost_limit")).resume("top")
+        for _ in range(2):
+            with pytest.raises(JournalGraphError):
+                await failed
+        assert isinstance((await make(store).resume("top")).outcome, UserInputRequested)
+        assert (await make(store).resume("top", "b")).ok
+
+    asyncio.run(scenario())
+
+
 def test_a_record_is_good_for_one_answer() -> None:
     host = Host(secret=SECRET)
     make = two(lambda: asking(answered), [call("h", task="x"), last], host)
