@@ -7,9 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.errors import ConfigurationError, GraphError
-from agentfsm.loop.approval_rows import check_undecided_rows, counts_votes
+from agentfsm.loop.approval_rows import check_answer_row, check_undecided_rows, counts_votes
 from agentfsm.loop.detectors import no_progress
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior, check_counter_limits
+from agentfsm.loop.guards import (
+    approval_decided,
+    approval_required,
+    ask_user,
+    doubt_settled,
+    in_doubt,
+    question_asked,
+    replied,
+)
 from agentfsm.loop.history import HistoryPolicy, KeepAll, KeepLast, Summarize
 from agentfsm.loop.outcomes import PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.presets import Preset
@@ -17,7 +26,7 @@ from agentfsm.loop.quorum import Approval
 from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
 from agentfsm.machine.declaration import EffectSpec
-from agentfsm.machine.graph import Graph, State
+from agentfsm.machine.graph import Graph, Guard, State
 from agentfsm.runtime.context import Effect
 from agentfsm.runtime.effects import EFFECTS
 from agentfsm.runtime.hooks import Hook, Observer
@@ -203,6 +212,8 @@ def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
                     spec.name,
                     f"add the row that LOOP has for it, or leave {tool!r} out",
                 )
+    for asks, answered in dict.fromkeys(_answers(tools)):
+        check_answer_row(graph, asks, answered)
     for name in (each.name for each in tools.values() if each.may_need_votes):
         if not counts_votes(graph):
             raise GraphError(
@@ -232,6 +243,20 @@ def _requested_outcomes(tools: Mapping[str, Tool]) -> Iterator[tuple[str, str]]:
             yield "approval_required", tool.name
         if tool.delegate is not None or tool.asks:
             yield "question_asked", tool.name
+
+
+def _answers(tools: Mapping[str, Tool]) -> Iterator[tuple[Guard, Guard]]:
+    """The guards of the rows by which an agent may ask somebody, and of those that take the answer."""
+    yield ask_user, replied
+    for tool in tools.values():
+        if tool.control == "ask":
+            yield question_asked, replied
+        if tool.delegate is not None or tool.asks:
+            yield question_asked, approval_decided
+        if any(outcome == "approval_required" for outcome, _ in _requested_outcomes({tool.name: tool})):
+            yield approval_required, approval_decided
+        if tool.control is None and not tool.idempotent:
+            yield in_doubt, doubt_settled
 
 
 def effects_by_state(graph: Graph) -> dict[str, Effect]:

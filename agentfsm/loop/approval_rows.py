@@ -26,7 +26,7 @@ from agentfsm.machine.declaration import Counter
 from agentfsm.machine.graph import Graph, Guard
 from agentfsm.machine.graph import Transition as Row
 
-__all__ = ["check_undecided_rows", "counts_votes", "with_votes"]
+__all__ = ["check_answer_row", "check_undecided_rows", "counts_votes", "with_votes"]
 
 VOTES = Counter("votes", MAX_APPROVALS - 1)
 ESCALATIONS = Counter("escalations", 1)
@@ -108,6 +108,32 @@ def check_undecided_rows(graph: Graph, tool: str, rule: Approval | None) -> None
                 hint += f"; or put it after rows of its state with the guards {', '.join(later)}"
             raise GraphError(
                 f"it may lead to {str(row.target)!r} before the approval of a call of {tool!r} is decided", row.id, hint
+            )
+
+
+def check_answer_row(graph: Graph, asks: Guard, answered: Guard) -> None:
+    """Check that a run that waits for an answer can get it, there or in a wait that the run may come to from there.
+
+    Args:
+        graph: The graph.
+        asks: The guard of the rows that lead to a wait for the answer.
+        answered: The guard of the row that takes the answer; a guard of the user's may take it, too.
+
+    Raises:
+        GraphError: No row of such a wait takes the answer.
+    """
+    takes_no_answer = _SILENT_WHILE_UNDECIDED - {answered} | set(graph.first)
+    for row in graph:
+        if row.guard is not asks or not graph.spec(row.target).waits:
+            continue
+        waits = [row.target]
+        for wait in waits:
+            waits += [t.target for t in graph.rows(wait) if graph.spec(t.target).waits and t.target not in waits]
+        if all(each.guard in takes_no_answer for wait in waits for each in graph.rows(wait)):
+            raise GraphError(
+                f"nobody can answer what it asks: no row of {str(row.target)!r} takes the answer",
+                row.id,
+                f"add the row {answered.__name__!r} that LOOP has",
             )
 
 

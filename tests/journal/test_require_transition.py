@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from agentfsm import (
     Transition,
 )
 from agentfsm.journal.verification import GOOD, verify
+from agentfsm.loop.guards import approval_decided
 from tests.helpers.journal_scenarios import sample_agent, waiting_run
 from tests.journal.test_migration import stored
 
@@ -40,13 +42,17 @@ async def done(run: Any) -> RunResult:
 
 
 def test_a_reply_without_a_transition_leaves_the_run_unchanged():
-    graph = LOOP.without("suspended.approval_decided")
+    def denied(run: RunState) -> bool:
+        return run.human_reply is not None and run.human_reply.kind == "deny"
+
+    rows = (replace(each, guard=denied) if each.guard is approval_decided else each for each in LOOP)
+    graph = replace(LOOP, transitions=tuple(rows))
     store, first = waiting(graph)
     before = list(asyncio.run(store.records("sample")))
     agent = sample_agent(store, graph=graph)
     for held in ("sample", first.outcome.suspension_record):
         with pytest.raises(
-            NoTransitionError, match=r"no row of that state accepts 'allow' \(rows: cancelled, aborted, expired, d"
+            NoTransitionError, match=r"no row of that state accepts 'allow' \(rows: cancelled, aborted, expired, denied"
         ):
             asyncio.run(done(agent.resume(held, Allow())))
     assert asyncio.run(store.records("sample")) == before

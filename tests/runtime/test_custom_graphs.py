@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,13 +28,16 @@ from agentfsm import (
     StateContext,
     StateResult,
     StateSpec,
+    ToolContext,
     Transition,
     hook,
+    tool,
 )
-from agentfsm.loop.guards import replied
+from agentfsm.loop.guards import expired, replied
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.recovery_policy import DefaultPolicy
 from agentfsm.loop.state import RunState
+from agentfsm.runtime.control_tools import ask_user
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.scenarios import (
     assert_aborted,
@@ -390,8 +394,47 @@ def test_a_question_that_a_row_leads_past_is_not_what_a_later_wait_asks():
     assert (result.state, result.outcome.question) == ("payment", "The run waits in 'payment'.")
 
 
+@tool(asks=True)
+async def sure(context: ToolContext) -> str:
+    """Ask in the middle of a call."""
+    return await context.ask("Sure?")
+
+
+@pytest.mark.parametrize(
+    ("answer", "row", "tools"),
+    [
+        ("replied", "recover.ask_user", []),
+        ("replied", "post_tool.question_asked", [ask_user]),
+        ("approval_decided", "dispatch_tool.approval_required", [dangerous]),
+        ("approval_decided", "post_tool.question_asked", [sure]),
+        ("doubt_settled", "dispatch_tool.in_doubt", [look]),
+    ],
+)
+def test_a_graph_that_asks_where_no_row_takes_the_answer_is_refused(answer, row, tools):
+    def loop_with_desk(*rows: Transition) -> Graph:
+        return LOOP.with_state(StateSpec("desk", waits=True), rows, entered_by=row)
+
+    def answered(run: RunState) -> bool:
+        return run.human_reply is not None
+
+    ends = Transition("desk", expired, "terminal", ends="cancelled")
+    takes = next(each for each in LOOP.rows("suspended") if each.name == answer)
+    others = [replace(each, source="desk") for each in LOOP.rows("suspended") if each is not takes]
+    message = f"^{row}: nobody can answer what it asks: no row of 'desk' takes the answer; add the row '{answer}'"
+    for rows in ([ends], others, [ends, replace(others[-1], target="desk")]):
+        with pytest.raises(GraphError, match=message):
+            Agent(ScriptedModel(), tools=tools, graph=loop_with_desk(*rows))
+    for rows in ([replace(takes, source="desk")], [replace(takes, source="desk", guard=answered)]):
+        Agent(ScriptedModel(), tools=tools, graph=loop_with_desk(*rows))
+    Agent(ScriptedModel(), tools=tools, graph=loop_with_desk(replace(ends, target="suspended", ends="")))
+
+
 def test_a_graph_that_has_no_row_for_an_answer_is_refused_before_anything_changes():
-    graph = LOOP.without("suspended.replied")
+    def says_yes(run: RunState) -> bool:
+        return run.human_reply is not None and run.human_reply.text == "yes"
+
+    rows = (replace(each, guard=says_yes) if each.guard is replied else each for each in LOOP)
+    graph = replace(LOOP, transitions=tuple(rows))
     limits = AgentGuardrails(max_iterations=1)
     agent, _ = scripted_agent(call("look"), "done", graph=graph, guardrails=limits, tools=[look])
 
