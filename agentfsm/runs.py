@@ -117,7 +117,7 @@ class Runs:
             answer with one of them is stored encrypted or not at all.
 
     Raises:
-        ConfigurationError: It is no store, no name of a tenant, or a secret is empty or not a text.
+        ConfigurationError: It is not a store, or not the name of a tenant, or a secret is empty or not a string.
     """
 
     def __init__(

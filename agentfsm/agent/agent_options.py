@@ -138,7 +138,7 @@ def check_validators(validators: Iterable[Any]) -> tuple[Callable[[Any, Any], An
     """The output validators, after checking that they are functions.
 
     Raises:
-        ConfigurationError: One of them is none.
+        ConfigurationError: One of them is not a function.
     """
     checked = tuple(validators)
     for each in checked:
@@ -151,7 +151,7 @@ def check_ending(behavior: Behavior, tools: Mapping[str, Tool]) -> None:
     """Check that some reply of the model can end a run.
 
     Raises:
-        ConfigurationError: Text is no answer, and no tool ends a run.
+        ConfigurationError: Text is not an answer, and no tool ends a run.
     """
     if not behavior.text_is_answer and not any(t.ends_run or t.control in ("done", "unable") for t in tools.values()):
         raise ConfigurationError(

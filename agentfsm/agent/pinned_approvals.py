@@ -244,7 +244,7 @@ def _weaker(
             continue
         if (delegate := tool.delegate) is None:
             yield _Weaker(
-                above + name, f"the tool {above + name!r} is no sub-agent here, whose calls would be asked about"
+                above + name, f"the tool {above + name!r} is not a sub-agent here, whose calls would be asked about"
             )
             continue
         own = [_pin_policy(policy) for policy in policies_of(delegate.hooks)]

@@ -389,7 +389,7 @@ def _valid_id(session_id: object) -> str:
     """The id of a session, by which its runs can be found.
 
     Raises:
-        RunError: It is no string, blank, too long, or has spaces that a list would not show as they are.
+        RunError: It is not a string, is blank or too long, or has spaces that a list would not show as they are.
     """
     if not isinstance(session_id, str):
         raise RunError(f"session_id must be a string, not {type(session_id).__name__}")

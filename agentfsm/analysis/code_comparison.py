@@ -37,7 +37,7 @@ __all__ = ["DigestOnly", "code_digest", "code_key", "parsed_statement", "same_co
 Body = Callable[[FunctionType], object]
 
 _MAX_DEPTH = 12
-"""How deep the values that a function uses are compared; data of this depth is no constant."""
+"""How deep the values that a function uses are compared; data of this depth is not a constant."""
 
 _LOCAL_NAMES = frozenset(dis.haslocal)
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))

@@ -92,7 +92,7 @@ class Property:
         """The initial state and the transition function of the automaton that checks the property on a graph.
 
         Raises:
-            ConfigurationError: A name is no state, guard or row of the graph.
+            ConfigurationError: A name is not a state, guard or row of the graph.
         """
         arming, disarming, forbidden = (
             _matching_rows(graph, name) for name in (self.armed_by, self.disarmed_by, self.forbidden)

@@ -76,7 +76,7 @@ def diff(
     if as_json and markdown:
         raise click.UsageError("give --json or --markdown, not both")
     if update and not old.endswith(".json"):
-        raise click.UsageError(f"--update writes a JSON file, and {old!r} is none: name it NAME.json")
+        raise click.UsageError(f"--update writes a JSON file, and {old!r} is not one: name it NAME.json")
     after = _load_any_graph(new, location)
     if update and not Path(old).exists():
         write_reviewed(Path(old), format_reviewed(after))

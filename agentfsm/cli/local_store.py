@@ -97,7 +97,7 @@ def default_store() -> StoreLocation:
     """``agentfsm.db`` in the user's data folder, unless ``AGENTFSM_STORE`` names another store.
 
     Raises:
-        ConfigurationError: ``AGENTFSM_STORE`` is no URL of a store.
+        ConfigurationError: ``AGENTFSM_STORE`` is not the URL of a store.
     """
     return locate_store(os.environ.get("AGENTFSM_STORE") or data_folder() / "agentfsm.db")
 
@@ -138,7 +138,7 @@ def tenant_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
     def note(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
         if name is not None:
-            tenant_tag(name)  # refuses what is no name
+            tenant_tag(name)  # refuses what is not a name
             ctx.meta[_TENANT] = name
 
     return click.option(

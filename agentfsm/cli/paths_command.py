@@ -30,7 +30,7 @@ def load_path_source(name: str) -> Graph | Preset | Agent[Any, Any]:
     """The agent, preset or graph that ``MODULE:NAME`` names.
 
     Raises:
-        agentfsm.errors.ConfigurationError: The module or name does not exist, its import raises, or it is none of
+        agentfsm.errors.ConfigurationError: The module or name does not exist, its import raises, or it is not one of
             these.
     """
     graph, owner = load_graph_and_owner(name)

@@ -195,7 +195,7 @@ def _usage(usage: dict[str, Any]) -> Usage:
 
 
 def _provider_extra(message: AIMessage, origin: str) -> dict[str, Any] | None:
-    """The parts of a reply that must be sent back unchanged: blocks that are no text, and additional fields."""
+    """The parts of a reply that must be sent back unchanged: blocks that are not text, and additional fields."""
     added = {k: v for k, v in as_object(message.additional_kwargs).items() if k != "tool_calls" and v is not None}
     blocks = [block for block in as_list(cast("object", message.content)) if not isinstance(block, str)]
     if not added and all(as_object(block).get("type") == "text" for block in blocks):

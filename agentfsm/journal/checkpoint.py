@@ -357,7 +357,7 @@ async def verify_store(
 async def _verify_rows(
     store: Store, keyring: Keyring | None, signed: SignedHeads | None, run_ids: Collection[str]
 ) -> list[VerificationReport]:
-    """What is wrong with rows that are no records of the runs that are there."""
+    """What is wrong with rows that are not records of the runs that are there."""
     hashes: CheckpointHashes = {} if signed is None else signed.hashes
     holds: Mapping[str, SignedHold] = {} if signed is None else signed.holds
     purged = {each.run_id: each for each in await store.maintenance.tombstones() if each.seq}

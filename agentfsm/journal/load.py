@@ -154,7 +154,7 @@ async def pending_digest(store: Store, head: Head) -> str:
 
 
 def _stepped_at(records: Sequence[SealedRecord]) -> float | None:
-    """When a run took its last step, in seconds since the epoch: to acquire it again is none."""
+    """When a run took its last step, in seconds since the epoch: acquiring it again does not count."""
     last = next((each for each in reversed(records) if not any(is_kind(each, kind) for kind in _ACQUIRED)), None)
     return None if last is None else decode(last.body)["ts"] / 1000
 

@@ -257,7 +257,7 @@ class RehydratedRun:
             return
         tool = self.run.state_calls[number].tool
         if tool is None:
-            raise JournalError(f"call {number} is no tool call")
+            raise JournalError(f"call {number} is not a tool call")
         tool.result, tool.started = load_result(out), False
 
     def _suspend(self, body: Data) -> None:

@@ -311,7 +311,7 @@ def _prompt_in(body: Mapping[str, Any]) -> Any:
 
 
 def _text(value: Any) -> str:
-    """What is listed of a text; an empty string if it is no text or was redacted."""
+    """What is listed of a text; an empty string if it is not a text or was redacted."""
     return listed_text(value) if isinstance(value, str) else ""
 
 

@@ -132,7 +132,7 @@ async def send_cancel(
     Raises:
         UnknownRunError: There is no such run.
         RunError: It has ended, or is a sub-agent's.
-        HumanReplyError: The run waits for people with a role, and the actor is none of them.
+        HumanReplyError: The run waits for people with a role, and the actor has none of these roles.
         MissingExtraError: The reason has a secret of the host, and cannot be encrypted.
         JournalError: The run was not sealed under a secret of the host, or was tampered with.
         StoreError: The store cannot be read or written.

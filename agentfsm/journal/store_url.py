@@ -62,7 +62,7 @@ def open_store(url: str | Path) -> Store:
             ``lease_s``, ``wait_s`` and ``listen_url`` are as for ``PostgresStore``, besides the parameters of libpq.
 
     Raises:
-        ConfigurationError: It is no URL of a store that this release has.
+        ConfigurationError: It is not the URL of a store that this release has.
         agentfsm.errors.MissingExtraError: The package for PostgreSQL is not installed.
         agentfsm.errors.StoreFormatError: The file is not an agentfsm store, or a newer release wrote it.
         agentfsm.errors.StoreError: The file cannot be read.
@@ -91,8 +91,8 @@ def locate_store(url: str | Path) -> StoreLocation:
         url: The URL, or the path of a SQLite file.
 
     Raises:
-        ConfigurationError: It is no URL of a store that this release has, or that of a store in memory, which is in
-            no place.
+        ConfigurationError: It is not the URL of a store that this release has, or that of a store in memory, which has
+            no location.
     """
     parts = _split(url)
     if parts.scheme in _POSTGRES:
@@ -108,7 +108,7 @@ def locate_store(url: str | Path) -> StoreLocation:
 def store_url(store: Store) -> str | Path | None:
     """What ``open_store`` opens a store from: the path of its file or its URL, which may have a password.
 
-    None if other processes cannot reach it, or if it is none of ours.
+    None if other processes cannot reach it, or if it is not one of ours.
     """
     url: SecretStr | None = getattr(store, "url", None)
     return getattr(store, "path", None) if url is None else url.get_secret_value()
@@ -135,7 +135,7 @@ def _split(url: str | Path) -> SplitResult:
     if found is None:
         if isinstance(url, str) and _LIBPQ.search(text):  # its text may have the password
             raise ConfigurationError(
-                "parameters in the form of libpq are no URL: write postgresql://user:password@host/database; for a "
+                "parameters in the form of libpq are not a URL: write postgresql://user:password@host/database; for a "
                 "file, write ./ before its name"
             )
         return SplitResult("", "", text, "", "")
@@ -150,7 +150,7 @@ def _split(url: str | Path) -> SplitResult:
         raise ConfigurationError(
             "the URL of the store cannot be read: in a password, write %5B and %5D for square brackets"
         ) from None
-    if scheme in _POSTGRES and (parts.netloc.count("@") > 1 or "@" in parts.path):  # what follows it is no host
+    if scheme in _POSTGRES and (parts.netloc.count("@") > 1 or "@" in parts.path):  # what follows it is not a host
         raise ConfigurationError(
             "the URL of the store cannot be read: in a user, a password or a database, write %40 for @ and %2F for /"
         )
@@ -190,7 +190,7 @@ def server_database(url: str | Path) -> str:
     """The URL of the database of a PostgreSQL store, as libpq takes it: without our own options.
 
     Raises:
-        ConfigurationError: It is no URL of a store that this release has.
+        ConfigurationError: It is not the URL of a store that this release has.
     """
     return _without_our_options(_split(url))
 

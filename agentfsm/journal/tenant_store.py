@@ -37,7 +37,7 @@ def tenant_tag(name: str) -> str:
     """The tag of the runs of a tenant.
 
     Raises:
-        ConfigurationError: It is no name: one has 1 to 100 characters, without white space and ``*``.
+        ConfigurationError: It is not a name: one has 1 to 100 characters, without white space and ``*``.
     """
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
@@ -58,7 +58,7 @@ class TenantStore:
         purged: The runs that were purged through it: it has the tombstones of these.
 
     Raises:
-        ConfigurationError: A name is none.
+        ConfigurationError: A name is not valid.
     """
 
     def __init__(self, store: Store, tenants: Iterable[str]) -> None:

@@ -338,7 +338,7 @@ def _excerpt(found: re.Match[str]) -> str:
 
 
 def _visible_texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """The keys and values of a body that are no commitments, as text, with where they stand."""
+    """The keys and values of a body that are not commitments, as text, with where they stand."""
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         if len(fields) == 1 and "#" in fields:

@@ -104,7 +104,7 @@ def encode(value: Any) -> str:
             lists) and mappings with string keys.
 
     Raises:
-        TypeError: The value is none of these.
+        TypeError: The value is not one of these.
         ValueError: The value contains itself, or is nested too deeply.
     """
     if type(value) is str and (value.isascii() or not has_lone_surrogate(value)):
@@ -213,7 +213,7 @@ def decode(text: str, replace: Callable[[dict[str, Any]], Any] | None = None) ->
 
     Args:
         text: The text.
-        replace: Called with each object that is no tag, the innermost first; what it returns takes its place.
+        replace: Called with each object that is not a tag, the innermost first; what it returns takes its place.
 
     Raises:
         ValueError: The text is not JSON, or contains a tag that ``encode`` never writes.

@@ -269,7 +269,7 @@ def loop_detected(run: RunState) -> Failure | None:
     """A call would be the ``loop_hard_threshold``-th among the last ``loop_window`` that are equal.
 
     Equal calls have equal results, too, unless the preset counts calls alone: running the tests again after each edit
-    is no loop.
+    is not a loop.
     """
     if not run.batch:
         return None

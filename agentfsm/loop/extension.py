@@ -73,7 +73,7 @@ _BUDGETS: Mapping[FailureKind, _Budget] = {
 
 
 def reached_limit(run: RunState, kind: FailureKind | None) -> ReachedLimit | None:
-    """The limit that a run has reached, in numbers; None if the failure is none of a budget that is limited.
+    """The limit that a run has reached, in numbers; None if the failure is not about a budget that is limited.
 
     Args:
         run: The run.

@@ -156,8 +156,8 @@ class Behavior(BaseModel):
 
     Attributes:
         text_is_answer: Whether a reply with text and no calls is the final answer; if not, it is ``no_progress``.
-        missing_call: What a reply without a call is where text is no answer: ``no_progress``, or ``malformed`` like a
-            reply that cannot be parsed.
+        missing_call: What a reply without a call is where text is not an answer: ``no_progress``, or ``malformed`` like
+            a reply that cannot be parsed.
         control_tools: Whether ``ask_user``, ``return_done`` and ``return_unable`` are registered.
         envelope: Whether the model answers in JSON envelopes (``{"kind": "final" | "tool_call", ...}``)
             instead of native tool calls.

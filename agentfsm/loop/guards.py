@@ -178,7 +178,7 @@ def came_back(outcome: str) -> Callable[[RunState], bool]:
         outcome: The outcome; the guard has its name.
 
     Raises:
-        GraphError: It is no identifier.
+        GraphError: It is not an identifier.
     """
     if not outcome.isidentifier():
         raise GraphError(

@@ -273,7 +273,7 @@ class ToolCall(_SignatureSlot):
         if known is not None:
             return known
         signature = call_signature(self.name, self.arguments)
-        object.__setattr__(self, "_signature", signature)  # the fields are frozen, this is none of them
+        object.__setattr__(self, "_signature", signature)  # the fields are frozen; this is not one of them
         return signature
 
 
@@ -293,7 +293,7 @@ class Message:
         is_error: For a tool message, whether the call failed.
         extra: What the provider must get back unchanged in later requests (reasoning, signatures); JSON.
         images: The images of a user or tool message.
-        files: The files of a user message that are no texts: PDFs.
+        files: The files of a user message that are not texts: PDFs.
         layout: Where its images and files stand among its texts, in the order of the prompt: for each, how long the
             content before it is, and its index in ``attachments``. Empty if they have no place of their own.
 

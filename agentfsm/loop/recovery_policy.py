@@ -131,14 +131,14 @@ class DefaultPolicy:
 
 
 class PolicyError(Exception):
-    """A policy raised, or returned something that is no decision; the text says which one. It aborts the run."""
+    """A policy raised, or returned something that is not a decision; the text says which one. It aborts the run."""
 
 
 def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = None) -> RecoveryDecided:
     """What to do about the run's failure: the policy's action, within what the guardrails allow.
 
     A retry after a wait that would outlast the run's time is a handoff, which quotes the failure. A model call that the
-    run's time has cut off is no failure of the provider: no policy is asked, and the row for the time limit is next.
+    run's time has cut off is not a failure of the provider: no policy is asked, and the row for the time limit is next.
 
     Args:
         policy: Called once, before the failure is counted.

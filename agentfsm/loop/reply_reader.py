@@ -25,7 +25,7 @@ from agentfsm.loop.state import RunState
 __all__ = ["AnswerParser", "continue_answer", "envelope_instructions", "parse_envelope", "parse_json", "read_reply"]
 
 AnswerParser = Callable[[str], ReplyParsed]
-"""Turns the text of an answer into a value of the agent's output type, or says why it is none."""
+"""Turns the text of an answer into a value of the agent's output type, or says why it is not one."""
 
 MIN_OVERLAP = 8
 """Characters at the end of the beginning that a reply must repeat for them to count as repeated."""

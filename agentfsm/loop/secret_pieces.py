@@ -77,7 +77,7 @@ class SecretIndex:
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
-    """Whether a short secret is no part of a word."""
+    """Whether a short secret is not part of a word."""
     if end - start >= _SHORT:
         return True
     return not (start and text[start - 1].isalnum()) and not (end < len(text) and text[end].isalnum())

@@ -63,7 +63,7 @@ class EventStreamParser:
         """The events that end in this chunk.
 
         Raises:
-            ProviderError: A frame is longer than the limit, or the first one is none.
+            ProviderError: A frame is longer than the limit, or the first one is not a frame.
             TransientProviderError: A later frame is corrupt.
         """
         self._buffer += chunk
@@ -95,7 +95,7 @@ class EventStreamParser:
         return iter(())
 
     def _corrupt(self, why: str) -> ModelError:
-        """The error for bytes that are no frame; where none was one, the server does not stream as Amazon does."""
+        """The error for bytes that are not a frame; at the beginning, the server does not stream as Amazon does."""
         if self._has_begun:
             return TransientProviderError(f"the stream is corrupt: {why}")
         return ProviderError(f"the response is not an event stream of Amazon's ({why}): is base_url right?")

@@ -168,7 +168,7 @@ def stated_reason(body: object) -> str:
     first = next(iter(as_list(top.get("errors"))), None)
     holders = (top, as_object(first), as_object(top.get("base_resp")))
     stated = [(key, holder.get(key)) for holder in holders for key in _REASON_KEYS]
-    # A message that is an object is no reason, but perhaps the reply of another API.
+    # A message that is an object is not a reason, but perhaps the reply of another API.
     reasons = [str(value) for key, value in stated if value and (key == "detail" or not as_object(value))]
     return reasons[0] if reasons else as_text(first)
 

@@ -274,7 +274,7 @@ class HttpResponse:
         """The complete body; of an error response only the start, as far as it can be read: its status says more.
 
         Raises:
-            ModelError: As for ``read``, for a response that is no error.
+            ModelError: As for ``read``, for a response that is not an error.
         """
         body = bytearray()
         try:
@@ -539,7 +539,7 @@ _UNKNOWN_HOST_CODES = {getattr(socket, name, None) for name in ("EAI_NONAME", "E
 
 
 _NO_TLS_REASONS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"}
-"""OpenSSL's reasons for a first answer that is no TLS; several versions name it differently."""
+"""OpenSSL's reasons for a first answer that is not TLS; several versions name it differently."""
 
 
 def _no_connection(errors: CallErrors, error: httpx.ConnectError, *, proxied: bool) -> ModelError:

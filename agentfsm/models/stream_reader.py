@@ -47,7 +47,7 @@ class FrameParser(Protocol):
         """The events that end in this chunk.
 
         Raises:
-            ProviderError: An event is longer than the limit, or the bytes are no stream of this kind.
+            ProviderError: An event is longer than the limit, or the bytes are not a stream of this kind.
             TransientProviderError: The stream is corrupt.
         """
         ...

@@ -650,7 +650,7 @@ def _rule(quorum: Any) -> str:
 
 
 def _vote(quorum: Any, answer: str) -> str:
-    """Which of the approvals that a call needs an answer is; empty for one that is none, or if one is enough."""
+    """Which of the approvals that a call needs an answer is; empty for a denial, or if one is enough."""
     if not isinstance(quorum, dict) or answer not in APPROVING_REPLIES:
         return ""
     data = cast("Data", quorum)

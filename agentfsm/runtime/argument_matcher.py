@@ -129,7 +129,7 @@ def value_at(value: Any, path: tuple[str, ...]) -> Any:
 
 
 def readable_value(value: Any, depth: int = 0) -> Any:
-    """A validated argument as rules see it: JSON, with Decimals kept; ``UNREADABLE`` for what is no JSON, or secret.
+    """A validated argument as rules see it: JSON, with Decimals kept; ``UNREADABLE`` for what is not JSON, or secret.
 
     Raises:
         ValueError: It is nested more than ``MAX_NESTING`` deep, or contains itself.

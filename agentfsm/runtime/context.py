@@ -59,7 +59,7 @@ Effect = Callable[["Context"], Any]
 """What a state does to the outside world: returns an outcome, or a coroutine that returns one."""
 
 
-class LongWait(Exception):  # noqa: N818  # it is no error: the run continues later
+class LongWait(Exception):  # noqa: N818  # it is not an error: the run continues later
     """A run waits for longer than its caller is willing to hold it: it is at a durable point, and continues later.
 
     Args:

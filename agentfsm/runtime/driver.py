@@ -465,7 +465,7 @@ class Driver:
         if context.builds_events:
             emitted = self._now()
             _emit_transition(context, outcome, decision)
-            context.charged_at += self._now() - emitted  # the time that observers take is no silence
+            context.charged_at += self._now() - emitted  # the time that observers take is not silence
         on_transition(run, decision, self._states)
         context.seen = None
         monitor = self._monitor

@@ -218,7 +218,7 @@ class Host:
             authenticated actor. Without it, whoever ``by`` names is recorded as claimed, not verified.
 
     Raises:
-        ConfigurationError: A secret is empty, or is given where a list of them belongs; the store is none;
+        ConfigurationError: A secret is empty, or is given where a list of them belongs; the store is not a store;
             ``watchdog_s`` is not greater than 0; or there is no such monitor.
     """
 

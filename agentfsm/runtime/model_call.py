@@ -298,7 +298,7 @@ async def _stream_reply(
     """Emit the chunks of a stream, and return the reply that ends it.
 
     The request's timeout bounds the wait for the first piece, and its heartbeat the wait for each further one. A
-    ``KeepAlive`` is no piece.
+    ``KeepAlive`` is not a piece.
     """
     heartbeat = Timeout(context.run.guardrails.cancel_grace_s / 2)  # before the whole call is
     close: Any = getattr(chunks, "aclose", None)

@@ -50,7 +50,7 @@ async def validate_answer(context: Context, answer: Any) -> Any:
 
     Raises:
         AnswerRefusedError: One of them refuses it.
-        TypeError: One of them changed it into what is no answer of the agent's output type.
+        TypeError: One of them changed it into something that is not an answer of the agent's output type.
     """
     adapter = context.config.output_adapter
     value = thaw(answer) if adapter is None else adapter.validate_json(to_json(answer))

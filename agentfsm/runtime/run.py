@@ -544,8 +544,8 @@ def start_run(
         details: What else it is given.
 
     Raises:
-        RunError: The prompt is none, an id is not a string, the history contains something that is not a message, or
-            the dependencies are missing or not what the agent declares.
+        RunError: The prompt is not valid, an id is not a string, the history contains something that is not a message,
+            or the dependencies are missing or not what the agent declares.
     """
     message = check_prompt(prompt)
     check_ids(run_id, session_id)

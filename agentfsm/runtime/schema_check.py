@@ -37,7 +37,7 @@ of the value, 1,000 characters of an error, and 10,000 characters times instruct
 MAX_DEPTH = 220
 """Maximum nesting of the keywords that are being evaluated, of three frames each: enough for arguments of any depth
 that a call may have, and less than Python's recursion limit. If that is reached in ``rpds``, Rust panics, and what it
-raises is no ``Exception``."""
+raises is not an ``Exception``."""
 
 ITEMS_PER_STEP = 32
 """Members of a list or object that one step may look at."""
@@ -155,7 +155,7 @@ class SchemaCheck:
             return [(tuple(e.absolute_path), e.message) for e in islice(validator.iter_errors(value), MAX_ERRORS)]
         except (_TooMuchWorkError, RecursionError):
             return [((), "the schema takes too much work to evaluate, so nothing is accepted")]
-        except Exception as error:  # of a part that a reference leads to and that is no schema, or of numbers
+        except Exception as error:  # of a part that a reference leads to and that is not a schema, or of numbers
             return [((), f"the schema cannot be evaluated: {type(error).__name__}")]
 
     @cached_property

@@ -151,7 +151,7 @@ class Timeout:
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._cancelling = 0  # how many cancellations of the task are none of this await's
+        self._cancelling = 0  # how many cancellations of the task are not of this await
         self._requested = 0  # how many are this object's own
         self._limit = self._deadline = 0.0
         self._in_grace = False

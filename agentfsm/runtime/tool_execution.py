@@ -264,7 +264,7 @@ def _secrets_in(value: object, depth: int = 0) -> Iterator[str]:
 
 
 def _parts(value: object) -> Iterable[object]:
-    """What a value consists of; nothing if it is no container."""
+    """What a value consists of; nothing if it is not a container."""
     if isinstance(value, Mapping):
         return cast("Mapping[object, object]", value).values()
     if isinstance(value, list | tuple | set | frozenset):

@@ -182,8 +182,8 @@ def choose_tools(toolset: Toolset[Any], returned: Any) -> list[Tool]:
         returned: What it returned.
 
     Raises:
-        ToolDefinitionError: It is no list of tools, or one of them cannot be described to a model, or is for the list
-            ``tools`` alone, as ``ask_user`` is.
+        ToolDefinitionError: It is not a list of tools, or one of them cannot be described to a model, or is for the
+            list ``tools`` alone, as ``ask_user`` is.
     """
     name = toolset_name(toolset)
     if isinstance(returned, (str, bytes)) or not isinstance(returned, Iterable):

@@ -73,7 +73,7 @@ PIXEL = Image("image/png", base64.b64encode(b"\x89PNG\r\n\x1a\n").decode())
 
 
 class Point(BaseModel):
-    """A value that is no text."""
+    """A value that is not a text."""
 
     x: int
 
@@ -180,14 +180,14 @@ async def errors_become_results(graph: Graph) -> None:
         deep = [deep]
     calls = [
         call("fail", wrong=1),
-        ToolCall("", "fail", {}, "it is no JSON"),
+        ToolCall("", "fail", {}, "it is not JSON"),
         call("fail", name=deep),
         call("elsewhere"),
     ]
     run = await Trial(graph, [calls, "Done."], [fail, FINE]).play()
     wrong, malformed, nested, unknown = run.results
     expect(wrong.startswith("The arguments of 'fail' are not valid: ") and "name" in wrong and "wrong" in wrong, True)
-    expect(malformed, "The arguments of 'fail' are not valid: it is no JSON. Correct them and call again.")
+    expect(malformed, "The arguments of 'fail' are not valid: it is not JSON. Correct them and call again.")
     expect_in("nested", nested)
     expect(unknown, "There is no tool named 'elsewhere'. Call one of the registered tools: fail, fine.")
     expect(run.rows, ["post_tool.unknown_tool"])
@@ -412,7 +412,7 @@ def _pay(done: list[int]) -> Any:
 
 
 async def approvals_are_asked_for(graph: Graph) -> None:
-    """A call that needs approval runs only as a person allows it; a denial is told to the model and is no failure."""
+    """A call that needs approval runs only as a person allows it; a denial, which the model sees, is not a failure."""
     done: list[int] = []
     pay, large, small = _pay(done), call("pay", amount=200), call("pay", amount=100)
     approved = ["dispatch_tool.approval_required", "suspended.approval_decided"]
@@ -617,7 +617,7 @@ async def votes_are_counted(graph: Graph) -> None:
 
 
 async def answers_are_bound_to_what_was_asked(graph: Graph) -> None:
-    """An answer counts once, in time and for the question; what is no answer leaves the run as it was."""
+    """An answer counts once, in time and for the question; what is not an answer leaves the run as it was."""
     clock = FakeClock()
     ask = ToolError("two fit", kind="ambiguous_input")
 

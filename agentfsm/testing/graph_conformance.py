@@ -338,7 +338,7 @@ async def runs_are_given_what_they_need(graph: Graph) -> None:
 
 
 async def whoever_follows_a_run_does_not_stall_it(graph: Graph) -> None:
-    """What consumers and observers do is no stall, and what happens between two steps is not even charged."""
+    """What consumers and observers do is not a stall, and what happens between two steps is not even charged."""
     clock = FakeClock()
 
     @observer

@@ -204,7 +204,7 @@ def _provider_examples() -> dict[_Key, GuardExamples]:
         ),
         d.provider_error: _examples(
             Example(reply=ProviderError("401, no such key")),
-            Example(reply=ZeroDivisionError("an exception that is none of ours")),
+            Example(reply=ZeroDivisionError("an exception that is not one of ours")),
             silent_on=(Example(), Example(reply=TransientProviderError("503, try again"))),
         ),
         d.context_overflow: _examples(

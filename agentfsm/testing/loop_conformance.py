@@ -468,7 +468,7 @@ async def long_prompts_are_shortened(graph: Graph) -> None:
 
 
 async def a_policy_decides(graph: Graph) -> None:
-    """What a policy decides is done, in its own words; what is no decision ends the run and names it."""
+    """What a policy decides is done, in its own words; what is not a decision ends the run and names it."""
 
     class Own:
         def __init__(self, decided: Any, wait: float = 0.0) -> None:
@@ -523,7 +523,7 @@ async def a_policy_decides(graph: Graph) -> None:
 
 
 async def models_may_misbehave(graph: Graph) -> None:
-    """A model that returns no reply is no provider that a retry could help; one that is slow is tried again."""
+    """A model that returns no reply is not a provider that a retry could help; one that is slow is tried again."""
 
     class Wrong:
         name = "wrong"
@@ -779,7 +779,7 @@ async def retryable_tools_are_run_again(graph: Graph) -> None:
     run = await play(make("again", retryable=True, failures=1), FINE)
     expect((run.rows, starts), (["post_tool.tool_error", "recover.retry_tool"], ["again", "again"]))
     expect((run.results, len(run.requests)), (["again is done", "fine 0"], 2))
-    expect(run.asked_last(1), "fine 0")  # what succeeded in the end is no lesson
+    expect(run.asked_last(1), "fine 0")  # what succeeded in the end is not a lesson
     run = await play(make("again", retryable=True, failures=9))
     expect(run.rows, ["post_tool.tool_error", "recover.retry_tool", "post_tool.tool_error"])
     expect((len(starts), run.results), (2, ["ValueError: no luck"]))

@@ -229,7 +229,7 @@ async def has_a_name(open_model: OpenModel) -> None:
     """The name is a line of text, always the same, and neither it nor the ``repr`` contains a secret."""
     async with open_model(_HELLO) as model:
         name: Any = model.name
-        _require(isinstance(name, str) and name.strip() and name.isprintable(), f"{name!r} is no name")
+        _require(isinstance(name, str) and name.strip() and name.isprintable(), f"{name!r} is not a name")
         await _reply(model, _REQUEST)
         _require(model.name == name, f"the name has changed to {model.name!r}")
         hidden = [secret.get_secret_value() for secret in secrets_of(model)]

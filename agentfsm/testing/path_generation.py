@@ -319,7 +319,7 @@ def graph_of(source: Graph | Preset | Agent[Any, Any]) -> tuple[Graph, Behavior 
     """The graph of a graph, a preset or an agent; with its behavior, and whether it has an output type.
 
     Raises:
-        ConfigurationError: The source is none of these.
+        ConfigurationError: The source is not one of these.
     """
     match source:
         case Graph():
@@ -336,7 +336,7 @@ def traits_of(source: Graph | Preset | Agent[Any, Any]) -> AgentTraits:
     """What paths may assume about a graph, a preset or an agent: its behavior, and which control tools it has.
 
     Raises:
-        ConfigurationError: The source is none of these.
+        ConfigurationError: The source is not one of these.
     """
     _, behavior, structured = graph_of(source)
     if not isinstance(source, Agent):

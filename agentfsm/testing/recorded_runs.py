@@ -93,7 +93,7 @@ def _result_lines(results: Sequence[RunResult[Any]]) -> list[str]:
 
 
 def _counted_line(run: RunState) -> str:
-    """What decides how a run continues, and is no counter of its table."""
+    """What decides how a run continues, and is not a counter of its table."""
     attempts = {kind.value: number for kind, number in run.failure_attempts.items()}
     error = (*run.error_key, run.error_streak) if run.error_key is not None else None
     return f"counted: {_json({'attempts': attempts, 'denials': run.denials, 'error': error})}"

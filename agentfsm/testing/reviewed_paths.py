@@ -101,7 +101,7 @@ class ReviewedPaths:
         """What a file holds.
 
         Raises:
-            ConfigurationError: The file does not exist, or is no such file.
+            ConfigurationError: The file does not exist, or is not such a file.
         """
         try:
             data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

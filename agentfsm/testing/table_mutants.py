@@ -93,7 +93,7 @@ def table_mutants(source: Graph | Preset | Agent[Any, Any]) -> list[Mutant]:
     """Every mutant of a graph, a preset or an agent; in the order of the table, and of the agent's tools.
 
     Raises:
-        ConfigurationError: The source is none of these.
+        ConfigurationError: The source is not one of these.
     """
     return list(_mutants(source))
 
@@ -206,7 +206,7 @@ def apply_mutant(source: object, mutant: Mutant) -> None:
         mutant: The fault.
 
     Raises:
-        ConfigurationError: The source is none of these, or has no such row or tool.
+        ConfigurationError: The source is not one of these, or has no such row or tool.
         GraphError: The library refuses such a graph.
     """
     if not isinstance(source, (Graph, Preset, Agent)):

@@ -201,7 +201,7 @@ class Access:
             found: Any = await answer if isawaitable(answer) else answer
         except Exception as error:  # of the embedding program; its text may name others
             raise PageError(403, f"it is not known which runs you may see: {type(error).__name__}") from error
-        if isinstance(found, str) or not found:  # the letters of a name are no names
+        if isinstance(found, str) or not found:  # the letters of a name are not names
             raise PageError(403, "there is no tenant whose runs you may see")
         names = frozenset(found)
         return None if EVERY_TENANT in names else names

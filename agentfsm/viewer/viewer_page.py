@@ -109,7 +109,7 @@ async def read_body(request: Request) -> dict[str, Any]:
     """The JSON object that a page sends.
 
     Raises:
-        PageError: It is none, or too long.
+        PageError: It is not a JSON object, or too long.
     """
     body = b""
     async for part in request.stream():

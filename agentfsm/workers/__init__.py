@@ -61,8 +61,8 @@ def open_waker(
             share the polling.
 
     Raises:
-        ConfigurationError: A number is too small; it is no URL of a store that other processes can reach; or it is a
-            SQLite file, and the SQLite of this Python is too old for DBOS.
+        ConfigurationError: A number is too small; it is not the URL of a store that other processes can reach; or it is
+            a SQLite file, and the SQLite of this Python is too old for DBOS.
         agentfsm.errors.MissingExtraError: The package is not installed.
     """
     from agentfsm.workers.dbos_waker import DbosWaker  # an extra
@@ -83,7 +83,7 @@ async def find_set_aside(queues: str | Path | Waker, heads: Iterable[Head]) -> d
         heads: The heads of the runs.
 
     Raises:
-        ConfigurationError: It is no URL of a store that other processes can reach.
+        ConfigurationError: It is not the URL of a store that other processes can reach.
         agentfsm.errors.MissingExtraError: There may be queues, and the package that reads them is not installed.
         agentfsm.errors.StoreError: The queues cannot be read.
     """

@@ -385,7 +385,7 @@ def test_a_reviewed_table_has_a_line_for_each_row_so_that_its_own_change_can_be_
 def test_update_writes_json_files_only(cli: Cli, mine: str) -> None:
     result = cli("diff", "strict", f"{mine}:ASKS", "--update")
     assert result.exit_code == 2
-    assert "--update writes a JSON file, and 'strict' is none" in result.stderr
+    assert "--update writes a JSON file, and 'strict' is not one" in result.stderr
 
 
 def test_a_table_without_code_says_that_the_code_was_not_compared(cli: Cli, mine: str, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_url_or_a_path_names_a_file(url: str | Path, path: str) -> None:
         ("postgres://a:p@w@localhost/x", "^the URL of the store cannot be read: .* write %40 for @ and %2F for /$"),
         ("postgres://a:p/w@localhost/x", "^the URL of the store cannot be read: .* write %40 for @ and %2F for /$"),
         ("postgresql+psycopg://a:pw@localhost/x", r"^there is no store for postgresql\+psycopg: URLs; [^@]*$"),
-        ("host=localhost password=pw", "^parameters in the form of libpq are no URL: write [^=]*$"),
+        ("host=localhost password=pw", "^parameters in the form of libpq are not a URL: write [^=]*$"),
         ("dbname = shop", "libpq"),
     ],
 )

@@ -382,7 +382,7 @@ def test_a_tool_in_place_of_a_sub_agent_that_asks_is_refused():
         payer = Agent(ScriptedModel(), tools=[paying(True)])
         await an_agent(store, call("look"), tools=[payer.as_tool("payer", "Pays.")]).run("go", run_id="r")
         plain = replace(pay, spec=replace(pay.spec, name="payer"))
-        with pytest.raises(SuspensionApprovalError, match="'payer' is no sub-agent here"):
+        with pytest.raises(SuspensionApprovalError, match="'payer' is not a sub-agent here"):
             await an_agent(store, call("payer", amount=666), "done", tools=[plain]).resume("r", Allow())
 
     asyncio.run(scenario())

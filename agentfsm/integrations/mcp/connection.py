@@ -84,7 +84,7 @@ class ServerConnection:
         await self._disconnect(self._session)
 
     async def send(self, request: Callable[[Client], Awaitable[T]]) -> T:
-        """The response to a request that is no call of a tool.
+        """The response to a request that is not a call of a tool.
 
         Args:
             request: Sends the request with a client.
@@ -95,7 +95,7 @@ class ServerConnection:
         return await self.request(lambda session: session.send(request))
 
     async def request(self, request: Callable[[MCPSession], Awaitable[T]]) -> T:
-        """The response to requests that are no calls of tools.
+        """The response to requests that are not calls of tools.
 
         Args:
             request: Sends them in a session.

@@ -52,7 +52,7 @@ class OAuth:
         client_secret: The secret that belongs to it, or None.
 
     Raises:
-        ConfigurationError: ``client_metadata_url`` is no https URL with a path.
+        ConfigurationError: ``client_metadata_url`` is not an https URL with a path.
     """
 
     storage: TokenStorage

@@ -337,7 +337,7 @@ class RemoteCalls:
         return RemoteCall(self, caller, call_state, attempt)
 
     async def dismiss(self, caller: CallingRun, run_id: str) -> None:
-        """Do nothing: a call that waits is no run.
+        """Do nothing: a waiting call is not a run.
 
         Args:
             caller: The calling run.

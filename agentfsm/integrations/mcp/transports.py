@@ -236,7 +236,7 @@ class StdioServer:
 
     @property
     def output(self) -> str:
-        """What it wrote to stdout that is no message, and the last lines of its stderr."""
+        """What it wrote to stdout that is not a message, and the last lines of its stderr."""
         said = {"it wrote to stdout, where only messages may be": self._strays}
         said["the last lines of its stderr"] = list(self._lines)
         secrets = [each.get_secret_value() for each in self.secrets]

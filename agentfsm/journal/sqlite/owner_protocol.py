@@ -59,7 +59,7 @@ MAX_CONNECTIONS = 64
 """Processes that can wait to be connected."""
 
 ABSTRACT = "@"
-"""What an address begins with that is no file: Linux has sockets that end with their process."""
+"""What an address begins with that is not a file: Linux has sockets that end with their process."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -154,7 +154,7 @@ async def read_message(reader: asyncio.StreamReader) -> Message | None:
     """The next message; None if there is none.
 
     Raises:
-        ValueError: What arrived is no message.
+        ValueError: What arrived is not a message.
     """
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))

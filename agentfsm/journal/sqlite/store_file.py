@@ -83,7 +83,7 @@ class FileLock:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # what is written to it would overwrite that
             os.close(descriptor)
-            raise StoreError(f"{self.path} is no file of its own: delete it")
+            raise StoreError(f"{self.path} is not a file of its own: delete it")
         name = f"process {os.getpid()} on {socket.gethostname()}{BRIEFLY if briefly else ''}\n".encode()
         owner = _lock_or_owner(descriptor)
         if owner is not None:

@@ -40,8 +40,8 @@ SHOWN_BEFORE, SHOWN_AFTER = 3, 5
 PRESETS_IN_WORDS: Mapping[str, str] = {
     "standard": "The preset standard retries what may succeed the next time, asks a person about repeated calls, and "
     "hands the task off when it cannot go on.",
-    "funnel": "The preset funnel lets only a call of return_done end the run: text without a call is no answer. Failed "
-    "tool calls are retried less often than under standard.",
+    "funnel": "The preset funnel lets only a call of return_done end the run: text without a call is not an answer. "
+    "Failed tool calls are retried less often than under standard.",
     "feedback": "The preset feedback returns every mistake to the model, which has five calls in all; a failed model "
     "call ends the run.",
     "breaker": "The preset breaker returns errors to the model until the same one has occurred five times in a row, "
@@ -94,7 +94,7 @@ def _moves_before(run: FollowedRun, fork: FollowedRun) -> int:
         if parent["run"] != run.run_id:
             return 0
         return bisect_right(run.path.moves, int(parent["seq"]), key=lambda move: move.seq)
-    except (LookupError, TypeError, ValueError):  # it is no fork, or its journal was changed
+    except (LookupError, TypeError, ValueError):  # it is not a fork, or its journal was changed
         return 0
 
 

@@ -286,7 +286,7 @@ def reply_from(given: Any, arguments: Mapping[str, Any]) -> HumanInput:
             that what is not changed stays as it is, however large its numbers are.
 
     Raises:
-        PageError: It is no reply.
+        PageError: It is not a reply.
     """
     data: dict[str, Any] = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
     match data:
