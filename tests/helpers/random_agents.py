@@ -352,13 +352,22 @@ async def run_in_world(agent: Agent, world: World, seed: int) -> list[Stretch]:
                 if dice.random() < 0.1:
                     result = await agent.dismiss(record)
                 else:
+                    asked = result.outcome
                     try:
                         result = await agent.resume(record, _reply(dice, record), by=next(people))
                     except HumanReplyError:  # the tool does not take the edit, or it is too little: the run waits on
                         reply = "go on" if record.kind == "limit" else Allow()
                         result = await agent.resume(record, reply, by=next(people))
+                    assert_kept(asked, result.decisions[0].transition, agent)
             except NoTransitionError:  # no row takes this reply: the run waits on
                 return stretches
+
+
+def assert_kept(asked: UserInputRequested, row: Transition, agent: Agent) -> None:
+    """Check that a row extends the limit, or ends the run, if the request said that a reply to it grants something."""
+    target = agent.graph.spec(row.target)
+    if asked.limit is not None and asked.limit.default and not asked.asker:
+        assert target.final or (row.extends and not target.waits), f"{row} grants nothing: {asked.limit}"
 
 
 def _reply(dice: random.Random, record: SuspensionRecord) -> Any:
