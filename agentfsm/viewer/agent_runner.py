@@ -13,10 +13,14 @@ from agentfsm.agent import Agent
 from agentfsm.agent.recover import began_with
 from agentfsm.errors import AgentfsmError, StaleLease
 from agentfsm.journal.store import Store
+from agentfsm.runtime.run import Run, advance, hand_over
 
 __all__ = ["AgentRunner"]
 
 logger = logging.getLogger("agentfsm.viewer")
+
+GRACE_S = 30.0
+"""Seconds that effects get to end when the viewer stops."""
 
 
 class AgentRunner:
@@ -31,6 +35,8 @@ class AgentRunner:
         self._store, self.agents = store, tuple(agents)
         self._listening: asyncio.Task[None] | None = None
         self._working: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[str, Run[Any, Any]] = {}
+        self._stopping = asyncio.Event()
 
     @property
     def authenticates(self) -> bool:
@@ -43,13 +49,19 @@ class AgentRunner:
             self._listening = asyncio.create_task(self._listen(), name="agentfsm viewer")
 
     async def stop(self) -> None:
-        """Stop listening, and the runs where they are; another process can go on with them."""
-        tasks = [task for task in (self._listening, *self._working.values()) if task is not None]
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+        """Stop listening, let effects that have begun end, and hand their runs over to other processes.
+
+        A run whose effect takes longer than ``GRACE_S`` is cut off there, as by a crash.
+        """
+        self._stopping.set()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait({self._listening})
+        if self._working:
+            await asyncio.wait(self._working.values(), timeout=GRACE_S)
+        for run in list(self._runs.values()):
+            with suppress(AgentfsmError):
+                await hand_over(run)
 
     async def _listen(self) -> None:
         try:
@@ -64,12 +76,16 @@ class AgentRunner:
 
     def _forget(self, run_id: str, _: asyncio.Task[None]) -> None:
         self._working.pop(run_id, None)
+        self._runs.pop(run_id, None)
 
     async def _run_pending(self, run_id: str) -> None:
         """Run what a run has to do, until it has nothing more."""
         try:
-            while (run := await self._next(run_id)) is not None:
-                await run
+            while not self._stopping.is_set() and (run := await self._next(run_id)) is not None:
+                self._runs[run_id] = run
+                await advance(run, until=self._stopping.is_set)
+                if not run.finished:
+                    await hand_over(run)
         except StaleLease:
             pass  # another process was faster
         except AgentfsmError as error:

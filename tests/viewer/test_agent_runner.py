@@ -58,3 +58,37 @@ def test_an_approved_run_goes_on_with_the_one_agent_that_has_its_tools(
 
     PAID.clear()
     assert (asyncio.run(scenario()), PAID) == expected
+
+
+@pytest.mark.parametrize("grace_s", [30.0, 0.0])
+def test_a_viewer_that_stops_leaves_its_runs_to_other_processes_and_ends_none(
+    grace_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentfsm.viewer.agent_runner.GRACE_S", grace_s)
+
+    async def serve(store: MemoryStore) -> None:
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        @tool(name="pay", requires_approval=True, idempotent=True)
+        async def slowly(amount: int) -> str:
+            """Pay an amount."""
+            begun.set()
+            await may_end.wait()
+            return f"paid {amount}"
+
+        paying = agent(store, slowly, call("pay", amount=1), "done")
+        await paying.run("Pay 1.", run_id="r")
+        await Runs(store, secret=SECRET).answer("r", Allow(), by="ann")
+        runner = AgentRunner(store, [paying])
+        runner.start()
+        await begun.wait()
+        stopping = asyncio.create_task(runner.stop())
+        if grace_s:
+            may_end.set()
+        await stopping  # what is left in the event loop is cancelled with it
+
+    store = MemoryStore()
+    asyncio.run(serve(store))
+    head = asyncio.run(store.head("r"))
+    assert head is not None
+    assert (head.status, head.owner) == ("running", None)
