@@ -135,12 +135,13 @@ class SubagentFactory:
         config, deps, _ = await factory.config_to_continue(caller, state)
         await check_reply(config, state, reply, deps)
 
-    async def dismiss(self, caller: CallingRun, run_id: str) -> None:
-        """End a run that waits or was cut off, because the run that called it ends.
+    async def dismiss(self, caller: CallingRun, run_id: str, reason: str) -> None:
+        """End a run that waits or was cut off, and that nobody continues.
 
         Args:
             caller: The calling run.
             run_id: The run.
+            reason: Why it ends.
 
         Raises:
             SuspensionRecordError: It cannot be continued.
@@ -151,7 +152,6 @@ class SubagentFactory:
         loaded = await factory.load(run_id)
         if loaded is None or isinstance(loaded, RunState):
             return
-        reason = f"run {caller.run.run_id!r}, which called it, has ended"
         await Run(factory.config, loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point))
 
     async def config_to_continue(self, caller: CallingRun, state: RunState) -> tuple[AgentConfig, Any, tuple[str, ...]]:
@@ -263,6 +263,7 @@ class SubagentFactory:
         try:
             config, deps, admitted = await self.config_to_continue(caller, state)
         except SuspensionRecordError as error:
+            await self.dismiss(caller, state.run_id, f"it cannot be resumed: {error}")
             raise ToolError(f"{what} cannot be resumed: {error}") from error
         return Run(config, state, replace(request, deps=deps, admitted=admitted))
 
@@ -403,6 +404,7 @@ class SubRun:
         factory, uncharged = self._factory, Spent(self._model_calls_before, self.usage)
         limits = cap_guardrails(factory.config.guardrails, self._caller, state, uncharged, request.reply)
         if limits is None:
+            await factory.dismiss(self._caller, state.run_id, "nothing is left of the budget of the run that called it")
             return None
         request = replace(request, guardrails=limits)
         return await factory.continue_run(self._caller, state, request, "the sub-agent's run")

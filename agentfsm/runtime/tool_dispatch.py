@@ -337,11 +337,12 @@ async def dismiss_subruns(context: Context, subruns: Iterable[tuple[Tool, str]])
         context: The calling run.
         subruns: The runs, each with the tool that is its agent.
     """
+    reason = f"run {context.run.run_id!r}, which called it, has ended"
     for tool, run_id in subruns:
         if tool.delegate is None:
             continue
         try:
-            await tool.delegate.dismiss(calling_run(context.config, context.run), run_id)
+            await tool.delegate.dismiss(calling_run(context.config, context.run), run_id, reason)
         except AgentfsmError as error:
             context.warn(f"run {run_id!r} of the sub-agent {tool.name!r} was not ended: {error}")
 

@@ -94,12 +94,13 @@ class Delegate(Protocol):
         """
         ...
 
-    async def dismiss(self, caller: CallingRun, run_id: str) -> None:
-        """End a run that waits or was cut off, because the run that called it ends.
+    async def dismiss(self, caller: CallingRun, run_id: str, reason: str) -> None:
+        """End a run that waits or was cut off, and that nobody continues.
 
         Args:
             caller: The calling run.
             run_id: The run.
+            reason: Why it ends.
 
         Raises:
             agentfsm.errors.AgentfsmError: It cannot be ended.

@@ -89,6 +89,8 @@ FOUR_EYES = Approval(
     escalate_after_s=ESCALATES_AFTER_S,
 )
 REQUESTER = Actor("ann", ("clerk",))
+MOST_TOKENS, COST_USD = 100, 0.25
+"""What a reply costs at most."""
 TURNS = 2
 """How many replies a model gives at most to one task."""
 
@@ -196,7 +198,7 @@ class TreeWorld(StateWorld):
         return Said(tuple((name, f"{task}/{turn}.{index}") for index, name in enumerate(chosen)))
 
     def usage(self, task: str, turn: int) -> Usage:
-        return Usage(input_tokens=self.dice("usage", task, turn).randrange(1, 100), cost_usd=0.25)
+        return Usage(input_tokens=self.dice("usage", task, turn).randrange(1, MOST_TOKENS), cost_usd=COST_USD)
 
     def person(self, name: str, text: str) -> str:
         """What people say of a call that waits for approval."""
@@ -504,9 +506,23 @@ def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     return replace(graph, states=states, transitions=rows)
 
 
+def draw_limits(dice: random.Random) -> AgentGuardrails:
+    """Limits that runs do reach, alone or together with those that they call."""
+    return LIMITS.model_copy(
+        update={
+            "max_iterations": dice.choice((3, 5, 8)),
+            "max_tokens": dice.choice((None, 150, 400)),
+            "max_cost_usd": dice.choice((None, 1.0)),
+            "max_continues": dice.choice((0, 1, 2)),
+            "on_limit": dice.choice(("ask_user", "ask_user", "handoff", "stop")),
+        }
+    )
+
+
 def draw_tree(seed: int, world: TreeWorld) -> DrawnTree:
     dice = random.Random(seed)
-    return DrawnTree(seed, draw_node(dice, "a", dice.choice((1, 1, 1, 2, 2, 3))), world)
+    limits = LIMITS if dice.random() < 0.7 else draw_limits(dice)
+    return DrawnTree(seed, draw_node(dice, "a", dice.choice((1, 1, 1, 2, 2, 3))), world, limits)
 
 
 # -- what a transcript is, by the rules ---------------------------------------------------------------------

@@ -389,6 +389,23 @@ def test_a_reply_grants_a_sub_agent_nothing_of_a_budget_that_its_caller_has_used
     assert cap_guardrails(own, caller, state, None, HumanReply("text", "go on")) is None
 
 
+def test_a_sub_agents_run_that_cannot_be_extended_ends_and_the_calling_run_goes_on() -> None:
+    async def scenario() -> None:
+        host, limits = Host(secret=SECRET, store=MemoryStore()), AgentGuardrails(max_tokens=10)
+        helper = Agent(ScriptedModel([calling(call("note", text="a"), tokens=10)] * 2), tools=[note], guardrails=limits)
+        script = [calling(call("h", task="x")), last]
+        agent = Agent(ScriptedModel(script), tools=[helper.as_tool("h", "Helps.")], guardrails=limits, host=host)
+        first = await agent.run("go", run_id="top")
+        assert isinstance(first.outcome, UserInputRequested)
+        assert (first.outcome.kind, first.outcome.asker) == ("limit", "h")
+        result = await agent.resume("top", "go on")
+        assert "nothing is left of the budget" in str(result.messages[-1].content) + str(result.output)
+        assert host.store is not None
+        assert [head.status for head in await host.store.heads() if head.run_id != "top"] == ["finished"]
+
+    asyncio.run(scenario())
+
+
 optional = st.one_of(st.none(), st.integers(1, 50))
 
 

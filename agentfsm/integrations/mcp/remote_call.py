@@ -336,12 +336,13 @@ class RemoteCalls:
         """
         return RemoteCall(self, caller, call_state, attempt)
 
-    async def dismiss(self, caller: CallingRun, run_id: str) -> None:
+    async def dismiss(self, caller: CallingRun, run_id: str, reason: str) -> None:
         """Do nothing: a waiting call is not a run.
 
         Args:
             caller: The calling run.
             run_id: Empty.
+            reason: Why it would end.
         """
 
     async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
