@@ -17,7 +17,7 @@
     |   +-- MissingModelError       a run with a model of its own is resumed, and the model is no longer available
     |   +-- ToolsetError            a toolset failed, or returned what a run cannot have
     |   +-- ModelMismatchError      a run did what the model of its proofs does not allow (Host(monitor="raise"))
-    |   +-- SessionBusyError        a session is being run; two runs of it cannot go on at once
+    |   +-- SessionBusyError        a session is being run; two runs of it cannot continue at once
     |   +-- SessionOpenError        a session's last run has not ended: it waits for a person, or was interrupted
     +-- ReadOnlyError               user code tried to change a run; it is unchanged, and ends as aborted
     +-- SuspensionRecordError       a suspension record cannot be resumed; the run is unchanged
@@ -191,7 +191,7 @@ class MissingModelError(RunError):
 
 
 class ToolsetError(RunError):
-    """A toolset failed, or returned what a run cannot have; a run that was to go on stays as it is."""
+    """A toolset failed, or returned what a run cannot have; a run that was about to continue stays as it is."""
 
 
 class ModelMismatchError(RunError):

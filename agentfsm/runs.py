@@ -517,8 +517,8 @@ class Runs:
     ) -> PurgeReport:
         """Delete whole runs that ended, with the runs that they called; a sealed tombstone of each remains.
 
-        Runs that are held (``agentfsm.journal.maintenance``), go on, wait for somebody or do not verify remain, and the
-        report says why. ``store.maintenance.compact()`` then returns the space.
+        Runs that are held (``agentfsm.journal.maintenance``), are running, wait for somebody or do not verify remain,
+        and the report says why. ``store.maintenance.compact()`` then returns the space.
 
         Args:
             what: The ids of the runs; or for how long runs are kept, to purge those that ended before.

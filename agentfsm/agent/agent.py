@@ -328,7 +328,7 @@ class Agent(Generic[AgentDeps, Output]):
                 other arguments). None for whatever it asks now.
             by: Who replies: what ``Host(authenticate=...)`` takes, such as a token, and it must vouch for someone;
                 without it an ``Actor`` or a name, which is recorded as claimed, not verified.
-            deps: The run's dependencies: a run that was started with some cannot go on without, unless the agent has
+            deps: The run's dependencies: a run that was started with some cannot continue without, unless the agent has
                 a ``deps_factory``.
             model: The run's model, if it was started with one of its own that was given as an object.
 

@@ -293,7 +293,7 @@ def check_migrations(migrations: Sequence[Migration], graph: Graph) -> tuple[Mig
 
 
 def check_permissions(hooks: dict[str, tuple[Hook, ...]], tools: Mapping[str, Tool]) -> dict[str, tuple[Hook, ...]]:
-    """The hooks, after checking that the permission rules among them can apply to the tools, also those of sub-agents.
+    """The hooks, after checking that the permission rules among them can apply to the tools, even to sub-agents'.
 
     Raises:
         ConfigurationError: A rule can never apply to a tool that it names.

@@ -83,7 +83,7 @@ def _pin_toolset(toolset: Toolset[Any]) -> dict[str, Any]:
 
 
 def _tools_held_by(toolset: Toolset[Any]) -> dict[str, Tool]:
-    """The tools that an object has in its attributes, also in lists and dicts there."""
+    """The tools that an object has in its attributes, including lists and dicts there."""
     held: dict[str, Tool] = {}
     for value in vars(toolset).values() if hasattr(toolset, "__dict__") else ():
         several = value.values() if isinstance(value, Mapping) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]

@@ -1,4 +1,4 @@
-"""Finds what the runs of a store wait for that this agent can do: go on after a crash, or act on an answer."""
+"""Finds what the runs of a store wait for that this agent can do: continue after a crash, or act on an answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["accepts_graph", "began_with", "next_run", "pinned_approvals", "unfin
 
 
 def accepts_graph(config: AgentConfig, graph: str) -> bool:
-    """Whether runs with a graph can go on with an agent.
+    """Whether runs with a graph can continue with an agent.
 
     Args:
         config: The agent's configuration.

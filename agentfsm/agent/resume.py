@@ -64,7 +64,7 @@ class ResumeRequest:
         to: The hash of the record that the human was shown, or at least its first 12 hex digits; None for whatever
             the run asks now.
         by: Who replied, as ``Host.identify`` takes it, or None.
-        deps: The dependencies with which the run is to go on, or None.
+        deps: The dependencies with which the run should continue, or None.
         model: The run's own model, given again, or None.
         signal: The signal in the store that has the reply and who gave it, in place of the fields above; or None.
 

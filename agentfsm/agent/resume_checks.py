@@ -1,4 +1,4 @@
-"""Checks that a suspended run can go on with an agent and with a person's reply; nothing is changed."""
+"""Checks that a suspended run can continue with an agent and with a person's reply; nothing is changed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _differences(pinned: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 async def check_reply(config: AgentConfig, state: RunState, reply: HumanReply, deps: Any = None) -> None:
-    """Check that a suspended run can go on with a person's reply; nothing is changed.
+    """Check that a suspended run can continue with a person's reply; nothing is changed.
 
     Args:
         config: The configuration of the agent that resumes it.
@@ -86,7 +86,7 @@ async def check_reply(config: AgentConfig, state: RunState, reply: HumanReply, d
         SuspensionToolError: A call would run, and its tool is missing or is not the one that the person was shown.
         HumanReplyError: An edit is not valid for the tool, or a permission policy denies it; or a limit cannot be
             extended by the amount that the reply names, or where the run waits.
-        SuspensionRecordError: It is for a sub-agent's run, which cannot go on.
+        SuspensionRecordError: It is for a sub-agent's run, which cannot continue.
     """
     request = state.pending_request
     if request is None:

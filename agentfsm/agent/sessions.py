@@ -52,7 +52,7 @@ class Session(Generic[AgentDeps, Output]):
         await session.run("My name is Ann.")
         result = await session.run("What is my name?")  # in another process, if you like
 
-    Its runs are those of the store with its ``session_id``, also those that were started with
+    Its runs are those of the store with its ``session_id``, including those that were started with
     ``agent.run(..., session_id=...)``, and the newest one is continued. Making a session reads nothing.
 
     Attributes:
@@ -82,7 +82,7 @@ class Session(Generic[AgentDeps, Output]):
         It is read from the store when it starts, and has its id from then on (``await run.load()`` only reads it).
 
         Args:
-            prompt: The user's message, as ``agent.run`` takes it. None to go on without one: an interrupted run is
+            prompt: The user's message, as ``agent.run`` takes it. None to continue without one: an interrupted run is
                 resumed, and after a run that has ended, the model is asked to continue.
             deps: Its dependencies, as ``agent.run`` takes them.
             actor: Who requests it, as ``agent.run`` takes it.
@@ -182,7 +182,7 @@ class Session(Generic[AgentDeps, Output]):
         )
 
     def dismiss(self, reason: str = "dismissed", *, by: Any = None) -> Run[AgentDeps, Output]:
-        """End the last run, which waits for a person or was interrupted, without a reply; the session can go on then.
+        """End the last run, which waits for a person or was interrupted, without a reply; the session is free then.
 
         The arguments and the other errors are those of ``agent.dismiss``.
 
@@ -343,7 +343,7 @@ class Session(Generic[AgentDeps, Output]):
         return tags if ours else (*tags, *sorted(theirs))
 
     async def _require_idle(self, last: RunInfo) -> None:
-        """Refuse to go on while the last run is being run, or waits for a worker.
+        """Refuse to continue while the last run is being run, or waits for a worker.
 
         Raises:
             SessionBusyError: It is.

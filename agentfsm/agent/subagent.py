@@ -110,7 +110,7 @@ class SubagentFactory:
         return SubRun(caller, self.under(caller), call_state, attempt)
 
     async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
-        """Check that a suspended run can go on with a person's reply; nothing is changed.
+        """Check that a suspended run can continue with a person's reply; nothing is changed.
 
         Args:
             caller: The calling run.

@@ -296,7 +296,7 @@ def _rows_that_begin(graph: Graph) -> Iterator[Transition]:
 
 
 def _closes_batch(graph: Graph, row: Transition, target: StateSpec) -> bool:
-    """Whether no call of the reply runs after a row: also if recovery asks, since an answer to it ends the batch."""
+    """Whether no call of the reply runs after a row, even if recovery asks, since an answer to it ends the batch."""
     if target.final or target.effect in CLOSES_BATCH:
         return True
     asks = graph.spec(row.source).effect is CHOOSE_RECOVERY and row.guard is ask_user and target.waits

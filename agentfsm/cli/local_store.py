@@ -215,7 +215,7 @@ def full_run_ids(store: Store, run_ids: Sequence[str]) -> list[str]:
 
 
 def write_for_a_moment(store: Store, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
-    """What an operation on a store returns, also while another process writes the store.
+    """What an operation on a store returns, even while another process writes the store.
 
     Args:
         store: The store.
@@ -389,7 +389,7 @@ def require_keyring(location: StoreLocation, *, create: bool = False) -> Keyring
 
 def _close_with_command(store: Store) -> Store:
     runner = command_runner()
-    click.get_current_context().call_on_close(lambda: runner.run(store.aclose()))  # also when the command fails
+    click.get_current_context().call_on_close(lambda: runner.run(store.aclose()))  # even when the command fails
     return store
 
 

@@ -117,7 +117,7 @@ def _replay_all(replays: Mapping[str, Callable[[], Replay]]) -> Iterable[tuple[s
 def _replay_one(replay_run: Callable[[], Replay]) -> Replay | str:
     try:
         return replay_run()
-    except (JournalError, StoreError) as error:  # also of a run that was deleted in the meantime
+    except (JournalError, StoreError) as error:  # even of a run that was deleted in the meantime
         return str(error)
 
 

@@ -155,13 +155,13 @@ def check(ctx: click.Context, as_json: bool, location: StoreLocation) -> None:
 
 
 @store.command(
-    short_help="Copy a SQLite store to a file, also while it is written.",
+    short_help="Copy a SQLite store to a file, even while it is written.",
     epilog="\b\nExamples:\n  agentfsm store backup /backups/runs-2026-11-23.db\n",
 )
 @click.argument("target", type=click.Path(path_type=Path))
 @store_option
 def backup(target: Path, location: StoreLocation) -> None:
-    """Copy a SQLite store to the file TARGET as it is now, also while a service writes it.
+    """Copy a SQLite store to the file TARGET as it is now, even while a service writes it.
 
     Keep the secret and the log of the checkpoints elsewhere: they are not in it. PostgreSQL has pg_dump for this.
     """

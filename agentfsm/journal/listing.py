@@ -147,7 +147,7 @@ async def _verify_listing(
     listed = await find_listing(store, report.run_id)
     if listed is None or listed == RunInfo(listed.run_id, listed.status, listed.owner):
         return report
-    if await store.head(report.run_id) != head:  # it went on since its records were read
+    if await store.head(report.run_id) != head:  # it continued since its records were read
         return report
     wrong = await off_loop(lambda rows: _differences(listed, rows), records)
     if listed.status != head.status and await _has_another_status(store, head):

@@ -56,7 +56,7 @@ class StoredRequest:
         limit: For a limit, how much of it is used up, and what a reply grants by default; else None.
         form: For a form, the JSON schema of the object to fill in; else empty.
         asked_at: When it was asked, in seconds since the epoch; votes and escalation do not change it.
-        is_redacted: Whether a part of it was redacted, so that the run cannot go on.
+        is_redacted: Whether a part of it was redacted, so that the run cannot continue.
     """
 
     run_id: str

@@ -32,7 +32,7 @@ class Migration:
     """Lets runs of an earlier graph continue on an agent's: ``Agent(..., graph=new, migrations=[Migration(old)])``.
 
     A run is admitted if a replay of its path so far on the new graph makes the same transitions. A migration from the
-    agent's own graph can admit that its runs go on with an agent that asks people less (``approvals``).
+    agent's own graph can admit that its runs continue with an agent that asks people less (``approvals``).
 
     Attributes:
         old: The earlier graph; or its fingerprint, or the first 12 or more hex digits of it, as errors and
@@ -42,7 +42,7 @@ class Migration:
             their guards have changed.
         vouched: Whether you vouch for the path of the runs: they then continue in their current state, without a
             replay.
-        approvals: Names of tools and hooks whose calls the runs may go on with although the agent requires less
+        approvals: Names of tools and hooks whose calls the runs may continue with although the agent requires less
             approval of them than the agent that the runs began with; those of a sub-agent as ``"researcher/pay"``.
 
     Raises:

@@ -144,7 +144,7 @@ async def purge_runs(
 ) -> PurgeReport:
     """Delete whole runs that ended, with the runs that they called, and keep a sealed tombstone of each.
 
-    Runs that are held, go on, wait for somebody, are owned, or do not verify remain.
+    Runs that are held, are running, wait for somebody, are owned, or do not verify remain.
 
     Args:
         store: The store.

@@ -132,7 +132,7 @@ class SignalQueue(Protocol):
     def listen(self) -> AsyncGenerator[str]:
         """The ids of runs that have signals: of those that have some now, and then of each that gets one, forever.
 
-        An id may come again, also if nothing of it is left to do. It comes at once if the signal was sent through a
+        An id may come again, even if nothing of it is left to do. It comes at once if the signal was sent through a
         store that can wake this one, and else after a few seconds.
 
         Raises:

@@ -134,7 +134,7 @@ class SnapshotMaker:
         if last.seq - self._seq < due_after or not self._is_quiet(entries[-1]):
             return None
         content = self._content(entries[-1], last, model)
-        self._seq = last.seq  # also if there is none, so that nobody tries again with each commit
+        self._seq = last.seq  # even if there is none, so that nobody tries again with each commit
         return (
             None if content is None else SealedSnapshot(content, self._keys.seal(KeyPurpose.snapshot, content.encode()))
         )

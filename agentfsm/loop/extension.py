@@ -130,7 +130,7 @@ def extends(row: Transition, target: StateSpec, request: PendingRequest) -> bool
         target: The state that it leads to.
         request: The request.
     """
-    if request.asker:  # the sub-agent's call goes on with it
+    if request.asker:  # the sub-agent's call continues with it
         return target.effect is RUN_CALLS
     return row.extends and not (target.waits or target.final)
 

@@ -99,7 +99,7 @@ CLOSES_BATCH = frozenset({CHECK_BUDGETS, CALL_MODEL})
 def may_leave_undecided(target: StateSpec) -> bool:
     """Whether a run may go to a state from the wait for an approval that nobody has decided about.
 
-    It may go on waiting, end, or drop the call. Its journal would not show what else it did with the call.
+    It may keep waiting, end, or drop the call. Its journal would not show what else it did with the call.
 
     Args:
         target: The state.

@@ -225,7 +225,7 @@ class Quorum:
         return self.requester is not None and not self.requester.verified
 
     def with_vote(self, actor: Actor | None) -> Quorum:
-        """The votes with one more, also of somebody unknown; a second one of the same actor changes nothing."""
+        """The votes with one more, even of somebody unknown; a second one of the same actor changes nothing."""
         actor = actor or _UNKNOWN
         counted = any(each.is_same_as(actor) for each in self.votes)
         return self if counted else replace(self, votes=(*self.votes, actor))

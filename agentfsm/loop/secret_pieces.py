@@ -39,7 +39,7 @@ class SecretIndex:
 
         Args:
             text: The text.
-            complete: Whether it does not go on.
+            complete: Whether it is complete.
         """
         spans: list[tuple[int, int]] = []
         done = 0
@@ -112,7 +112,7 @@ class PieceFilter:
         self._decide(complete=False)
 
     def finish(self) -> None:
-        """Decide about what is left: the text does not go on."""
+        """Decide about what is left: the text is complete."""
         if self._ends:
             self._decide(complete=True)
         self._text, self._done = "", 0

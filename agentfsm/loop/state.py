@@ -254,7 +254,7 @@ class RunState(_HiddenSlots):
         calling_state: The user-defined state that made these calls, while the run waits for a person.
         state_visits: How many times the effect of each user-defined state has ended.
         state_outcome: Which declared outcome the last of these effects came back with, or an empty string.
-        event_seq: The number of the event with which the run was last suspended; its events go on from there.
+        event_seq: The number of the event with which the run was last suspended; its events continue from there.
         details: What else it was given when it was started.
         withheld: Texts and numbers that became known to be secret by calls, and are not their arguments.
     """

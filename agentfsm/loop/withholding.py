@@ -4,7 +4,7 @@ Values are cleaned one by one where they stand: in texts, arguments and results,
 secret, and each common encoding of it, is replaced by a *placeholder*: ``[sealed KEY-ID TEXT]``, which holds the value
 encrypted under the host's sealing key (AES-SIV, so that equal values stay equal); or, without the package
 ``cryptography``, ``[secret DIGEST]``, which holds nothing. Opening the sealed values of a text gives back exactly what
-was cleaned, also where a text had something that looks like a placeholder.
+was cleaned, even where a text had something that looks like a placeholder.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ _REJECTED = (401, 403)
 
 
 class AwsCredentials(Protocol):
-    """Credentials as botocore has them: also those of a ``boto3.Session`` (``session.get_credentials()``)."""
+    """Credentials as botocore has them, including those of a ``boto3.Session`` (``session.get_credentials()``)."""
 
     def get_frozen_credentials(self) -> Any:
         """The credentials as they are now, refreshed where they expire: ``access_key``, ``secret_key``, ``token``."""

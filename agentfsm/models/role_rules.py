@@ -43,7 +43,7 @@ HOSTED_ROLES = RoleRules()
 """What hosted providers accept."""
 
 TEMPLATE_ROLES = RoleRules(one_call=True)
-"""What the chat templates of all models accept; also for servers that are not known."""
+"""What the chat templates of all models accept; also used for servers that are not known."""
 
 _BETWEEN = {"role": "assistant", "content": "OK."}
 """What stands between a tool's result and a user message, where the one may not follow the other."""

@@ -493,7 +493,7 @@ class LedgerReader:
         row = table.rows[data["transition"]]
         source = str(row.source)
         names = [r.name for r in table.rows.values() if r.source == source]
-        before = zip(names, data["tried"][:-1], strict=False)  # the last answer is the row's, also if a guard raised
+        before = zip(names, data["tried"][:-1], strict=False)  # the last answer is the row's, even if a guard raised
         tried = (*(TriedGuard(name, _ANSWERS[digit]) for name, digit in before), TriedGuard(row.name, "held"))
         ((kind, outcome),) = data["out"].items()
         failure = data.get("failure") or data.get("aborted")

@@ -93,7 +93,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """Reply to a request about a limit: go on with another amount than the default. Give one amount, of what ran out.
+    """Reply to a request about a limit: continue with another amount than the default. Give one, of what ran out.
 
     Attributes:
         tokens: So many tokens beyond those that the run might use.

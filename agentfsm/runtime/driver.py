@@ -143,7 +143,7 @@ class Driver:
                 task.get_loop().call_soon_threadsafe(self._cancel_effect, task)
 
     def cancel_call(self, call_id: str, reason: str) -> bool:
-        """Cut off one tool call, and go on with the run. May be called from any thread.
+        """Cut off one tool call, and continue the run. May be called from any thread.
 
         Args:
             call_id: The call.
@@ -177,7 +177,7 @@ class Driver:
         """Await effects, apply their outcomes and take transitions, in a task that does nothing else.
 
         Args:
-            until: Asked after each transition whether it was the last one for now; None to go on until the run has
+            until: Asked after each transition whether it was the last one for now; None to continue until the run has
                 ended or is suspended.
 
         Raises:
@@ -201,7 +201,7 @@ class Driver:
             end_watch()
 
     async def _give_up(self, error: JournalError | StoreError) -> None:
-        """Release a stored run that cannot go on here, so that whoever can go on with it may do so at once."""
+        """Release a stored run that cannot continue here, so that another process may continue it at once."""
         sink = self.context.recorder.sink
         if sink is not None and self.outcome is None:
             self._given_up = error
@@ -512,7 +512,7 @@ EVENTS_PER_EPOCH = 2**32
 
 
 def _first_seq(resume_point: ResumePoint | None, sink: JournalSink | None) -> int:
-    """The least number that the events of a run may go on from, so that none has the number of an earlier one.
+    """The least number that the events of a run may continue from, so that none has the number of an earlier one.
 
     A suspension says how many there were. Since a crash, which may be one of a process that had only just acquired the
     run, the epoch takes its place.

@@ -45,7 +45,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 LoadRun = Callable[[], Awaitable[tuple[AgentConfig, RunState, RunRequest]]]
-"""Reads a run that is to go on, and checks that it can; it changes nothing. The configuration is the run's."""
+"""Reads a run that should continue, and checks that it can; it changes nothing. The configuration is the run's."""
 
 
 class Run(Generic[Deps, Output]):
@@ -173,7 +173,7 @@ class Run(Generic[Deps, Output]):
             self._driver.cancel(reason)
 
     async def load(self, *, lazily: bool = False) -> Self:
-        """Read a run that is to go on from a store, and check that it can, without starting it; awaiting it does both.
+        """Read a stored run that should continue, and check that it can, without starting it; awaiting it does both.
 
         Args:
             lazily: Whether older messages of a long run may stay unread until they are needed, as when it is awaited.
@@ -204,7 +204,7 @@ class Run(Generic[Deps, Output]):
         return self
 
     def cancel_call(self, call_id: str, reason: str = "by the user") -> bool:
-        """Cancel one tool call that is running, and go on with the run. The call's result says so to the model.
+        """Cancel one tool call that is running, and continue the run. The call's result says so to the model.
 
         An async function is cancelled, and abandoned if it does not stop within the guardrails' ``cancel_grace_s``. A
         plain one continues in its thread, and what it returns is discarded. A sub-agent's run is cancelled, and what it
@@ -355,7 +355,7 @@ async def advance(
 
 
 async def hand_over(run: Run[Any, Any]) -> None:
-    """Give up a run between two effects, so that another process can go on with it at once.
+    """Give up a run between two effects, so that another process can continue it at once.
 
     Raises:
         agentfsm.errors.StoreError: Its journal cannot be written.

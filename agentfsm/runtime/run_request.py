@@ -1,4 +1,4 @@
-"""``RunRequest``: how a run is to start, go on or be dismissed, by whom, and whether its graph has a row for it."""
+"""``RunRequest``: how to start, continue or dismiss a run, by whom, and whether its graph has a row for it."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class StateContext(AboutRun, Generic[Deps]):
             return await self._calls.ask_model(model, sent, options)
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """The result of a call of one of the agent's tools, also if it failed or was denied.
+        """The result of a call of one of the agent's tools, even if it failed or was denied.
 
         It is validated, approved, timed out and journaled as a call of the model is. If it must wait for a person,
         the effect is left here, and run again after the reply.

@@ -47,7 +47,7 @@ class ToolContext(RunContext[Deps]):
             self.channel.progress(message, fraction)
 
     async def ask(self, question: str, *, context: str = "", choices: Iterable[str] = ()) -> str:
-        """Ask a person, and go on with the answer; for tools that are made with ``@tool(asks=True)``.
+        """Ask a person, and continue with the answer; for tools that are made with ``@tool(asks=True)``.
 
         The tool is left here and the run suspended. Once it is resumed with an answer, in whatever process, the tool
         is called again from its start, and gets the answers so far from ``ask``. So what it does before its last

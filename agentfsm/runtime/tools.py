@@ -108,7 +108,7 @@ class Delegate(Protocol):
         ...
 
     async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
-        """Check that what is suspended can go on with a person's reply; nothing is changed.
+        """Check that what is suspended can continue with a person's reply; nothing is changed.
 
         Args:
             caller: The calling run.

@@ -194,7 +194,7 @@ async def errors_become_results(graph: Graph) -> None:
 
 
 async def tools_have_a_time_limit(graph: Graph) -> None:
-    """A tool that is too slow is a failed one, also if it does not stop, and the run continues."""
+    """A tool that is too slow is a failed one, even if it does not stop, and the run continues."""
     release = asyncio.Event()
 
     async def sleep() -> str:

@@ -374,7 +374,7 @@ async def returns_a_call(open_model: OpenModel) -> None:
 
 
 async def returns_several_calls(open_model: OpenModel) -> None:
-    """Calls keep their order, also those of one tool, one without arguments, and with a text beside them."""
+    """Calls keep their order, including those of one tool, one without arguments, and with a text beside them."""
     async with open_model(_CALLS) as model:
         _require_equal(await _reply(model, _TOOL_REQUEST), _CALLS)
 

@@ -76,7 +76,7 @@ async def _existing_head(store: Store, run_id: str) -> Head:
 
 
 async def returns_what_was_appended(make: OpenStore) -> None:
-    """Records are returned in order and byte for byte, also after the store was reopened."""
+    """Records are returned in order and byte for byte, even after the store was reopened."""
     store = make()
     lease = await store.acquire("a", "me", new=True)
     records = sealed_records(3, hidden='[["00",{"x":"\\u0000ü"}],null]')
@@ -395,7 +395,7 @@ async def keeps_apart_what_is_appended_at_once(make: OpenStore) -> None:
 
 
 async def lists_a_run_as_it_was_described(make: OpenStore) -> None:
-    """What a run is listed by is returned as it was written last, also after the store was reopened."""
+    """What a run is listed by is returned as it was written last, even after the store was reopened."""
     store = make()
     _require(await store.find_runs(RunQuery()) == RunPage())
     lease = await store.acquire("run0", "me", new=True)
@@ -522,7 +522,7 @@ _TEXTS = (
 async def finds_runs_by_every_part_of_their_prompt(make: OpenStore) -> None:
     """A text of any length and script finds the runs whose prompt contains it; ASCII letters may be of either case.
 
-    That holds also with other conditions, and after prompts were redacted, runs purged, and the store compacted.
+    That holds with other conditions, too, and after prompts were redacted, runs purged, and the store compacted.
     """
     store = make()
     runs = [_listed(n, prompt=each, status="finished", tags=("odd",) * (n % 2)) for n, each in enumerate(_PROMPTS)]
@@ -579,7 +579,7 @@ def _signal(number: int, run_id: str = "a", body: str = "{}") -> SealedSignal:
 
 
 async def keeps_signals_until_they_are_removed(make: OpenStore) -> None:
-    """A signal is kept in the order in which it came, also after the store was reopened, until it is removed."""
+    """A signal is kept in the order in which it came, even after the store was reopened, until it is removed."""
     store = make()
     _require(await store.signals.pending() == [])
     for name in ("a", "b"):

@@ -66,7 +66,7 @@ def app(
 
     Args:
         store: The store. It is not closed with the app.
-        agents: The agents of its runs, if this process is to go on with runs that were answered. Without them, an
+        agents: The agents of its runs, if this process should continue runs that were answered. Without them, an
             answer waits in the store for a process that has the agent.
         authenticate: Says who sends a request (a ``starlette.requests.Request``): an ``Actor``, or None for somebody
             who may not see the runs. It may be async. With ``ByTenant`` people see the runs of their tenants only.

@@ -203,7 +203,7 @@ class Flight:
         )
 
     def _report(self, message: str, fraction: float | None) -> None:
-        if self.report is not None:  # that of the run as it goes on now
+        if self.report is not None:  # that of the run as it continues now
             self.report(message, fraction)
 
     async def _responses(self, pending: Round) -> dict[str, Any]:

@@ -339,7 +339,7 @@ def find_row_damage(path: Path) -> list[Damage]:
 
 
 def copy_file(path: Path, target: Path) -> None:
-    """Copy a store as it is at one moment, also while another process writes it; only the owner can read the copy.
+    """Copy a store as it is at one moment, even while another process writes it; only the owner can read the copy.
 
     Args:
         path: The SQLite file.

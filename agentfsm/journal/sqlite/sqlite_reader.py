@@ -19,7 +19,7 @@ Query = Callable[[sqlite3.Connection], QueryResult]
 
 
 class SqliteReader:
-    """Reads one file. It needs no lock, also while another process writes the file.
+    """Reads one file. It needs no lock, even while another process writes the file.
 
     Args:
         file: The SQLite file.
