@@ -139,7 +139,7 @@ if TYPE_CHECKING:
     from agentfsm.runtime.host import Clock, FileReplayGuard, Host, Memory, ReplayGuard
     from agentfsm.runtime.permissions import allow, ask, deny, permissions
     from agentfsm.runtime.result import RunResult
-    from agentfsm.runtime.run import Run
+    from agentfsm.runtime.run import Run, hand_over
     from agentfsm.runtime.run_context import RunContext
     from agentfsm.runtime.state_context import StateContext
     from agentfsm.runtime.tool_context import ToolContext
@@ -318,6 +318,7 @@ __all__ = [
     "detector",
     "event_schema",
     "exhausted",
+    "hand_over",
     "hook",
     "observer",
     "open_store",
@@ -390,7 +391,7 @@ if not TYPE_CHECKING:
             "agentfsm.runtime.argument_matcher": "ArgumentMatcher",
             "agentfsm.runtime.permissions": "allow ask deny permissions",
             "agentfsm.runtime.result": "RunResult",
-            "agentfsm.runtime.run": "Run",
+            "agentfsm.runtime.run": "Run hand_over",
             "agentfsm.runtime.run_context": "RunContext",
             "agentfsm.runtime.state_context": "StateContext",
             "agentfsm.runtime.tool_context": "ToolContext",

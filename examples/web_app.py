@@ -38,6 +38,7 @@ from agentfsm import (
     SuspensionRecordError,
     ToolCall,
     UnknownRunError,
+    hand_over,
     open_store,
     tool,
 )
@@ -107,7 +108,7 @@ class Desk:
         self.runs = Runs(self.store, secret=secret)
         self.agent = Agent(StandIn(), tools=[refund], host=Host(store=self.store, secret=secret))
         self.followers: set[asyncio.Queue[Event]] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.running: dict[asyncio.Task[None], Run] = {}
 
     async def start(self, run: Run) -> None:
         """Start or resume a run; returns at its first event, and the run goes on beside it.
@@ -117,8 +118,8 @@ class Desk:
         events = aiter(run)
         self.publish(await anext(events))
         task = asyncio.create_task(self._follow(events))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.running[task] = run
+        task.add_done_callback(self.running.pop)
 
     async def _follow(self, events: AsyncIterator[Event]) -> None:
         async for event in events:
@@ -137,11 +138,13 @@ class Desk:
             queue.put_nowait(event)
 
     async def close(self) -> None:
-        """Stop all runs where they are; the next start goes on with them."""
-        for task in list(self.tasks):
+        """Hand all runs over where they are; the next start goes on with them."""
+        tasks = list(self.running)
+        for run in list(self.running.values()):
+            await hand_over(run)  # a task that is cancelled while it follows a run would end the run as cancelled
+        for task in tasks:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.store.aclose()
 
 
@@ -202,8 +205,10 @@ def make_app(url: str, secret: bytes) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
         for run in await desk.agent.unfinished_runs():  # what the last process was in the middle of
             await desk.start(run)
-        desk.tasks.add(asyncio.create_task(desk.listen()))
+        listening = asyncio.create_task(desk.listen())
         yield
+        listening.cancel()
+        await asyncio.wait({listening})
         await desk.close()
 
     routes = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import json
 import os
 import signal
@@ -17,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from agentfsm import Agent, Host, Runs, open_store, tool
 from tests.helpers.browser import has_count, has_text, running_browser, site_page
 from tests.helpers.child_process import child_environment
 from tests.helpers.ports import own_port
@@ -153,3 +156,38 @@ def test_a_page_follows_the_events_of_all_runs(tmp_path: Path) -> None:
                 break
     assert seen[0]["type"] == "RunStarted"
     assert (seen[-1]["tool"], seen[-1]["arguments"]) == ("refund", {"order": "A"})
+
+
+def test_a_desk_that_closes_leaves_the_run_of_a_call_in_progress_to_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setenv("DESK_STORE", "sqlite:///unused.db")
+    monkeypatch.setenv("DESK_SECRET", SECRET)
+    desk_module: Any = importlib.import_module("web_app")
+
+    async def first() -> str:
+        begun = asyncio.Event()
+
+        @tool(idempotent=True)
+        async def refund(order: str) -> str:
+            """Refund an order."""
+            begun.set()
+            await asyncio.Event().wait()
+            return "never"
+
+        desk = desk_module.Desk(str(tmp_path / "desk.db"), SECRET.encode())
+        host = Host(store=desk.store, secret=SECRET.encode())
+        desk.agent = Agent(desk_module.StandIn(), tools=[refund], host=host)
+        run = desk.agent.run("Refund order A.")
+        await desk.start(run)
+        await begun.wait()
+        await desk.close()
+        return run.run_id
+
+    async def place(run_id: str) -> tuple[str, str | None]:
+        async with open_store(tmp_path / "desk.db") as store:
+            info = (await Runs(store).get(run_id)).info
+            return info.status, info.owner
+
+    assert asyncio.run(place(asyncio.run(first()))) == ("running", None)

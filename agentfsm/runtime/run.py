@@ -355,7 +355,13 @@ async def advance(
 
 
 async def hand_over(run: Run[Any, Any]) -> None:
-    """Give up a run between two effects, so that another process can continue it at once.
+    """Give up a stored run that has not ended, so that another process can continue it at once.
+
+    A call that had begun counts as interrupted, as by a crash. The task that awaits or iterates the run can be
+    cancelled afterwards: before, that ends the run as cancelled.
+
+    Args:
+        run: The run.
 
     Raises:
         agentfsm.errors.StoreError: Its journal cannot be written.
