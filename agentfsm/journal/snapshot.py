@@ -95,9 +95,9 @@ class SnapshotMaker:
         self._system: list[int] = []  # the indexes of system messages among those that were looked at
         self._looked_at = 0
         if resume_point is not None:
-            self._go_on_from(resume_point)
+            self._continue_from(resume_point)
 
-    def _go_on_from(self, resume_point: ResumePoint) -> None:
+    def _continue_from(self, resume_point: ResumePoint) -> None:
         self._secrets, self._visited = resume_point.secrets, set(resume_point.visited)
         self._attempts = dict(resume_point.attempts)
         base = resume_point.base

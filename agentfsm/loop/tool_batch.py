@@ -100,7 +100,6 @@ def _error_key(result: ToolResult) -> tuple[str, str, str, str]:
 
 
 def _has_error(call: CallState, key: tuple[str, str, str, str]) -> bool:
-    """Whether a call has failed with an error."""
     return call.result is not None and call.result.failure is not None and _error_key(call.result) == key
 
 

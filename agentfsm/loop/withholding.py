@@ -97,7 +97,6 @@ def environment_secrets(environment: Mapping[str, str]) -> list[str]:
 
 @lru_cache(maxsize=256)  # every run asks, and the environment hardly ever changes
 def _variable_secrets(name: str, value: str) -> tuple[str, ...]:
-    """The secrets in an environment variable."""
     found: dict[str, None] = {}
     for password in _URL_PASSWORD.findall(value):
         found |= dict.fromkeys(filter(_is_no_word, (password, _unquote(password))))

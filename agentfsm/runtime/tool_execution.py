@@ -213,7 +213,6 @@ async def _call_plain_function(function: Callable[..., Any], context: ToolContex
 
 
 def _exception_result(call: ToolCall, tool: Tool, error: BaseException) -> ToolResult:
-    """The result of a call that raised an exception."""
     if isinstance(error, ToolError):
         return _tool_error_result(call, tool, error)
     if isinstance(error, CutOffError):
