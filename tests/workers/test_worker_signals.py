@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -347,5 +349,40 @@ def test_nothing_of_an_activated_run_is_read_on_where_its_head_cannot_be_read(mo
         queue = worker.queues[-1]
         assert await worker._deliver(Activation("r", 1, queue)) == "store failed"
         assert ended.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_the_documented_activity_for_temporal_leaves_its_run_to_another_worker_when_temporal_stops_it() -> None:
+    pytest.importorskip("temporalio", reason="temporalio is not installed")
+    page = (Path(__file__).parents[2] / "docs" / "workers.md").read_text(encoding="utf-8")
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "temporalio" in block)
+    begun = asyncio.Event()
+
+    @tool(idempotent=True)
+    async def refund(order: int) -> str:
+        """Refund an order."""
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    clerk = Agent(ScriptedModel([call("refund", order=7)]), tools=[refund])
+    given: dict[str, Any] = {"clerk": clerk}
+    exec(example.replace("from desk import clerk", "").replace("asyncio.run(main())", ""), given)
+
+    async def scenario() -> None:
+        store = MemoryStore()
+        temporal, activities = given["ActivityEnvironment"](), given["Activities"](store)
+        run = activities.agent.run("Refund order 7.", run_id="r")
+        await advance(run)
+        await hand_over(run)
+        active = asyncio.create_task(temporal.run(activities.go_on, "r"))
+        await begun.wait()
+        temporal.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await active
+        head = await store.head("r")
+        assert head is not None
+        assert (head.status, head.owner) == ("running", None)
 
     asyncio.run(scenario())
