@@ -167,7 +167,8 @@ def backup(target: Path, location: StoreLocation) -> None:
     """
     if location.file is None:
         raise click.UsageError(
-            "a store on a server is backed up with the server's own tools: pg_dump --format=custom --schema=agentfsm"
+            "a store on a server is backed up with the server's own tools, together with the queues of its workers: "
+            "pg_dump --format=custom --schema='agentfsm*'"
         )
     open_existing_store(location)  # says if there is none
     copy_file(location.file, target)

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from agentfsm import Agent, Host, SqliteStore, open_store
+from agentfsm.cli.app import app
 from agentfsm.journal.store_url import locate_store
 from agentfsm.testing import ScriptedModel
 from agentfsm.workers import open_waker
@@ -146,3 +148,10 @@ def test_a_database_is_backed_up_and_restored_and_one_that_lacks_a_run_is_found(
     assert refused.returncode == 2
     assert "pg_dump" in refused.stderr
     assert locate_store(database).file is None
+
+
+def test_the_backup_that_is_advised_for_a_server_is_the_documented_one_with_the_queues() -> None:
+    refused = CliRunner().invoke(app, ["store", "backup", "x.db", "--store", "postgresql://ann@db/shop"])
+    advised = refused.output.partition(": pg_dump ")[2].strip()
+    assert refused.exit_code == 2
+    assert script("backup_postgres.sh")[0].startswith(f"pg_dump {advised} ")
