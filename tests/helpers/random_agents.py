@@ -347,12 +347,12 @@ async def run_in_world(agent: Agent, world: World, seed: int) -> list[Stretch]:
             stretches.append(Stretch(rows, world.tool_calls - before))
             if not isinstance(result.outcome, UserInputRequested) or len(stretches) > MAX_WAITS:
                 return stretches
-            record = result.outcome.suspension_record
+            asked = result.outcome
+            record = asked.suspension_record
             try:
                 if dice.random() < 0.1:
                     result = await agent.dismiss(record)
                 else:
-                    asked = result.outcome
                     try:
                         result = await agent.resume(record, _reply(dice, record), by=next(people))
                     except HumanReplyError:  # the tool does not take the edit, or it is too little: the run waits on
