@@ -291,7 +291,7 @@ async def go_on_with_another_version(drawn: DrawnTree, tape: Any, dice: random.R
     if step is not None and (step.waits or step.refused):
         return
     refuses = after.may_refuse(request, None if step is None else step.reply)
-    if refuses is None and kind == "another graph, not admitted":
+    if refuses is None and kind in ("another graph, not admitted", "another tool"):
         return  # it may go on, and be refused later
     result, error = await one_step(after, store, step, errors)
     counts[f"{'refused with' if error else 'gone on with'} {kind}"] += 1
