@@ -398,17 +398,22 @@ def asking(root: Node, request: PendingRequest) -> list[str]:
     return [root.name, *(name for name in request.asker.split("/") if name in names)]
 
 
+UNSHOWN = ("another model", "a new secret", "a lost secret", "other limits", "a rule more", "a rule less")
+"""Changes that leave an agent what it was for whoever approves a call of it."""
+
+
 def draw_change(dice: random.Random, root: Node, request: PendingRequest | None) -> Change:
     """A change, such as one of the tool that a run waits to call."""
-    node = dice.choice(list(root))
-    kind = dice.choice(list(CHANGES))
+    kind, node = dice.choice(list(CHANGES)), dice.choice(list(root))
     guarded = [name for name in node.tools if name in APPROVALS]
-    if kind == "another tool" and request is not None and request.kind == "approval" and request.tool in APPROVALS:
-        return Change(kind, asking(root, request)[-1], request.tool)
     lacks = {"a rule less": not guarded, "another tool": not guarded, "other names of states": not node.checks}
-    if lacks.get(kind):
-        kind = "another graph"
-    return Change(kind, node.name, dice.choice(guarded) if guarded else "")
+    change = Change("another graph" if lacks.get(kind) else kind, node.name, dice.choice(guarded) if guarded else "")
+    if kind == "another tool" and request is not None and request.kind == "approval" and request.tool in APPROVALS:
+        change = Change(kind, asking(root, request)[-1], request.tool)
+    gated = [each for each in root if each.gated and change.at in {below.name for below in each}]
+    if gated and change.kind not in UNSHOWN:  # people may have been shown the agent as it was
+        return replace(change, kind="another model")
+    return change
 
 
 @dataclass
