@@ -180,6 +180,7 @@ def _do_at_once_on_servers() -> None:
     from agentfsm.journal.postgres.postgres_store import _Queue  # pyright: ignore[reportPrivateUsage]
 
     postgres_store.SHORT_ROWS_BYTES = postgres_store.FETCHED_ROWS = 1 << 30  # more of them let others go on
+    postgres_store.TURNS_BETWEEN_COMMITS = 0
 
     async def read(self: PostgresSession, query: Any, _empty: Any) -> Any:
         return await self.write(lambda db, _again: query(db))  # not in a pool, which has tasks
