@@ -15,7 +15,11 @@ from tests.helpers.postgres import empty_database
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
+from agentfsm.journal.postgres import (  # noqa: E402  # needs psycopg
+    PostgresStore,
+    postgres_session,
+    postgres_signals,
+)
 from agentfsm.journal.postgres.postgres_session import PostgresSettings  # noqa: E402
 from agentfsm.journal.postgres.postgres_signals import SignalListener  # noqa: E402
 
@@ -175,8 +179,8 @@ def test_nothing_is_left_of_what_listened(url: str) -> None:
 
 def test_a_listener_that_swallows_a_cancellation_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """As psycopg does before Python 3.12, if the server's answer comes in the same moment."""
-    monkeypatch.setattr("agentfsm.journal.postgres.postgres_signals.POLL_S", 0)
-    monkeypatch.setattr("agentfsm.journal.postgres.postgres_session.CANCEL_AGAIN_S", 0.01)
+    monkeypatch.setattr(postgres_signals, "POLL_S", 0)
+    monkeypatch.setattr(postgres_session, "CANCEL_AGAIN_S", 0.01)
     swallowed = 0
 
     async def read_pending() -> list[str]:
