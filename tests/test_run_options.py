@@ -15,11 +15,13 @@ from agentfsm import (
     Handoff,
     Host,
     MissingModelError,
+    PartialRunSummary,
     RunError,
     RunOptions,
     SqliteStore,
     SuspensionGuardrailsError,
     UserInputRequested,
+    hand_over,
     tool,
 )
 from agentfsm.journal.fork import fork
@@ -61,6 +63,11 @@ def test_what_is_no_such_thing_is_refused(given: dict[str, Any], words: str):
 def pay(usd: int) -> str:
     """Pay."""
     return "paid"
+
+
+def look() -> str:
+    """Look."""
+    return "nothing yet"
 
 
 def payer(host: Host, *script: Any) -> Agent[None, str]:
@@ -226,6 +233,24 @@ def test_an_agent_with_other_limits_still_cannot_go_on_with_a_run_that_has_none_
     other = Agent(ScriptedModel(), tools=[pay], guardrails=AgentGuardrails(max_iterations=7))
     with pytest.raises(SuspensionGuardrailsError):
         other.resume_sync(request.suspension_record, Allow())
+
+
+def test_an_interrupted_run_keeps_the_limits_that_it_began_with_under_an_agent_with_others(tmp_path: Any):
+    def agent(store: SqliteStore, iterations: int, *script: Any) -> Agent:
+        limits = AgentGuardrails(max_iterations=iterations, on_limit="stop")
+        return Agent(ScriptedModel(script), tools=[look], guardrails=limits, host=Host(store=store))
+
+    async def main() -> None:
+        async with SqliteStore(tmp_path / "runs.db") as store:
+            run = agent(store, 2, call("look")).run("go", run_id="own")
+            await run.step()
+            await hand_over(run)
+            (resumed,) = await agent(store, 9, call("look"), call("look")).unfinished_runs()
+            result = await resumed
+            assert isinstance(result.outcome, PartialRunSummary)
+            assert result.run_state.model_calls == result.run_state.guardrails.max_iterations == 2
+
+    asyncio.run(main())
 
 
 def test_a_secret_in_the_settings_is_withheld_and_there_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
