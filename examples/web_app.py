@@ -109,6 +109,7 @@ class Desk:
         self.agent = Agent(StandIn(), tools=[refund], host=Host(store=self.store, secret=secret))
         self.followers: set[asyncio.Queue[Event]] = set()
         self.running: dict[asyncio.Task[None], Run] = {}
+        self.listening: asyncio.Task[None]
 
     async def start(self, run: Run) -> None:
         """Start or resume a run; returns at its first event, and the run goes on beside it.
@@ -126,7 +127,7 @@ class Desk:
             self.publish(event)
 
     async def listen(self) -> None:
-        """Go on with runs that are answered or cancelled elsewhere, as with ``agentfsm answer``."""
+        """Continue runs that are answered or cancelled elsewhere, as with ``agentfsm answer``."""
         async for run_id in self.store.signals.listen():
             with suppress(StaleLease):  # it was answered on the page at the same moment
                 if run := await self.agent.next_run(run_id):
@@ -137,8 +138,16 @@ class Desk:
         for queue in self.followers:
             queue.put_nowait(event)
 
+    async def open(self) -> None:
+        """Continue what the last process was in the middle of, and listen for answers from elsewhere."""
+        for run in await self.agent.unfinished_runs():
+            await self.start(run)
+        self.listening = asyncio.create_task(self.listen())
+
     async def close(self) -> None:
-        """Hand all runs over where they are; the next start goes on with them."""
+        """Hand all runs over where they are; the next start continues them."""
+        self.listening.cancel()
+        await asyncio.wait({self.listening})
         tasks = list(self.running)
         for run in list(self.running.values()):
             await hand_over(run)  # a task that is cancelled while it follows a run would end the run as cancelled
@@ -203,12 +212,8 @@ def make_app(url: str, secret: bytes) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
-        for run in await desk.agent.unfinished_runs():  # what the last process was in the middle of
-            await desk.start(run)
-        listening = asyncio.create_task(desk.listen())
+        await desk.open()
         yield
-        listening.cancel()
-        await asyncio.wait({listening})
         await desk.close()
 
     routes = [

@@ -179,6 +179,7 @@ def test_a_desk_that_closes_leaves_the_run_of_a_call_in_progress_to_the_next_sta
         desk = desk_module.Desk(str(tmp_path / "desk.db"), SECRET.encode())
         host = Host(store=desk.store, secret=SECRET.encode())
         desk.agent = Agent(desk_module.StandIn(), tools=[refund], host=host)
+        await desk.open()
         run = desk.agent.run("Refund order A.")
         await desk.start(run)
         await begun.wait()

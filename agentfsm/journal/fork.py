@@ -105,8 +105,8 @@ def _check_no_subagent_waits(run: RunState, at_seq: int) -> None:
     """
     if below := next((each.held.run_id for each in run.batch if each.held is not None and each.held.run_id), ""):
         raise JournalError(
-            f"by record {at_seq}, run {below!r} of a sub-agent waits for a person or goes on with an answer, and one "
-            "run cannot be that of two callers: fork at a record before the call, or after its result"
+            f"at record {at_seq}, run {below!r} of a sub-agent was waiting for a person or continuing with an answer, "
+            "and a run cannot have two callers: fork at a record before the call, or after its result"
         )
 
 

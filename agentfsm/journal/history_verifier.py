@@ -377,7 +377,7 @@ class HistoryVerifier:
             self._quorum = quorum
         if self._asks_again and quorum is not None and self._quorum is not None:
             if not self._quorum.asked_at <= quorum.asked_at <= body["ts"] / 1000 + 0.001:
-                raise InvalidRecordError("it asks again at a time that is before the first request, or not yet")
+                raise InvalidRecordError("it asks again at a time before the first request, or after its own record")
             self._quorum = replace(self._quorum, asked_at=quorum.asked_at)
         self._asks_again = False
         if quorum != self._quorum:

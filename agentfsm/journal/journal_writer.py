@@ -489,13 +489,17 @@ class StoreJournal:
     async def release(self) -> None:
         """Wait until everything that was pushed is durable, and release the lease of a run that has not ended.
 
+        From then on ``error`` says so, so that the run does nothing more in this process.
+
         Raises:
             agentfsm.errors.StoreError: The store cannot write.
             agentfsm.errors.JournalError: An entry cannot be written as JSON.
         """
-        await self.flush()
+        if self._lease is not None:
+            await self.flush()
         if self._lease is not None:
             lease, self._lease = self._lease, None
+            self._error = StaleLease(lease.run_id, None, "was handed over: another process may continue it")
             await self._store.release(lease)
 
 

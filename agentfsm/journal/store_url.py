@@ -110,8 +110,8 @@ def store_url(store: Store) -> str | Path | None:
 
     None if other processes cannot reach it, or if it is not one of ours.
     """
-    url: SecretStr | None = getattr(store, "url", None)
-    return getattr(store, "path", None) if url is None else url.get_secret_value()
+    url = getattr(store, "url", None)
+    return url.get_secret_value() if isinstance(url, SecretStr) else getattr(store, "path", None)
 
 
 def _server_name(parts: SplitResult) -> str:

@@ -12,7 +12,7 @@ cancellation can only arrive inside an effect.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from inspect import isawaitable
@@ -74,6 +74,7 @@ from agentfsm.runtime.run_request import (
 )
 from agentfsm.runtime.timeout import CancelRequests, being_cancelled
 from agentfsm.runtime.tool_dispatch import dismiss_subruns, open_subruns
+from agentfsm.runtime.tools import Tool
 from agentfsm.runtime.watchdog import WATCHDOG
 
 __all__ = ["Driver", "after_one", "current_task"]
@@ -263,9 +264,7 @@ class Driver:
             if run.state in stop_states and not (
                 type(outcome) is Escalated and self._request.reply is not None  # which is applied next
             ):
-                if subruns and states[run.state].final:  # before the run's own end is durable: nobody ends them later
-                    await dismiss_subruns(context, subruns)
-                await self._finish()
+                await self._finish(subruns)
             elif until is not None and not (self._interruption or requests.from_outside) and until():
                 return  # a cancelled task's run ends first
         if self._interruption is not None:
@@ -390,10 +389,14 @@ class Driver:
             JournalError: The journal cannot be read.
             LongWait: The run is not to continue now.
             ModelMismatchError: The run has exceeded a bound, and the host asked for an error.
+            asyncio.CancelledError: The task was cancelled, and the run has been handed over, or its store has failed.
             BaseException: The program ends.
         """
         if isinstance(error, asyncio.CancelledError):
             if self.cancel_requests.from_outside or (not self._effect_cancelled and being_cancelled()):
+                sink = self.context.recorder.sink
+                if sink is not None and sink.error is not None:  # how the run ends cannot be recorded
+                    raise error
                 self._interruption = error
                 self.cancel_reason = self.cancel_reason or "the task was cancelled"
             if self._interruption is not None or self._effect_cancelled:
@@ -476,12 +479,19 @@ class Driver:
 
     # -- the end --------------------------------------------------------------------------------------
 
-    async def _finish(self) -> None:
+    async def _finish(self, subruns: Iterable[tuple[Tool, str]] = ()) -> None:
+        """Record that the run has ended or waits, and emit its last event.
+
+        Args:
+            subruns: The runs of sub-agents that end with it.
+        """
         run = self._run
         final = self._states[run.state].final
         sink = self.context.recorder.sink
         unread = sink is not None and sink.has_unread
         cut_off = await shielded(read_earlier_messages(self.context)) if unread else None
+        if subruns and final:  # before the run's own end is durable: nobody ends them later
+            cut_off = await shielded(dismiss_subruns(self.context, subruns)) or cut_off
         try:
             if cut_off is not None:
                 raise cut_off

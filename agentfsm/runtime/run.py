@@ -357,8 +357,9 @@ async def advance(
 async def hand_over(run: Run[Any, Any]) -> None:
     """Give up a stored run that has not ended, so that another process can continue it at once.
 
-    A call that had begun counts as interrupted, as by a crash. The task that awaits or iterates the run can be
-    cancelled afterwards: before, that ends the run as cancelled.
+    From then on the run does nothing more in this process: whoever awaits or iterates it gets a ``StaleLease``. A call
+    that had begun counts as interrupted, as by a crash. Cancel the task that awaits or iterates the run only
+    afterwards: before, that ends the run as cancelled. A run that has ended, or has no store, stays as it is.
 
     Args:
         run: The run.

@@ -104,7 +104,7 @@ class Worker:
         self._spend_limits = SpendLimits(self._settings.spend_limits, store)
         self._stopping = asyncio.Event()
         self._serving = False
-        self._runs: dict[str, Run[Any, Any]] = {}
+        self._runs: set[Run[Any, Any]] = set()  # which this worker advances; two may be of one run, until one gets it
         self.counts = WorkerCounts(metrics)
         own = self._settings
         self._notices = (
@@ -161,7 +161,7 @@ class Worker:
                 each.cancel()
             await asyncio.wait(watches)
             await self._waker.stop(self._settings.grace_s if self.counts.active else 0.0)
-            for run in list(self._runs.values()):  # or the end of the event loop would end them as cancelled
+            for run in list(self._runs):  # or the end of the event loop would end them as cancelled
                 with contextlib.suppress(AgentfsmError):
                     await hand_over(run)
         return self.counts.active == 0
@@ -306,13 +306,13 @@ class Worker:
         word = "nothing to do"
         while run is not None:
             if not self._stopping.is_set():
-                self._runs[run_id] = run
+                self._runs.add(run)
                 try:
                     await advance(run, until=self._stopping.is_set, longest_wait_s=LONGEST_WAIT_S)
                 except LongWait as wait:
                     return await self._go_on_later(served, run, wait.until)
                 finally:
-                    del self._runs[run_id]
+                    self._runs.remove(run)
             if not run.finished:
                 await hand_over(run)
                 return "handed over"

@@ -8,13 +8,10 @@ by what docs/tools.md and docs/approvals.md say alone.
 
 from __future__ import annotations
 
-import copy
-import json
 import random
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from agentfsm import (
@@ -36,7 +33,6 @@ from agentfsm import (
     ItRan,
     JournalError,
     JournalGraphError,
-    MemoryStore,
     Message,
     Migration,
     ProviderError,
@@ -57,9 +53,6 @@ from agentfsm import (
     tool,
     with_votes,
 )
-from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.run_info import RunInfo
-from agentfsm.journal.store import Lease, SealedSnapshot, Status
 from agentfsm.loop.guards import (
     aborted,
     approval_decided,
@@ -74,7 +67,6 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.loop.messages import FinishReason
 from agentfsm.loop.quorum import Quorum
 from agentfsm.runtime.approval import HumanInput
-from tests.helpers.journal_scenarios import with_own_macs
 from tests.helpers.random_states import APPROVALS, SECRET, VALIDITY_S, StateWorld, done, tools_of
 
 KEYRING = Keyring(SECRET)
@@ -616,51 +608,3 @@ def _result(world: TreeWorld, name: str, text: str) -> str:
             return "Denied by the user: no"
         case _:
             raise DismissedError
-
-
-# -- stores that can be cut off ------------------------------------------------------------------------------
-
-
-class Commit(NamedTuple):
-    """One commit of a run, and the world at that time."""
-
-    run_id: str
-    records: tuple[SealedRecord, ...]
-    status: Status
-    info: RunInfo | None
-    world: TreeWorld
-
-
-class TapedStore(MemoryStore):
-    """A store that remembers its commits in their order."""
-
-    def __init__(self, world: TreeWorld | None = None) -> None:
-        super().__init__()
-        self.world, self.tape = world or TreeWorld(0), list[Commit]()
-
-    def _append(
-        self,
-        lease: Lease,
-        records: Sequence[SealedRecord],
-        status: Status,
-        info: RunInfo | None,
-        snapshot: SealedSnapshot | None,
-    ) -> None:
-        super()._append(lease, records, status, info, snapshot)
-        self.tape.append(Commit(lease.run_id, tuple(records), status, info, copy.deepcopy(self.world)))
-
-
-async def restore(tape: Sequence[Commit], store: Any, keyring: Keyring = KEYRING) -> None:
-    """Write what a store had after some commits, as processes that have died since left it."""
-    for run_id in dict.fromkeys(each.run_id for each in tape):
-        commits = [each for each in tape if each.run_id == run_id and each.records]
-        by_epoch = groupby(commits, lambda each: json.loads(each.records[0].body)["epoch"])
-        lease = await store.acquire(run_id, "a process that died", new=True, keyring=keyring)
-        for epoch, made in [(epoch, list(made)) for epoch, made in by_epoch]:
-            while lease.epoch < epoch:
-                await store.release(lease)
-                lease = await store.acquire(run_id, "another that died", keyring=keyring)
-            for each in made:
-                await store.append(lease, with_own_macs(each.records, keyring), each.status, each.info)
-        if commits[-1].status == "running":
-            await store.release(lease)

@@ -4,7 +4,18 @@ import asyncio
 
 import pytest
 
-from agentfsm import Agent, Host, MemoryStore, RunCancelled, StaleLease, StoreError, StoreFullError, tool
+from agentfsm import (
+    Agent,
+    Host,
+    MemoryStore,
+    RunCancelled,
+    SqliteStore,
+    StaleLease,
+    StoreError,
+    StoreFullError,
+    hand_over,
+    tool,
+)
 from agentfsm.journal.fork import fork
 from agentfsm.journal.redact import redact
 from agentfsm.journal.rehydrate import rehydrate
@@ -145,6 +156,83 @@ def test_a_run_that_another_owner_acquired_writes_nothing_more():
         return len(await store.records("r"))
 
     assert asyncio.run(live()) == 6  # up to the intent of the call
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_run_that_was_handed_over_during_a_call_makes_no_other_call_and_another_process_continues_it(
+    parallel, tmp_path
+):
+    def agent(store, calls, done):
+        @tool(idempotent=True, parallel=parallel)
+        async def look() -> str:
+            """Look."""
+            done.append("look")
+            await held.wait()
+            return "seen"
+
+        @tool
+        async def pay() -> str:
+            """Pay."""
+            done.append("pay")
+            return "paid"
+
+        return Agent(ScriptedModel(calls), tools=[look, pay], host=Host(store=store, secret=b"of the tests"))
+
+    async def live():
+        async with SqliteStore(tmp_path / "runs.db") as store:
+            here, there = [], []
+            run = agent(store, [call("look"), call("pay"), "done"], here).run("go", run_id="r")
+            awaiting = asyncio.create_task(await_run(run))
+            while not here:
+                await asyncio.sleep(0)
+            await hand_over(run)
+            await hand_over(run)  # once more changes nothing
+            held.set()
+            with pytest.raises(StaleLease, match="run 'r' was handed over"):
+                await awaiting
+            with pytest.raises(StaleLease, match="run 'r' was handed over"):
+                await run
+            assert (here, run.finished) == (["look"], False)
+            (again,) = await agent(store, [call("pay"), "done"], there).unfinished_runs()
+            assert (await again).output == "done"
+            assert there == ["look", "pay"]
+            assert verify("r", await store.records("r"), await store.head("r")).code == GOOD
+
+    held = asyncio.Event()
+    asyncio.run(live())
+
+
+def test_a_task_that_is_cancelled_after_its_run_was_handed_over_ends_as_cancelled_and_the_run_does_not():
+    async def live():
+        @tool(idempotent=True)
+        async def look() -> str:
+            """Look."""
+            begun.set()
+            await asyncio.Event().wait()
+
+        begun, store = asyncio.Event(), MemoryStore()
+        run = Agent(ScriptedModel([call("look")]), tools=[look], host=Host(store=store)).run("go", run_id="r")
+        awaiting = asyncio.create_task(await_run(run))
+        await begun.wait()
+        await hand_over(run)
+        awaiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await awaiting
+        head = await store.head("r")
+        assert (run.finished, head.status, head.owner) == (False, "running", None)
+
+    asyncio.run(live())
+
+
+def test_a_run_that_has_ended_is_not_changed_by_handing_it_over():
+    async def live():
+        store = MemoryStore()
+        run = Agent(ScriptedModel(["done"]), host=Host(store=store)).run("go", run_id="r")
+        assert (await run).output == "done"
+        await hand_over(run)
+        assert (await run).output == "done"
+
+    asyncio.run(live())
 
 
 def test_a_second_run_with_the_same_id_is_refused():

@@ -190,7 +190,7 @@ def test_a_fork_shares_no_run_of_a_sub_agent_with_its_parent():
     async def live() -> None:
         await agent(call("helper", task="Spend 5."), below=[call("spend", amount=5)]).run("Spend 5.", run_id="parent")
         asked = len(await store.records("parent"))
-        with pytest.raises(JournalError, match=r"run 'parent-1\.0' of a sub-agent waits"):
+        with pytest.raises(JournalError, match=r"run 'parent-1\.0' of a sub-agent was waiting"):
             await fork(store, "parent", asked, "child", KEYRING)
         assert await store.head("child") is None
         await agent("Done.", below=["Spent."]).resume("parent", Allow())

@@ -38,17 +38,15 @@ from tests.helpers.random_trees import (
     LIMITS,
     MOST_TOKENS,
     REQUESTER,
-    Commit,
     DismissedError,
     DrawnTree,
     Step,
-    TapedStore,
     TreeWorld,
     draw_change,
     draw_tree,
-    restore,
     told,
 )
+from tests.helpers.taped_store import Commit, TapedStore, restore
 
 ROOT = "r"
 ONCE = ("send", "pay", "wire")
@@ -266,7 +264,7 @@ async def go_on_after_a_crash(drawn: DrawnTree, tape: Any, dice: random.Random, 
     world = tape[at - dice.choice((0, 1))].world  # before or after what was done until the next commit
     again = draw_tree(drawn.seed, copy.deepcopy(world))
     rest = TapedStore(again.world)
-    await restore(tape[:at], rest)
+    await restore(tape[:at], rest, KEYRING)
     counts["cut off"] += 1
     result = await follow(again, rest, counts)
     assert_as_told(again, result, counts)
@@ -280,7 +278,7 @@ async def go_on_with_another_version(drawn: DrawnTree, tape: Any, dice: random.R
     at = dice.randrange(1, len(tape) + 1)
     before = draw_tree(drawn.seed, copy.deepcopy(tape[at - 1].world))
     store = TapedStore(before.world)
-    await restore(tape[:at], store)
+    await restore(tape[:at], store, KEYRING)
     past = rehydrate(await store.records(ROOT)) if await store.head(ROOT) is not None else None
     if past is None or past.finished:
         return
@@ -329,7 +327,7 @@ def explored(seeds: range, worlds: int, cuts: int) -> Counts:
 
 async def seen_in(store: Any, tape: Sequence[Commit], drawn: DrawnTree) -> dict[str, Any]:
     """What a store shows of runs that were cut off and gone on with: all but hashes, ids of records and owners."""
-    await restore(tape, store)
+    await restore(tape, store, KEYRING)
     result = await follow(drawn, store, Counts())
     assert_as_told(drawn, result, Counts())
     runs: dict[str, Any] = {}

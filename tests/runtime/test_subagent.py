@@ -38,6 +38,7 @@ from agentfsm import (
     RunError,
     RunResult,
     RunState,
+    RunWarning,
     StateContext,
     StateSpec,
     ToolDefinitionError,
@@ -71,9 +72,9 @@ from agentfsm.loop.transition_table import LOOP
 from agentfsm.runtime.delegation import BudgetShare, CallingRun
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_transcript
-from tests.helpers.random_trees import TapedStore, restore
 from tests.helpers.scenarios import await_run, resumed
 from tests.helpers.stepped_clock import SteppedClock
+from tests.helpers.taped_store import TapedStore, restore
 
 SECRET = b"shared by all processes of these tests"
 
@@ -1103,6 +1104,61 @@ def test_sub_agents_runs_end_with_the_calling_run_so_that_all_can_be_purged(lost
         assert verify(head.run_id, asyncio.run(store.records(head.run_id)), head).code == GOOD
     purged = asyncio.run(purge_runs(store, ["top"], Keyring(SECRET))).purged
     assert set(purged) == {head.run_id for head in heads}
+
+
+def test_a_sub_agents_run_that_cannot_be_loaded_is_left_with_a_warning_when_its_caller_ends() -> None:
+    async def scenario() -> None:
+        def make(**more: Any) -> Agent:
+            helper = Agent(ScriptedModel([call("pay", amount=5)]), tools=[pay], **more)
+            tools = [helper.as_tool("h", "Helps.")]
+            return Agent(ScriptedModel([call("h", task="x")]), tools=tools, host=Host(secret=SECRET, store=store))
+
+        store = MemoryStore()
+        await make().run("go", run_id="top")
+        other = make(graph=LOOP.without("pre_step.cost_limit"))
+        events = [event async for event in other.dismiss("top", "enough")]
+        (warning,) = [event.text for event in events if isinstance(event, RunWarning)]
+        assert warning.startswith("run 'top-1.0' of the sub-agent 'h' was not ended: ")
+        assert isinstance(events[-1], RunCancelled)
+        assert {head.run_id: head.status for head in await store.heads()} == {"top": "finished", "top-1.0": "suspended"}
+
+    asyncio.run(scenario())
+
+
+def test_a_run_whose_task_is_cancelled_while_its_sub_agents_runs_end_is_recorded_to_its_end() -> None:
+    class SlowStore(MemoryStore):
+        async def acquire(self, run_id: str, *arguments: Any, **options: Any) -> Any:
+            lease = await super().acquire(run_id, *arguments, **options)
+            if run_id != "top" and self.is_slow:
+                reached.set()
+                await held.wait()
+            return lease
+
+        is_slow = False
+
+    def make(store: Any) -> Agent:
+        helper = Agent(ScriptedModel([call("pay", amount=5)]), tools=[pay])
+        tools = [helper.as_tool("h", "Helps.")]
+        return Agent(ScriptedModel([call("h", task="x")]), tools=tools, host=Host(secret=SECRET, store=store))
+
+    async def scenario() -> None:
+        store = SlowStore()
+        await make(store).run("go", run_id="top")
+        store.is_slow = True
+        ending = asyncio.create_task(await_run(make(store).dismiss("top", "enough")))
+        await reached.wait()
+        ending.cancel()
+        await asyncio.sleep(0)
+        held.set()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        heads = await store.heads()
+        assert [(head.status, head.owner) for head in heads] == [("finished", None)] * 2
+        for head in heads:
+            assert verify(head.run_id, await store.records(head.run_id), head).code == GOOD
+
+    reached, held = asyncio.Event(), asyncio.Event()
+    asyncio.run(scenario())
 
 
 def test_a_run_waits_on_while_its_sub_agent_is_missing_or_has_another_graph(host: Host) -> None:

@@ -151,6 +151,34 @@ def test_a_run_that_was_cancelled_while_nobody_ran_it_does_nothing_more(monkeypa
     asyncio.run(scenario())
 
 
+def test_two_activations_of_one_run_at_once_set_nothing_aside() -> None:
+    class NotingWaker(HandWaker):
+        async def set_aside(self, activation: Activation, reason: str, until: float | None = None) -> None:
+            aside.append(reason)
+
+    async def scenario() -> None:
+        scene, waker = Scene(), NotingWaker()
+        run = scene.agent(call("send")).run("Send it.")
+        while run.run_state.state != "dispatch_tool":
+            await advance(run)
+        await hand_over(run)
+        worker = Worker({"clerk": scene.agent("Done.")}, scene.store, cast("Waker", waker), secret=SECRET)
+        serving = asyncio.create_task(worker.run())
+        await waker.served.wait()
+        head = await scene.store.head(run.run_id)
+        assert head is not None
+        twice = [waker.deliver(Activation(run.run_id, head.epoch, waker.queue)) for _ in range(2)]
+        words = await asyncio.gather(*twice)
+        worker.stop()
+        await serving
+        assert sorted(words) == ["finished", "outdated"]
+        assert scene.acted == ["send"]
+
+    aside: list[str] = []
+    asyncio.run(scenario())
+    assert aside == []
+
+
 def test_a_run_whose_answer_was_refused_is_not_woken_again_and_again_but_by_the_next_answer() -> None:
     class NotingWaker(HandWaker):
         def __init__(self) -> None:

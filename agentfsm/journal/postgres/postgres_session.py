@@ -92,8 +92,8 @@ def read_conninfo(url: str) -> dict[str, str]:
 def parameters_url(parameters: Mapping[str, str]) -> str:
     """The URL with some parameters of libpq.
 
-    User, password and database stand in their places, where engines that read it for themselves look for them, and
-    where these know what to hide when they log it.
+    User, password and database are where other programs that parse the URL look for them, and know what to mask in
+    their logs.
     """
     rest = dict(parameters)
     login = ":".join(quote(rest.pop(name, ""), safe="") for name in ("user", "password")).removesuffix(":")
