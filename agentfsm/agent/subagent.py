@@ -311,6 +311,14 @@ class SubagentFactory:
         return await load_run(self.config, run_id)
 
 
+def _announce(run: Run[Any, Any], caller: CallingRun) -> None:
+    """Tell the calling run of a run that is about to begin."""
+    if caller.on_run is not None:
+        caller.on_run(run)
+    if caller.on_event is not None:
+        send_events(run, caller.on_event)
+
+
 class SubRun:
     """One tool call that is answered by a sub-agent's run.
 
@@ -369,8 +377,7 @@ class SubRun:
             kind, fields = ending_event(run)
             return ToolResult(call.id, call.name, _result_text(kind(run_id=run.run_id, seq=0, time=0.0, **fields)))
         self._run, self._state = run, live_state(run)
-        if self._caller.on_event is not None:
-            send_events(run, self._caller.on_event)
+        _announce(run, self._caller)
         outcome = (await run).outcome
         if isinstance(outcome, UserInputRequested):
             return self._suspended(outcome, run.run_state)
@@ -562,8 +569,7 @@ class SampledRun:
             raise ToolError("nothing is left of the budget of this run for another model call")
         self._run = await self._open_run(loaded, limits)
         self._state = live_state(self._run)
-        if caller.on_event is not None:
-            send_events(self._run, caller.on_event)
+        _announce(self._run, caller)
         return self._read((await self._run).run_state)
 
     async def _open_run(self, loaded: LoadedRun | None, limits: AgentGuardrails) -> Run[Any, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 from pydantic import TypeAdapter
 
@@ -181,6 +182,7 @@ class Context:
         model_cache: What the model caches between its requests in this run.
         completed_results: Results of calls that have ended while others of their batch still run.
         running_calls: What limits the time of each tool call that runs now, by the call's id.
+        subruns: The runs of sub-agents that began for it, as long as somebody uses them; None before the first.
         suspended_subruns: Sub-agents' runs that were suspended in the meantime, by the id of their call.
         model_requests: How many model calls were started for the run since this object was made, by sub-agents too.
         recorder: Collects the run's journal entries.
@@ -221,6 +223,7 @@ class Context:
         "secrets",
         "seen",
         "sequential_search",
+        "subruns",
         "suspended_subruns",
         "take_charge",
         "timeout",
@@ -236,6 +239,7 @@ class Context:
         self.deps = deps
         self.completed_results: list[ToolResult] = []
         self.running_calls: dict[str, Timeout] = {}
+        self.subruns: WeakSet[Any] | None = None
         self.suspended_subruns: dict[str, SuspendedSubRun] = {}
         self.model_requests = 0
         self.recorder = Recorder(config.host.clock)

@@ -85,6 +85,7 @@ class CallingRun:
         uncharged_s: Seconds that have passed since the run was last charged for its time.
         permissions: Its permission policies: they decide about the sub-agent's calls too.
         on_event: Receives the events of the sub-agent's run; None if nobody receives those of the calling run.
+        on_run: Receives the sub-agent's run before it begins, and raises if the calling run was handed over.
         deps: Its dependencies, or None.
         secrets: What it knows to be secret.
         progress: Says how far the call is, as ``ToolContext.progress``; None if nobody follows the calling run.
@@ -96,6 +97,7 @@ class CallingRun:
     uncharged_s: float = 0.0
     permissions: tuple[Callable[[Any], Any], ...] = ()
     on_event: Callable[[Event], None] | None = None
+    on_run: Callable[[Any], None] | None = None
     deps: Any = field(default=None, repr=False)
     secrets: tuple[Any, ...] = ()
     progress: Callable[[str, float | None], None] | None = None

@@ -367,10 +367,12 @@ async def hand_over(run: Run[Any, Any]) -> None:
     Raises:
         agentfsm.errors.StoreError: Its journal cannot be written.
     """
-    recorder = run._driver.context.recorder  # pyright: ignore[reportPrivateUsage]
-    recorder.push()
-    if recorder.sink is not None:
-        await recorder.sink.release()
+    context = run._driver.context  # pyright: ignore[reportPrivateUsage]
+    context.recorder.push()
+    if context.recorder.sink is not None:
+        await context.recorder.sink.release()
+        for subrun in list(context.subruns or ()):  # or the end of the call would end them as cancelled
+            await hand_over(subrun)
 
 
 class _EventQueue(deque[Event]):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from pydantic_core import to_json
 
@@ -366,7 +367,23 @@ def _live_calling_run(context: Context, call: ToolCall, share: BudgetShare, chan
         caller = replace(caller, progress=channel.progress)
     on_event = partial(context.emit_subagent, call) if context.has_listeners else None
     uncharged_s, deps = context.uncharged_s, context.deps
-    return replace(caller, share=share, uncharged_s=uncharged_s, on_event=on_event, deps=deps)
+    on_run = partial(_add_subrun, context)
+    return replace(caller, share=share, uncharged_s=uncharged_s, on_event=on_event, on_run=on_run, deps=deps)
+
+
+def _add_subrun(context: Context, subrun: Any) -> None:
+    """Note the run of a sub-agent that is about to begin: it is handed over with the run that calls it.
+
+    Raises:
+        StoreError: The calling run was handed over, or its journal cannot be written.
+        JournalError: An entry of its journal cannot be written as JSON.
+    """
+    sink = context.recorder.sink
+    if sink is not None and (error := sink.error) is not None:
+        raise error
+    if context.subruns is None:
+        context.subruns = WeakSet()
+    context.subruns.add(subrun)
 
 
 async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: list[int], share: BudgetShare) -> None:

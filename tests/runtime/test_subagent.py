@@ -31,16 +31,21 @@ from agentfsm import (
     HookContext,
     Host,
     Message,
+    ModelRequest,
     PartialRunSummary,
     ProviderError,
     Reply,
+    Role,
     RunCancelled,
     RunError,
     RunResult,
+    Runs,
     RunState,
     RunWarning,
+    StaleLease,
     StateContext,
     StateSpec,
+    ToolCall,
     ToolDefinitionError,
     ToolError,
     ToolFinished,
@@ -49,6 +54,7 @@ from agentfsm import (
     UserInputRequested,
     allow,
     deny,
+    hand_over,
     hook,
     observer,
     permissions,
@@ -1121,6 +1127,71 @@ def test_a_sub_agents_run_that_cannot_be_loaded_is_left_with_a_warning_when_its_
         assert warning.startswith("run 'top-1.0' of the sub-agent 'h' was not ended: ")
         assert isinstance(events[-1], RunCancelled)
         assert {head.run_id: head.status for head in await store.heads()} == {"top": "finished", "top-1.0": "suspended"}
+
+    asyncio.run(scenario())
+
+
+class FromTranscript:
+    """A model without a memory: it makes some calls, and answers once it has their results."""
+
+    name = "from the transcript"
+
+    def __init__(self, calls: list[ToolCall], answer: str) -> None:
+        self.calls, self.answer = tuple(calls), answer
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        has_results = request.messages[-1].role is Role.TOOL
+        return Reply(Message.assistant(self.answer)) if has_results else Reply(Message.assistant("", self.calls))
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_runs_of_sub_agents_are_handed_over_with_their_caller(
+    depth: int, number: int, is_cancelled: bool, tmp_path: Path
+) -> None:
+    """Otherwise the end of the call would end them as cancelled, and another process could not continue them."""
+    begun: list[str] = []
+    held = asyncio.Event()
+
+    @tool(idempotent=True)
+    async def look() -> str:
+        """Look."""
+        begun.append("look")
+        await held.wait()
+        return "seen"
+
+    def make(store: Any) -> Agent:
+        agent = Agent(FromTranscript([ToolCall("l", "look")], "helped"), tools=[look])
+        for level in range(depth):
+            calls = [ToolCall(f"c{n}", "h", {"task": str(n)}) for n in range(number if level == depth - 1 else 1)]
+            tools = [agent.as_tool("h", "Helps.", parallel=True)]
+            agent = Agent(FromTranscript(calls, "done"), tools=tools, host=Host(secret=SECRET, store=store))
+        return agent
+
+    async def scenario() -> None:
+        async with SqliteStore(tmp_path / "runs.db") as store:
+            run = make(store).run("go", run_id="top")
+            awaiting = asyncio.create_task(await_run(run))
+            while len(begun) < number:
+                await asyncio.sleep(0)
+            await hand_over(run)
+            if is_cancelled:
+                awaiting.cancel()
+            heads = await store.heads()
+            assert len(heads) == 1 + depth * number
+            assert {(head.status, head.owner) for head in heads} == {("running", None)}
+            held.set()
+            with pytest.raises(asyncio.CancelledError if is_cancelled else StaleLease):
+                await awaiting
+            assert {head.status for head in await store.heads()} == {"running"}
+            (again,) = await make(store).unfinished_runs()
+            assert (await again).output == "done"
+            assert len(begun) == 2 * number
+            for head in await store.heads():
+                assert (head.status, head.owner) == ("finished", None)
+                assert (await Runs(store).get(head.run_id)).info.ending == "completed"
+                assert verify(head.run_id, await store.records(head.run_id), head).code == GOOD
 
     asyncio.run(scenario())
 
