@@ -155,7 +155,7 @@ class SubagentFactory:
         await Run(factory.config, loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point))
 
     async def config_to_continue(self, caller: CallingRun, state: RunState) -> tuple[AgentConfig, Any, tuple[str, ...]]:
-        """The configuration with which a run continues, its dependencies, and what a migration admits to ask less about.
+        """The configuration with which a run continues, its dependencies, and what a migration lets ask less.
 
         Args:
             caller: The calling run.

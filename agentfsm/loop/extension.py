@@ -39,8 +39,8 @@ __all__ = [
     "check_extension",
     "extend_limit",
     "extends",
-    "limit_where_it_waits",
     "reached_limit",
+    "with_granted_default",
 ]
 
 EXTENDING_REPLIES = frozenset({"text", "extend"})
@@ -90,7 +90,7 @@ _OTHER_ANSWERS = frozenset({cancelled, aborted, expired, escalated, vote_recorde
 """Guards of the loop that do not hold when a person has replied to a limit, unless a sub-agent has reached it."""
 
 
-def limit_where_it_waits(run: RunState, request: PendingRequest, limit: ReachedLimit, graph: Graph) -> ReachedLimit:
+def with_granted_default(run: RunState, request: PendingRequest, limit: ReachedLimit, graph: Graph) -> ReachedLimit:
     """A limit with what a reply grants by default in the state in which the run waits.
 
     Args:
@@ -99,13 +99,13 @@ def limit_where_it_waits(run: RunState, request: PendingRequest, limit: ReachedL
         limit: The limit that this is about.
         graph: The graph of the run.
     """
-    if not _a_reply_grants(graph, run.state, request):
+    if not _reply_extends(graph, run.state, request):
         return replace(limit, default=0.0)
     own = getattr(run.guardrails, GUARDRAIL_OF_UNIT[limit.unit])
     return limit if request.asker else replace(limit, default=own)
 
 
-def _a_reply_grants(graph: Graph, state: str, request: PendingRequest) -> bool:
+def _reply_extends(graph: Graph, state: str, request: PendingRequest) -> bool:
     """Whether the rows that may take a reply extend the limit or end the run, and not all of them end it."""
     answered = approval_decided if request.asker else replied
     grants = False

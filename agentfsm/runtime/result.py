@@ -18,7 +18,7 @@ from agentfsm.loop.events import (
     RunCompleted,
     UserInputRequested,
 )
-from agentfsm.loop.extension import limit_where_it_waits
+from agentfsm.loop.extension import with_granted_default
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import Message, Usage
@@ -79,7 +79,7 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
     if run.expired and pending.quorum is not None:  # a row of a user's graph has led to another wait
         pending = replace(pending, quorum=replace(pending.quorum, asked_at=host.clock.time()))
     if pending.limit is not None:
-        limit = limit_where_it_waits(run, pending, pending.limit, context.config.machine.graph)
+        limit = with_granted_default(run, pending, pending.limit, context.config.machine.graph)
         pending = replace(pending, limit=limit)
     run.pending_request = pending
     context.emit_blocked()

@@ -413,8 +413,8 @@ class PostgresStore:
 
 
 TURNS_BETWEEN_COMMITS = 2
-"""Turns of the event loop after a commit, in which the runs that waited for it go on: what they write next shares the
-next commit, where it would otherwise wait for another one. That saves a fifth of the statements."""
+"""Turns of the event loop after a commit, in which the runs that waited for it continue. What they write then is part
+of the next commit, and not of the one after. That saves a fifth of the statements."""
 
 
 class _Queue:
