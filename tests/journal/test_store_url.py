@@ -138,6 +138,15 @@ def test_a_store_says_where_it_is_if_other_processes_can_reach_it(tmp_path: Path
     assert store_url(MemoryStore()) is None
 
 
+def test_a_store_of_a_user_with_a_url_of_its_own_is_not_taken_for_one_of_ours() -> None:
+    class OwnStore(MemoryStore):
+        url = "https://runs.example.org"
+
+    store = OwnStore()
+    assert store_url(store) is None
+    assert store_url(TenantStore(store, ["acme"])) is None
+
+
 @pytest.mark.parametrize(
     ("given", "url"),
     [
