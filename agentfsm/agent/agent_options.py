@@ -107,9 +107,6 @@ def has_methods(value: object, *methods: str) -> bool:
 def validate_types(options: AgentOptions) -> None:
     """Check the types of the arguments now: a wrong one would fail late, in the middle of a run.
 
-    Args:
-        options: The arguments.
-
     Raises:
         ConfigurationError: An argument has the wrong type; the message says what it must be.
     """
@@ -119,10 +116,6 @@ def validate_types(options: AgentOptions) -> None:
 
 def validate_type(name: str, value: object) -> None:
     """Check the type of one argument of an agent.
-
-    Args:
-        name: The argument.
-        value: What it was given.
 
     Raises:
         ConfigurationError: It has the wrong type; the message says what it must be.
@@ -183,10 +176,6 @@ def check_rows_for_texts(behavior: Behavior, graph: Graph) -> None:
 
 def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
     """The graph, after checking that it can run an agent with these tools.
-
-    Args:
-        graph: The graph.
-        tools: The agent's tools by name.
 
     Raises:
         GraphError: It cannot; the error says what is missing.

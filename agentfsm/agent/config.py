@@ -131,10 +131,6 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
 def _with_tools(config: AgentConfig, chosen: Iterable[Tool]) -> AgentConfig:
     """The configuration of a run for which toolsets have chosen tools. What watches it counts with those of every run.
 
-    Args:
-        config: The agent's configuration.
-        chosen: What its toolsets returned.
-
     Raises:
         ConfigurationError: The tools do not fit together, or the agent's graph or permission rules do not fit them.
     """
@@ -174,10 +170,6 @@ def _with_history(graph: Graph, policy: HistoryPolicy | None) -> Graph:
 
 def with_history_policy(config: AgentConfig, policy: HistoryPolicy) -> AgentConfig:
     """The same configuration with another history policy, on the same table.
-
-    Args:
-        config: The configuration.
-        policy: The policy.
 
     Raises:
         ConfigurationError: The table has no state that shortens a history, or not the one that this policy needs.

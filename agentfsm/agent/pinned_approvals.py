@@ -36,11 +36,7 @@ _APPROVAL: TypeAdapter[Approval] = TypeAdapter(Approval)
 
 
 def pin_approvals(config: AgentConfig) -> dict[str, Any]:
-    """What has to allow the calls of an agent before they are executed, as JSON data; empty if nothing has to.
-
-    Args:
-        config: The agent's configuration.
-    """
+    """What has to allow the calls of an agent before they are executed, as JSON data; empty if nothing has to."""
     return _pin(config.tools, config.hooks)  # its toolsets have chosen tools when a run begins
 
 
@@ -154,13 +150,7 @@ class _Weaker:
 
 
 def is_as_strict(config: AgentConfig, pinned: Pinned, graph: str) -> bool:
-    """Whether an agent asks people at least as often as a run's own, or whether its toolsets will tell.
-
-    Args:
-        config: The agent's configuration.
-        pinned: What the run's first record pins.
-        graph: The fingerprint of the run's graph.
-    """
+    """Whether an agent asks people at least as often as a run's own, or whether its toolsets will tell."""
     admitted = _admitted(config, graph)
     return bool(config.toolsets) or all(each.name in admitted for each in _weaker(pinned, config.tools, config.hooks))
 
@@ -169,11 +159,6 @@ def as_strict_as_pinned(config: AgentConfig, state: RunState, graph: str) -> tup
     """The configuration with which a run continues, and which tools and hooks a migration admits to ask people less.
 
     The permission policies that the run began with apply in addition to the agent's.
-
-    Args:
-        config: The agent's configuration.
-        state: The run.
-        graph: The fingerprint of its graph.
 
     Raises:
         SuspensionApprovalError: The agent would run calls that the run's own agent puts to people.

@@ -32,12 +32,7 @@ __all__ = ["accepts_graph", "began_with", "next_run", "pinned_approvals", "unfin
 
 
 def accepts_graph(config: AgentConfig, graph: str) -> bool:
-    """Whether runs with a graph can continue with an agent.
-
-    Args:
-        config: The agent's configuration.
-        graph: The fingerprint of the graph.
-    """
+    """Whether runs with a graph can continue with an agent."""
     return (
         graph == config.machine.graph.fingerprint
         or graph in config.former_graphs
@@ -50,10 +45,6 @@ def began_with(config: AgentConfig, first: SealedRecord) -> bool:
 
     Tools are compared by digest: one that only has the same name is another, which may need no approval. An agent that
     requires less approval than the one that the run began with does not fit.
-
-    Args:
-        config: The agent's configuration.
-        first: The first record of the run.
 
     Raises:
         JournalError: The record cannot be read.
@@ -68,11 +59,7 @@ def began_with(config: AgentConfig, first: SealedRecord) -> bool:
 
 
 def pinned_approvals(first: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Which calls people have to approve, as the first record of a run has it; empty for an earlier release's.
-
-    Args:
-        first: The content of the record.
-    """
+    """Which calls people have to approve, as the first record of a run has it; empty for an earlier release's."""
     own: Mapping[str, Any] = first.get("approvals") or first.get("state", {}).get("details", {}).get("approvals", {})
     return own
 

@@ -449,11 +449,6 @@ async def _resume_from_record(
 async def open_suspended_state(config: AgentConfig, record: SuspensionRecord, allow_expired: bool = False) -> RunState:
     """The run state in a suspension record, after checking its signature, expiry, graph and first use.
 
-    Args:
-        config: The agent's configuration.
-        record: The record.
-        allow_expired: Whether to accept an expired record.
-
     Raises:
         SuspensionRecordError: The record is invalid.
     """

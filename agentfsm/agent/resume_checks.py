@@ -165,11 +165,7 @@ def _check_edit(config: AgentConfig, state: RunState, request: PendingRequest, t
 
 
 def may_read_messages(config: AgentConfig) -> bool:
-    """Whether user functions may look at the transcript of a run: then all of it has to be there.
-
-    Args:
-        config: The configuration of the run's agent.
-    """
+    """Whether user functions may look at the transcript of a run: then all of it has to be there."""
     graph = config.machine.graph
     return (
         not all(row.guard is None or _is_our_guard(row.guard) for row in graph)

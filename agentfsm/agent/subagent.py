@@ -112,11 +112,6 @@ class SubagentFactory:
     async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
         """Check that a suspended run can continue with a person's reply; nothing is changed.
 
-        Args:
-            caller: The calling run.
-            held: The suspended run.
-            reply: The reply.
-
         Raises:
             SuspensionRecordError: It cannot.
             JournalGraphError: It belongs to another graph, and no migration accepts it.
@@ -157,10 +152,6 @@ class SubagentFactory:
     async def config_to_continue(self, caller: CallingRun, state: RunState) -> tuple[AgentConfig, Any, tuple[str, ...]]:
         """The configuration with which a run continues, its dependencies, and what a migration lets ask less.
 
-        Args:
-            caller: The calling run.
-            state: The run.
-
         Raises:
             SuspensionApprovalError: The sub-agent would run calls that the run's own puts to people.
             RunError: Its toolsets need dependencies that there are not, or a toolset failed.
@@ -172,14 +163,7 @@ class SubagentFactory:
         return config, deps, admitted
 
     def sample(self, caller: CallingRun, call_id: str, run_id: str, request: SampleRequest) -> SampledRun:
-        """The run that answers what a server asks a model during a call.
-
-        Args:
-            caller: The calling run.
-            call_id: The id of the call.
-            run_id: The id of the run.
-            request: What the server asks.
-        """
+        """The run that answers what a server asks a model during a call."""
         return SampledRun(caller, self, call_id, run_id, request)
 
     @property
@@ -250,12 +234,6 @@ class SubagentFactory:
     async def continue_run(self, caller: CallingRun, state: RunState, request: RunRequest, what: str) -> Run[Any, Any]:
         """A run that continues.
 
-        Args:
-            caller: The calling run.
-            state: The run.
-            request: How it continues, with its limits.
-            what: What the error calls it.
-
         Raises:
             ToolError: It cannot continue with the sub-agent as it is now.
             RunError: Its toolsets need dependencies that there are not, or a toolset failed.
@@ -269,9 +247,6 @@ class SubagentFactory:
 
     def deps_under(self, caller: CallingRun) -> Any:
         """The dependencies of a run: those of the calling run, if the sub-agent declares their type and makes none.
-
-        Args:
-            caller: The calling run.
 
         Raises:
             RunError: The calling run has none of that type.
@@ -293,11 +268,7 @@ class SubagentFactory:
         return record, await open_suspended_state(self.config, record, allow_expired=True)
 
     async def load(self, run_id: str) -> LoadedRun | RunState | None:
-        """A run from the host's store: the final state of one that has ended, or None if the store does not have it.
-
-        Args:
-            run_id: Its id.
-        """
+        """A run from the host's store: the final state of one that has ended, or None if the store does not have it."""
         store = self.config.host.store
         head = None if store is None else await store.head(run_id)
         if store is None or head is None or not head.seq:
@@ -514,15 +485,7 @@ class _Unattended:
 
 
 class SampledRun:
-    """What a server asks a model during a call, answered by a run of an agent.
-
-    Args:
-        caller: The calling run.
-        factory: The agent.
-        call_id: The id of the call.
-        run_id: The id of the run.
-        request: What the server asks.
-    """
+    """What a server asks a model during a call, answered by a run of an agent."""
 
     def __init__(
         self, caller: CallingRun, factory: SubagentFactory, call_id: str, run_id: str, request: SampleRequest

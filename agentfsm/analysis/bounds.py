@@ -192,13 +192,7 @@ def with_unseen_calls(bounds: Bounds, graph: Graph, guardrails: AgentGuardrails)
 
 
 def with_enforced(bounds: Bounds, graph: Graph, guardrails: AgentGuardrails) -> Bounds:
-    """The bounds, with the one that follows from the counters alone, and with the names of those that are enforced.
-
-    Args:
-        bounds: The bounds.
-        graph: The graph.
-        guardrails: The limits of its runs.
-    """
+    """The bounds, with the one that follows from the counters alone, and with the names of those that are enforced."""
     by_counters = moves_by_counters(graph, guardrails)
     limits = replace(with_unseen_calls(bounds, graph, guardrails), moves=by_counters)
     same = {
@@ -210,12 +204,7 @@ def with_enforced(bounds: Bounds, graph: Graph, guardrails: AgentGuardrails) -> 
 
 
 def moves_by_counters(graph: Graph, guardrails: AgentGuardrails) -> int | None:
-    """The most moves between two waits, as far as the declared counters alone tell; None if they do not.
-
-    Args:
-        graph: The graph.
-        guardrails: The limits of its runs.
-    """
+    """The most moves between two waits, as far as the declared counters alone tell; None if they do not."""
     try:
         return graph.max_moves(lambda c: c.limit if isinstance(c.limit, int) else getattr(guardrails, c.limit))
     except GraphError:  # a counter that bounds a cycle has no limit under these guardrails
@@ -254,11 +243,7 @@ def calls_per_move(graph: Graph, guardrails: AgentGuardrails, traits: AgentTrait
 
 
 def runs_one_by_one(graph: Graph) -> bool:
-    """Whether calls that run in parallel might as well run one after another, as far as the table tells.
-
-    Args:
-        graph: The graph.
-    """
+    """Whether calls that run in parallel might as well run one after another, as far as the table tells."""
     budgets = [counter.name for counter in graph.counters if counter.limit == "max_calls_per_reply"]
     if len(budgets) != 1 or any(budgets[0] in spec.spends for spec in graph.states):
         return False

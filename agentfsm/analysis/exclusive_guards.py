@@ -54,11 +54,7 @@ def are_disjoint(first: Required, second: Required) -> bool:
 
 
 def required_values(guard: object) -> Required:
-    """What must be equal to what wherever a guard holds; empty if its source does not say.
-
-    Args:
-        guard: A guard.
-    """
+    """What must be equal to what wherever a guard holds; empty if its source does not say."""
     if not isinstance(guard, FunctionType) or guard.__code__.co_argcount != 1:
         return {}
     return _Reader(guard, 0).read([_Path("run")])

@@ -16,12 +16,7 @@ __all__ = ["ExportedModel", "dead_variables"]
 
 
 def dead_variables(graph: Graph, assumptions: Assumptions) -> Mapping[Configuration, frozenset[str]]:
-    """The names of the dead variables, by the place of a state and the values of the labelled variables.
-
-    Args:
-        graph: The graph.
-        assumptions: Everything that is assumed about it.
-    """
+    """The names of the dead variables, by the place of a state and the values of the labelled variables."""
     modes = StateSpace(graph, assumptions, [v.name for v in assumptions.counters if v.labels])
     moves = {config: modes.moves(config) for config in _configurations(modes)}
     dead: dict[Configuration, set[str]] = {config: set() for config in moves}
@@ -89,12 +84,7 @@ def _sets(variable: Variable, row: Transition) -> bool:
 
 
 class ExportedModel:
-    """Assumptions for an export (``agentfsm.diagrams.promela.CounterModel``), without the values that do not matter.
-
-    Args:
-        graph: The graph.
-        assumptions: Everything that is assumed about it.
-    """
+    """Assumptions for an export (``agentfsm.diagrams.promela.CounterModel``), without the values that do not matter."""
 
     def __init__(self, graph: Graph, assumptions: Assumptions) -> None:
         self._assumptions = assumptions

@@ -137,11 +137,7 @@ class ProofModel:
         return with_enforced(bounds, self.graph, guardrails)
 
     def monitor(self, run: MonitoredRun) -> RunMonitor:
-        """The monitor of a run; if the run was suspended under this model, its monitor continues.
-
-        Args:
-            run: The run as it is now.
-        """
+        """The monitor of a run; if the run was suspended under this model, its monitor continues."""
         known = self._suspended.pop(run.run_id, None)
         if known is not None and known.guardrails == run.guardrails and known.fits(run.state, run.counters):
             return known

@@ -182,10 +182,6 @@ def parse_reply(kind: str, text: str) -> HumanInput:
 def parse_extension(text: str, message: str = "") -> Extend:
     """The extension that a text such as ``tokens=5000`` means.
 
-    Args:
-        text: The text.
-        message: What the model is told.
-
     Raises:
         HumanReplyError: The text does not name an amount.
     """

@@ -277,11 +277,7 @@ def _node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def root_hash(leaves: Iterable[bytes]) -> bytes:
-    """The root of a tree, in one pass and with memory for its height only.
-
-    Args:
-        leaves: The hashes of its entries.
-    """
+    """The root of a tree, in one pass and with memory for its height only."""
     peaks: list[bytes] = []  # the roots of its complete subtrees, the largest first
     for number, leaf in enumerate(leaves, 1):
         node, size = leaf, number

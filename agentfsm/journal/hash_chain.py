@@ -229,10 +229,6 @@ class MacVerifier:
     def verify_record(self, record: SealedRecord, kind: str) -> None:
         """Verify the MAC of the next record.
 
-        Args:
-            record: The record.
-            kind: Its kind.
-
         Raises:
             InvalidRecordError: Somebody without the secret wrote it.
         """
@@ -291,10 +287,6 @@ def foreign_key_id(records: Iterable[SealedRecord], keyring: Keyring) -> str:
     """The key id of a secret that sealed some records and that the host does not have; empty if there is none.
 
     What was sealed before a run was adopted does not count.
-
-    Args:
-        records: The records of a run.
-        keyring: The keys of the host.
     """
     found = ""
     for record in records:

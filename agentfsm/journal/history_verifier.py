@@ -102,9 +102,6 @@ class UnsupportedFormatError(Exception):
 class HistoryVerifier:
     """Verifies that one run did only what its pinned graph allows, record by record.
 
-    Args:
-        run_id: The run.
-
     Attributes:
         state: The state that the run is in.
         status: ``none`` (no record yet), ``running``, ``suspended`` or ``finished``.

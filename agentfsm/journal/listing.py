@@ -44,11 +44,6 @@ _WHEN_IT_STOPPED = ("updated", "ending", "model", "cost_usd", "tokens", "waiting
 def compute_run_info(run_id: str, records: Sequence[SealedRecord], status: Status) -> RunInfo:
     """What a run should be listed by.
 
-    Args:
-        run_id: The run.
-        records: Its records.
-        status: Its status.
-
     Raises:
         JournalError: They cannot be read.
     """
@@ -71,10 +66,6 @@ def ended_at(records: Sequence[SealedRecord]) -> float:
 async def iterate_runs(store: Store, query: RunQuery) -> AsyncIterator[RunInfo]:
     """All runs that a query finds, the newest first; pages of its ``limit`` are read as they are needed.
 
-    Args:
-        store: The store.
-        query: Which runs.
-
     Raises:
         StoreError: The store cannot be read.
     """
@@ -89,10 +80,6 @@ async def iterate_runs(store: Store, query: RunQuery) -> AsyncIterator[RunInfo]:
 
 async def find_listing(store: Store, run_id: str) -> RunInfo | None:
     """What a run is listed by, or None if there is no such run.
-
-    Args:
-        store: The store.
-        run_id: The run.
 
     Raises:
         StoreError: The store cannot be read.
@@ -122,10 +109,6 @@ async def verify_listing(store: Store, report: VerificationReport) -> Verificati
     """The report on a run, which says if somebody changed what the run is listed by.
 
     A run that an earlier release wrote, and that is not listed in full yet, is not compared.
-
-    Args:
-        store: The store.
-        report: The report on its journal.
 
     Raises:
         StoreError: The store cannot be read.
@@ -166,10 +149,6 @@ async def _has_another_status(store: Store, head: Head) -> bool:
 
 async def needs_rebuild(store: Store, head: Head) -> bool:
     """Whether the entry of a run in the list is incomplete, or differs from its records.
-
-    Args:
-        store: The store.
-        head: The head of the run.
 
     Raises:
         StoreError: The store cannot be read.

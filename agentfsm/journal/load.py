@@ -96,10 +96,6 @@ _LIMIT: TypeAdapter[ReachedLimit | None] = TypeAdapter(ReachedLimit | None)
 async def pending_request(store: Store, head: Head) -> StoredRequest | None:
     """The request that a stored run waits for, or None if it is not suspended.
 
-    Args:
-        store: The store that has the run.
-        head: The head of the run.
-
     Raises:
         JournalError: A record cannot be read.
         agentfsm.errors.StoreError: The store cannot be read.
@@ -138,10 +134,6 @@ async def pending_digest(store: Store, head: Head) -> str:
     """The hash of the record with the request that a run waits for, which is not its last one if it was redacted since.
 
     An empty text if it waits for nothing, or if the request cannot be read.
-
-    Args:
-        store: The store that has the run.
-        head: The head of the run.
 
     Raises:
         agentfsm.errors.StoreError: The store cannot be read.

@@ -167,9 +167,6 @@ class StoreMaintenance(Protocol):
             async with store.maintenance.writable(store) as writable:
                 await fork(writable, ...)
 
-        Args:
-            store: The store.
-
         Raises:
             StoreLockedError: Another process writes the store, and does not answer.
             StoreError: The store cannot be written.
@@ -231,9 +228,6 @@ class StoreMaintenance(Protocol):
         number, epoch or last record are not those of its tombstone. The id of a purged run that had records cannot
         be used again.
 
-        Args:
-            tombstones: What remains of each run.
-
         Returns:
             The ids of the runs that were deleted.
 
@@ -256,9 +250,6 @@ class StoreMaintenance(Protocol):
 
     async def was_purged(self, run_id: str) -> bool:
         """Whether a run that had records was purged, so that its id cannot be used again; it reads no tombstone.
-
-        Args:
-            run_id: The run.
 
         Raises:
             StoreError: The store cannot be read.
@@ -346,12 +337,7 @@ def why_held(run_id: str, hold: Hold | None, keyring: Keyring) -> str | None:
 
 
 def signed_hold(run_id: str, hold: Hold) -> SignedHold:
-    """What a checkpoint signs of a hold.
-
-    Args:
-        run_id: The run.
-        hold: The hold.
-    """
+    """What a checkpoint signs of a hold."""
     return _milliseconds(hold), hashlib.sha256(_content(run_id, hold)).hexdigest()
 
 

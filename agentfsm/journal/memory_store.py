@@ -83,12 +83,7 @@ class MemorySignals:
 
 
 class MemoryMaintenance:
-    """Maintains a store in memory.
-
-    Args:
-        runs: The runs of the store.
-        signals: Their signals.
-    """
+    """Maintains a store in memory."""
 
     def __init__(self, runs: dict[str, _StoredRun], signals: MemorySignals) -> None:
         self._runs = runs

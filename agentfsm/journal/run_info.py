@@ -274,10 +274,6 @@ class RunPage:
 def first_info(run_id: str, first: SealedRecord) -> RunInfo:
     """What a run's first record says about it. A value that was redacted is empty.
 
-    Args:
-        run_id: The run.
-        first: The record.
-
     Raises:
         JournalError: The record cannot be read.
     """
@@ -316,11 +312,7 @@ def _text(value: Any) -> str:
 
 
 def listed_metadata(metadata: object) -> dict[str, str]:
-    """The entries of metadata by which a run is listed. Metadata that was redacted has none.
-
-    Args:
-        metadata: A JSON object.
-    """
+    """The entries of metadata by which a run is listed. Metadata that was redacted has none."""
     if not isinstance(metadata, Mapping):
         return {}
     texts = ((_text(name), _entry_text(value)) for name, value in cast("Mapping[str, Any]", metadata).items())
@@ -344,9 +336,6 @@ def spent_before(first: SealedRecord) -> Usage:
     """What a run had used when it began: for one that was forked, what its origin had; else nothing.
 
     Its limits count that, too. A fork of an earlier release does not say it, so it counts as the fork's own.
-
-    Args:
-        first: The run's first record.
 
     Raises:
         JournalError: The record cannot be read.

@@ -152,11 +152,6 @@ async def send_cancel(
 async def find_refusal(signals: SignalQueue, keyring: Keyring, request: StoredRequest) -> Signal | None:
     """Why an answer to a request was refused by a process that has the agent, the last one; None if none was.
 
-    Args:
-        signals: The signals of the store.
-        keyring: The keys of the host.
-        request: The request.
-
     Raises:
         MissingExtraError: A signal is encrypted, and the package ``cryptography`` is not installed.
         StoreError: The store cannot be read.

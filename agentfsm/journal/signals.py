@@ -204,10 +204,6 @@ def seal_signal(signal: Signal, keyring: Keyring) -> SealedSignal:
 def open_signal(sealed: SealedSignal, keyring: Keyring) -> Signal | None:
     """What a signal says; None if none of the host's secrets sealed it, so that it must not be acted on.
 
-    Args:
-        sealed: The signal.
-        keyring: The keys of the host.
-
     Raises:
         agentfsm.errors.MissingExtraError: It is encrypted, and the package ``cryptography`` is not installed.
     """
@@ -262,10 +258,6 @@ async def read_signals(signals: SignalQueue, keyring: Keyring, run_id: str | Non
 
 async def find_foreign_signals(signals: SignalQueue, keyring: Keyring) -> list[Damage]:
     """An entry for each signal that no secret of the host sealed: somebody else wrote or changed its row.
-
-    Args:
-        signals: The signals of a store.
-        keyring: The keys of the host.
 
     Raises:
         agentfsm.errors.StoreError: The store cannot be read.

@@ -298,13 +298,7 @@ def _content_bytes(sealed: SealedSnapshot) -> bytes:
 
 
 def open_snapshot(sealed: SealedSnapshot, run_id: str, keyring: Keyring) -> Snapshot | None:
-    """A snapshot of a run, if a host with one of the secrets and this release wrote it for that run; else None.
-
-    Args:
-        sealed: The snapshot.
-        run_id: The run.
-        keyring: The keys of the host.
-    """
+    """A snapshot of a run, if a host with one of the secrets and this release wrote it for that run; else None."""
     if not keyring.check_seal(KeyPurpose.snapshot, _content_bytes(sealed), sealed.mac):
         return None
     data: Data = json.loads(sealed.content)
@@ -316,14 +310,7 @@ def open_snapshot(sealed: SealedSnapshot, run_id: str, keyring: Keyring) -> Snap
 
 
 def snapshot_damage(sealed: SealedSnapshot, run_id: str, records: Sequence[SealedRecord], keyring: Keyring) -> str:
-    """What is wrong with a run's snapshot, or an empty string; one that nobody would use is not wrong.
-
-    Args:
-        sealed: The snapshot.
-        run_id: The run.
-        records: Its records, which are good.
-        keyring: The keys of the host.
-    """
+    """What is wrong with a run's snapshot, or an empty string; one that nobody would use is not wrong."""
     is_ours = keyring.check_seal(KeyPurpose.snapshot, _content_bytes(sealed), sealed.mac)
     if is_ours is None and any(is_kind(record, "run.adopted") for record in records):
         return ""  # it was made under the secret of before

@@ -60,11 +60,7 @@ def with_votes(graph: Graph) -> Graph:
 
 
 def counts_votes(graph: Graph) -> bool:
-    """Whether each wait for an approval has the rows of ``with_votes``, which lead back to it.
-
-    Args:
-        graph: The graph.
-    """
+    """Whether each wait for an approval has the rows of ``with_votes``, which lead back to it."""
     waits = [row.source for row in graph if row.guard is approval_decided and graph.spec(row.source).waits]
     for state in waits:
         rows = graph.rows(state)

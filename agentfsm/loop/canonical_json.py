@@ -252,10 +252,6 @@ _UNTAG: dict[str, Callable[[Any], Any]] = {
 def call_signature(tool: str, arguments: Mapping[str, Any]) -> str:
     """``tool:digest`` of a call, for loop detection; ``_ui_message`` is left out.
 
-    Args:
-        tool: The tool's name.
-        arguments: The arguments.
-
     Raises:
         TypeError: The arguments are not JSON.
         ValueError: They contain NaN, an infinity or themselves, or are nested too deeply.

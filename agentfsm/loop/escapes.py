@@ -84,9 +84,6 @@ def _plain(found: re.Match[bytes]) -> bytes:
 class Reading:
     """What a text says, with where it says so.
 
-    Args:
-        text: The text.
-
     Attributes:
         plain: What it says, in UTF-8.
     """

@@ -60,11 +60,7 @@ class SecretFilter(Protocol):
     """Knows the secrets of one run."""
 
     def clean(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The data of an event with ``[withheld]`` for each secret.
-
-        Args:
-            data: The event, as JSON data.
-        """
+        """The data of an event with ``[withheld]`` for each secret."""
         ...
 
     def mask(self, text: str, data: dict[str, Any]) -> str:

@@ -91,14 +91,7 @@ _OTHER_ANSWERS = frozenset({cancelled, aborted, expired, escalated, vote_recorde
 
 
 def with_granted_default(run: RunState, request: PendingRequest, limit: ReachedLimit, graph: Graph) -> ReachedLimit:
-    """A limit with what a reply grants by default in the state in which the run waits.
-
-    Args:
-        run: The run.
-        request: What it asks.
-        limit: The limit that this is about.
-        graph: The graph of the run.
-    """
+    """A limit with what a reply grants by default in the state in which the run waits."""
     if not _reply_extends(graph, run.state, request):
         return replace(limit, default=0.0)
     own = getattr(run.guardrails, GUARDRAIL_OF_UNIT[limit.unit])
@@ -123,13 +116,7 @@ def _reply_extends(graph: Graph, state: str, request: PendingRequest) -> bool:
 
 
 def extends(row: Transition, target: StateSpec, request: PendingRequest) -> bool:
-    """Whether a reply extends the limit that a request is about, if a row takes it.
-
-    Args:
-        row: The row.
-        target: The state that it leads to.
-        request: The request.
-    """
+    """Whether a reply extends the limit that a request is about, if a row takes it."""
     if request.asker:  # the sub-agent's call continues with it
         return target.effect is RUN_CALLS
     return row.extends and not (target.waits or target.final)

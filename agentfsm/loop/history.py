@@ -216,10 +216,6 @@ def _failed_recently(run: RunState) -> bool:
 def check_cut(messages: Sequence[Message], compaction: Compaction) -> None:
     """Check that messages can be left out so that a model still accepts the others.
 
-    Args:
-        messages: The transcript.
-        compaction: What to leave out.
-
     Raises:
         ValueError: It leaves out everything, or a call whose result stays, or keeps what is not a user message.
     """
@@ -243,12 +239,7 @@ def estimate_tokens(messages: Sequence[Message]) -> int:
 
 
 def summary_prompt(run: RunState, plan: Compaction) -> str:
-    """What a model gets to summarize: the messages that a plan leaves out, an earlier summary among them, as data.
-
-    Args:
-        run: The run.
-        plan: What to leave out.
-    """
+    """What a model gets to summarize: the messages that a plan leaves out, an earlier summary among them, as data."""
     staying = {id(message) for message in compacted(run.messages, plan)}
     left_out = [m for m in compacted(run.messages, run.compaction) if id(m) not in staying]
     return "<conversation>\n{}\n</conversation>".format("\n".join(map(_as_element, left_out)))

@@ -105,10 +105,6 @@ class SecretKeys:
     def seal(self, purpose: KeyPurpose, message: bytes) -> str:
         """What shows that somebody with the secret wrote a message: the key id, and the first half of its MAC.
 
-        Args:
-            purpose: What the message is.
-            message: The message.
-
         Returns:
             40 hex digits.
         """

@@ -100,9 +100,6 @@ def may_leave_undecided(target: StateSpec) -> bool:
     """Whether a run may go to a state from the wait for an approval that nobody has decided about.
 
     It may keep waiting, end, or drop the call. Its journal would not show what else it did with the call.
-
-    Args:
-        target: The state.
     """
     return target.waits or target.final or target.effect in CLOSES_BATCH
 

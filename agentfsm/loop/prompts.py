@@ -72,11 +72,7 @@ NOT_RUN_TEXTS = MappingProxyType(
 
 
 def cut_off_text(reason: str) -> str:
-    """The result of a call that a person has cancelled while it ran.
-
-    Args:
-        reason: Why, in that person's words.
-    """
+    """The result of a call that a person has cancelled while it ran."""
     return f"Cancelled while it ran: {reason}. Nobody knows what it had done by then."
 
 

@@ -212,11 +212,7 @@ class Quorum:
         return replace(self, votes=votes, requester=None if self._claims_requester else self.requester)
 
     def lacks_requester(self, *, authenticated: bool) -> bool:
-        """Whether nobody may approve, because it is not known who requested the run.
-
-        Args:
-            authenticated: Whether the host authenticates people.
-        """
+        """Whether nobody may approve, because it is not known who requested the run."""
         requester = (self.as_vouched_for() if authenticated else self).requester
         return self.rule.not_requester and requester is None
 

@@ -79,10 +79,6 @@ def continue_answer(beginning: str, reply: str) -> str:
 
     A model that was asked to continue may do so, may repeat a few words first, or may start again, in the same words
     or in others.
-
-    Args:
-        beginning: The truncated answer.
-        reply: The text of the next reply.
     """
     repeated = _overlap(beginning, reply)
     if repeated:

@@ -35,12 +35,7 @@ class SecretIndex:
         return bool(self._by_head)
 
     def search(self, text: str, *, complete: bool) -> tuple[list[tuple[int, int]], int]:
-        """Where secrets stand in a text, from left to right, and from where on it is not decided yet.
-
-        Args:
-            text: The text.
-            complete: Whether it is complete.
-        """
+        """Where secrets stand in a text, from left to right, and from where on it is not decided yet."""
         spans: list[tuple[int, int]] = []
         done = 0
         for place in self._places_of_heads(text):

@@ -600,12 +600,7 @@ def _restore_view(values: tuple[Any, ...]) -> RunView:
 
 
 def withhold_secrets_of(run: RunState, withholder: Withholder) -> None:
-    """Withhold what a run knows to be secret: arguments of its calls, and what became known by them.
-
-    Args:
-        run: The run.
-        withholder: What withholds it from now on.
-    """
+    """Withhold what a run knows to be secret: arguments of its calls, and what became known by them."""
     calls = [call for message in run.messages[run.unread :] for call in message.tool_calls]
     for call in (*calls, *(each.call for each in run.batch)):
         withholder.add_arguments(call.name, call.arguments)

@@ -85,9 +85,6 @@ def environment_secrets(environment: Mapping[str, str]) -> list[str]:
     They are the values of variables that are named like keys, tokens or passwords, the passwords in URLs, and private
     keys in PEM, whatever the variable's name. A value that may as well be a word (``postgres``, ``tool_result``), or
     that is shorter than 8 characters, does not count: words occur in honest texts.
-
-    Args:
-        environment: The variables.
     """
     found: dict[str, None] = {}
     for name, value in environment.items():
@@ -119,11 +116,7 @@ def header_secrets(headers: Mapping[str, str]) -> list[str]:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable, a header or a parameter is named like a key, a token or a password.
-
-    Args:
-        name: Its name.
-    """
+    """Whether a variable, a header or a parameter is named like a key, a token or a password."""
     named = name.upper().replace("-", "_")
     return _SECRET_NAME.search(named) is not None and _PLACE_NAME.search(named) is None
 
@@ -159,12 +152,7 @@ def secret_values(arguments: Mapping[str, Any], names: frozenset[str], schema: M
 
 
 def marked_values(value: Any, schema: Mapping[str, Any]) -> list[Any]:
-    """The values in a JSON value that its schema marks as secret; it need not be valid.
-
-    Args:
-        value: The value.
-        schema: Its JSON schema.
-    """
+    """The values in a JSON value that its schema marks as secret; it need not be valid."""
     found: list[Any] = []
     _find_marked(value, schema, schema, found, 0)
     return found
@@ -240,12 +228,7 @@ MASK = "**********"
 
 
 def mask_secrets(text: str, secrets: Iterable[str]) -> str:
-    """A text with each secret replaced by asterisks, in whatever form it occurs there.
-
-    Args:
-        text: The text.
-        secrets: The secrets.
-    """
+    """A text with each secret replaced by asterisks, in whatever form it occurs there."""
     for form in sorted({form for secret in secrets for form in _encodings(secret)}, key=len, reverse=True):
         text = text.replace(form, MASK)
     return text
@@ -294,11 +277,7 @@ class Withholder:
         return made
 
     def with_mask(self, mask: str) -> Withholder:
-        """The same, but with one text for every secret instead of placeholders. Use one or the other, not both.
-
-        Args:
-            mask: The text.
-        """
+        """The same, but with one text for every secret instead of placeholders. Use one or the other, not both."""
         masking = copy.copy(self)
         masking._mask = mask
         return masking
@@ -465,12 +444,7 @@ def _alone(form: str) -> str:
 
 
 def seal_value(keys: SecretKeys, value: Any) -> str | None:
-    """The placeholder that holds a JSON value encrypted; None without the package ``cryptography``.
-
-    Args:
-        keys: The keys of the host's secret.
-        value: The value.
-    """
+    """The placeholder that holds a JSON value encrypted; None without the package ``cryptography``."""
     cipher = _cipher(keys)
     if cipher is None:
         return None
@@ -482,9 +456,6 @@ def seal_value(keys: SecretKeys, value: Any) -> str | None:
 
 class SecretOpener:
     """Opens the sealed values in what was written of a run.
-
-    Args:
-        keyring: The keys of the host.
 
     Attributes:
         opened: The values that it has opened: the secrets of the run.

@@ -59,9 +59,6 @@ _MAX_LEADING_WHITESPACE = 1024 * 1024
 class Decompressor:
     """Decompresses one response.
 
-    Args:
-        encoding: The ``content-encoding`` of the response.
-
     Raises:
         ValueError: It is not one of ``ACCEPT_ENCODING``.
     """
@@ -423,11 +420,6 @@ class HttpClient:
 
     def parse_response(self, response: HttpResponse, body: bytes, request: ModelRequest) -> object:
         """The JSON value of a successful response.
-
-        Args:
-            response: The response.
-            body: Its body.
-            request: The request.
 
         Raises:
             ModelError: The status or the body is an error, or the body is not JSON.

@@ -113,12 +113,7 @@ class _NotStrictError(Exception):
 
 
 def output_schema_block(request: ModelRequest, support: SchemaSupport) -> dict[str, Any] | None:
-    """The name, schema and strictness of a request's structured output, or None if no schema should be sent.
-
-    Args:
-        request: The request.
-        support: What the server accepts.
-    """
+    """The name, schema and strictness of a request's structured output, or None if no schema should be sent."""
     schema = request.output_schema
     if schema is None or support.mode != "json_schema" or (request.tools and not support.beside_tools):
         return None
@@ -135,12 +130,7 @@ def wants_json_object(request: ModelRequest, support: SchemaSupport) -> bool:
 
 
 def strict_schema(schema: Mapping[str, Any], rules: SchemaRules) -> dict[str, Any] | None:
-    """A schema as a strict mode takes it, or None if that loses something.
-
-    Args:
-        schema: The schema.
-        rules: The rules of the mode.
-    """
+    """A schema as a strict mode takes it, or None if that loses something."""
     root = cast("dict[str, Any]", thaw(dict(schema)))
     named = _target(root, root.get("$ref"))
     if named is not None:  # a type that contains itself

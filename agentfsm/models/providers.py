@@ -50,9 +50,6 @@ class CloudAccount(Protocol):
     def base_url(self, service: str) -> str:
         """The address of a service.
 
-        Args:
-            service: ``Provider.service``.
-
         Raises:
             ConfigurationError: It is not known, because a region or a project is missing.
         """

@@ -134,10 +134,6 @@ def _is_adjustable(model: Model) -> TypeGuard[AdjustableModel]:
 def with_settings(model: Model, settings: ModelSettings) -> Model:
     """A model with other settings; those that are not set stay as they are.
 
-    Args:
-        model: The model.
-        settings: The settings.
-
     Raises:
         ConfigurationError: The model takes no settings, or does not support one of them.
     """

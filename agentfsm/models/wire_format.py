@@ -92,11 +92,6 @@ def visible_message(message: Message, images: bool, files: bool = False) -> Mess
 
     A tool message without a call id is for a model that was given no tools: it becomes a labelled user message.
     Images are replaced by a note in such a message, and where the model does not accept any. So are files.
-
-    Args:
-        message: The message.
-        images: Whether the model accepts images.
-        files: Whether the model accepts PDFs.
     """
     shown = as_user_message(message)
     if shown.files and not files:
@@ -109,11 +104,6 @@ def visible_message(message: Message, images: bool, files: bool = False) -> Mess
 
 def refuse_parts(messages: Sequence[Message], images: bool, files: bool) -> None:
     """Refuse a prompt with a part that the model does not accept; what it has answered before was taken then.
-
-    Args:
-        messages: The messages of the request.
-        images: Whether the model accepts images.
-        files: Whether the model accepts PDFs.
 
     Raises:
         ProviderError: There is such a part in what the user said since the last reply.
@@ -142,14 +132,7 @@ def encode_parts(
     image: Callable[[Image], dict[str, Any]],
     file: Callable[[File], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """The texts, images and files of a message, in their order.
-
-    Args:
-        message: The message.
-        text: Encodes a text.
-        image: Encodes an image.
-        file: Encodes a PDF.
-    """
+    """The texts, images and files of a message, in their order."""
     return [
         text(part) if isinstance(part, str) else image(part) if isinstance(part, Image) else file(part)
         for part in message.parts

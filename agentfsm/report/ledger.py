@@ -302,9 +302,6 @@ def read_ledger(run_id: str, sealed: Sequence[SealedRecord]) -> RunLedger:
 class LedgerReader:
     """Reads a journal record by record: what it says so far is there after each of them.
 
-    Args:
-        run_id: The run.
-
     Attributes:
         moves: Its moves so far.
         records: Its records so far, decoded; without those that cannot be read.

@@ -250,9 +250,6 @@ _FLAGS = (
 def render_pdf(page: str) -> bytes:
     """A page as a PDF file.
 
-    Args:
-        page: The HTML of the page.
-
     Raises:
         ConfigurationError: No browser is installed that can print it, or it failed.
     """

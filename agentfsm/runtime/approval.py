@@ -250,12 +250,6 @@ async def check_approval(
 ) -> PendingRequest | ToolResult | None:
     """Whether a call may run, after its hooks and ``requires_approval``.
 
-    Args:
-        context: The run.
-        call_state: The call.
-        tool: Its tool.
-        arguments: Its validated arguments.
-
     Returns:
         None if it may run; its result if it was skipped or denied; or the approval request for a human.
 
@@ -347,11 +341,6 @@ def shown_arguments(tool: Tool, call: ToolCall, arguments: Mapping[str, Any]) ->
 
     They are frozen. Objects of other types than JSON's cannot be, so each function gets objects of its own: what it
     does to them shows neither in what the next one sees nor in what the tool gets.
-
-    Args:
-        tool: The tool.
-        call: The call.
-        arguments: Its validated arguments.
     """
     shown: Mapping[str, Any] = freeze(arguments)
     return freeze(tool.arguments(call.arguments)) if contains_objects(shown) else shown

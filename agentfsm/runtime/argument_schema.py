@@ -29,12 +29,7 @@ def is_declared(schema: Mapping[str, Any], path: tuple[str, ...]) -> bool:
 
 
 def why_impossible(schema: Mapping[str, Any], where: Mapping[str, ArgumentMatcher]) -> str | None:
-    """Why no arguments of a tool can meet all conditions; None if some may.
-
-    Args:
-        schema: The JSON schema of the arguments.
-        where: The conditions by path.
-    """
+    """Why no arguments of a tool can meet all conditions; None if some may."""
     root = dict(schema)
     return _impossible_where([root], where, root)
 

@@ -265,11 +265,7 @@ class Context:
         self._listener: Callable[[Event], None] | None = None
 
     def use_config(self, config: AgentConfig) -> None:
-        """Give the run a configuration of its own, before it starts.
-
-        Args:
-            config: The configuration.
-        """
+        """Give the run a configuration of its own, before it starts."""
         self.config, self.secrets = config, EventFilter(config.open_withholder, self.run)
 
     def view(self) -> RunView:
@@ -329,11 +325,7 @@ class Context:
         return self._seq + 1
 
     def continue_numbers(self, after: int) -> None:
-        """Number events from here on greater than an earlier number.
-
-        Args:
-            after: The number.
-        """
+        """Number events from here on greater than an earlier number."""
         self._seq = max(self._seq, after)
 
     def emit_subagent(self, call: ToolCall, event: Event) -> None:
@@ -423,9 +415,6 @@ class Context:
 
 async def read_earlier_messages(context: Context) -> None:
     """Read what was not read of a run when it was loaded.
-
-    Args:
-        context: The run.
 
     Raises:
         JournalError: It was tampered with, or cannot be read.

@@ -50,9 +50,6 @@ class Delegation(Protocol):
     async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
         """The call's result; or what is suspended, if it waits for a human.
 
-        Args:
-            arguments: The call's validated arguments.
-
         Raises:
             agentfsm.errors.ToolError: The call failed.
         """
@@ -183,11 +180,6 @@ class Sampler(Protocol):
 
 
 def run_id_for_call(run: RunState, call_state: CallState) -> str:
-    """The id of the first run that answers a call of a run's batch.
-
-    Args:
-        run: The calling run.
-        call_state: The call.
-    """
+    """The id of the first run that answers a call of a run's batch."""
     index = next(i for i, each in enumerate(run.batch) if each is call_state)
     return f"{run.run_id}-{run.turns}.{index}"

@@ -35,11 +35,7 @@ class EventFilter:
         self._added: list[Any] = []
 
     def add(self, values: Iterable[Any]) -> None:
-        """Withhold further values from now on.
-
-        Args:
-            values: The values.
-        """
+        """Withhold further values from now on."""
         self._added += values
 
     @cached_property
@@ -47,11 +43,7 @@ class EventFilter:
         return self._open_withholder().with_mask(WITHHELD)
 
     def clean(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The data of an event with ``[withheld]`` for each secret.
-
-        Args:
-            data: The event, as JSON data.
-        """
+        """The data of an event with ``[withheld]`` for each secret."""
         self._learn()
         return self._clean_message(self._withholder.clean_fields(data, EVENT_TEXTS))
 

@@ -363,9 +363,6 @@ class _PieceSender:
     """Sends the pieces of one reply, in order.
 
     A piece that ends in what may be the beginning of a secret, and all pieces after it, wait for the next ones.
-
-    Args:
-        context: The run.
     """
 
     def __init__(self, context: Context) -> None:

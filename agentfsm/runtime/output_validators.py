@@ -28,12 +28,7 @@ class AnswerRefusedError(Exception):
 
 
 async def validate_reply(context: Context, parsed: ReplyParsed) -> ReplyParsed:
-    """What a reply with an answer says after the agent's output validators.
-
-    Args:
-        context: The run.
-        parsed: The reply, with an answer.
-    """
+    """What a reply with an answer says after the agent's output validators."""
     try:
         answer = await validate_answer(context, parsed.answer)
     except AnswerRefusedError as error:

@@ -155,11 +155,6 @@ class PermissionPolicy:
         """The rule that decides about a call; if none applies, one with the action ``otherwise``.
 
         A call whose arguments cannot be read as JSON (nested too deeply, a serializer that raises) is denied.
-
-        Args:
-            tool: The tool's name.
-            arguments: Its validated arguments.
-            schema: The JSON schema of its arguments.
         """
         try:
             data = readable_value(arguments)
@@ -230,11 +225,7 @@ def permissions(*rules: PermissionRule | Mapping[str, Any], otherwise: Permissio
 
 
 def policies_of(hooks: Mapping[str, Iterable[Hook]]) -> tuple[PermissionPolicy, ...]:
-    """The permission policies among an agent's hooks.
-
-    Args:
-        hooks: The hooks by state.
-    """
+    """The permission policies among an agent's hooks."""
     functions = (each.function for each in hooks.get(State.DISPATCH_TOOL, ()))
     return tuple(each for each in functions if isinstance(each, PermissionPolicy))
 
@@ -337,13 +328,7 @@ class UnattendedCalls:
 def unattended_calls(
     tools: Mapping[str, Tool], hooks: Mapping[str, Sequence[Hook]], toolsets: Sequence[Toolset[Any]] = ()
 ) -> tuple[UnattendedCalls, ...]:
-    """Which calls can run without a person, for each tool of an agent and of its sub-agents.
-
-    Args:
-        tools: The agent's tools by name.
-        hooks: Its hooks by state.
-        toolsets: Its toolsets.
-    """
+    """Which calls can run without a person, for each tool of an agent and of its sub-agents."""
     return tuple(_of_agent(tools, hooks, toolsets, "", ()))
 
 

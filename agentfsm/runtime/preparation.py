@@ -79,9 +79,6 @@ def check_ids(run_id: object, session_id: object) -> None:
 def normalize_history(history: Iterable[Message]) -> list[Message]:
     """An earlier transcript without its system prompt and recalled memory, with a result for each call.
 
-    Args:
-        history: The transcript.
-
     Raises:
         RunError: It contains something that is not a message.
     """
@@ -180,9 +177,6 @@ async def add_tools(context: Context, *, dismissed: bool = False) -> None:
 
 async def add_instructions(context: Context) -> None:
     """Put the system prompt at the beginning of a new run's transcript, with what a function of the agent returns.
-
-    Args:
-        context: The run.
 
     Raises:
         RunError: The function failed, or returned something other than a text.

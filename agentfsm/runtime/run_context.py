@@ -80,12 +80,7 @@ class AboutRun:
 
 
 def run_context(run: RunState, deps: Any) -> RunContext[Any]:
-    """The context of a run.
-
-    Args:
-        run: The run.
-        deps: Its dependencies.
-    """
+    """The context of a run."""
     return RunContext(run.run_id, run.session_id, actor=run.requester, tags=run.tags, metadata=run.metadata, deps=deps)
 
 

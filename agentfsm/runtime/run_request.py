@@ -75,11 +75,6 @@ async def identify_actor(config: AgentConfig, run: RunState, request: RunRequest
 
     A sub-agent's run gets both from its calling run.
 
-    Args:
-        config: The agent's configuration.
-        run: The run.
-        request: The request.
-
     Raises:
         HumanReplyError: The host refuses whoever replies, or the approval's rule does.
     """
@@ -204,11 +199,6 @@ def _with_outcome(run: RunState, outcome: Outcome) -> RunState:
 
 def require_extension(machine: Machine, run: RunState, reply: HumanReply) -> None:
     """Check that an extension is granted by the row that takes it, before anything is changed.
-
-    Args:
-        machine: The compiled graph of the run.
-        run: The run, which waits.
-        reply: The reply.
 
     Raises:
         HumanReplyError: The row grants nothing.

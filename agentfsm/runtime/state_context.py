@@ -166,9 +166,6 @@ class _ModelOptions(NamedTuple):
 class EffectCalls:
     """The calls that one visit of a user-defined state makes, those of an earlier attempt at it included.
 
-    Args:
-        context: The run.
-
     Attributes:
         run: Everything the run knows.
         state: The name of the state.

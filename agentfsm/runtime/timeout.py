@@ -52,9 +52,6 @@ class CancelRequests:
 
         A consumer of events may have handled a cancellation of its own in the meantime: before Python 3.13, a
         ``TaskGroup`` that fails leaves its task's count increased.
-
-        Args:
-            waiting: The task.
         """
         self._waiting, self._before = waiting, waiting.cancelling()
 
@@ -357,9 +354,6 @@ def _close(inner: Coroutine[Any, Any, Any]) -> None:
 
     An exception comes first, because before Python 3.13 ``close`` does not reach into an asynchronous generator, which
     then counts as running forever: it cannot be closed, and complains when it is collected.
-
-    Args:
-        inner: The coroutine.
     """
     for _ in range(CLOSE_ATTEMPTS):
         with suppress(Exception, asyncio.CancelledError, SystemExit):

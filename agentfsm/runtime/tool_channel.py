@@ -24,11 +24,6 @@ class ToolWaits(BaseException):  # not an error: it leaves a tool that must wait
 class CallChannel:
     """What one attempt at a tool call tells its run.
 
-    Args:
-        context: The run.
-        call_state: The call.
-        tool: Its tool.
-
     Attributes:
         request: What the tool has asked and nobody has answered yet, or None.
     """

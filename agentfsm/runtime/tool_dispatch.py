@@ -316,9 +316,6 @@ def open_subruns(context: Context) -> list[tuple[Tool, str]]:
     """The runs of sub-agents that may not have ended, and that nobody continues if the calling run ends now.
 
     They are those of calls without a result that wait for a person, or that a crash has cut off.
-
-    Args:
-        context: The calling run.
     """
     run, config = context.run, context.config
     if config.host.store is None:  # they are in the calling run's record
@@ -349,12 +346,7 @@ async def dismiss_subruns(context: Context, subruns: Iterable[tuple[Tool, str]])
 
 
 def calling_run(config: AgentConfig, run: RunState) -> CallingRun:
-    """A run as a sub-agent's caller, with the permission policies that bind the sub-agent, too.
-
-    Args:
-        config: The configuration of the run.
-        run: The run.
-    """
+    """A run as a sub-agent's caller, with the permission policies that bind the sub-agent, too."""
     return CallingRun(
         run, config.host, _FULL_SHARE, permissions=policies_of(config.hooks), secrets=run_secrets(run, config.tools)
     )

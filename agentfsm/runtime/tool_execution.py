@@ -46,9 +46,6 @@ def to_model_content(value: Any) -> tuple[str, tuple[Image, ...]]:
     A string is used unchanged, and None becomes ``done``. An ``Image`` is sent as an image with a placeholder in the
     text; so is each ``Image`` in a list or tuple, between its other items. Anything else becomes JSON, or
     ``str(value)``.
-
-    Args:
-        value: The value.
     """
     if isinstance(value, Image):
         return value.text_placeholder, (value,)
@@ -94,23 +91,13 @@ def _failure_result(call: ToolCall, failure: Failure, text: str, error_class: st
 
 
 def invalid_arguments(call: ToolCall, *reasons: str) -> ToolResult:
-    """The result of a call whose arguments are invalid.
-
-    Args:
-        call: The call.
-        reasons: What is wrong with them.
-    """
+    """The result of a call whose arguments are invalid."""
     text = prompts.invalid_arguments_text(call.name, reasons)
     return failed_result(call, FailureKind.invalid_arguments, text)
 
 
 def validate_call(call: ToolCall, tools: Any) -> tuple[Tool, dict[str, Any]] | ToolResult:
-    """The tool of a call and its validated arguments, or a failed result that says why it cannot run.
-
-    Args:
-        call: The call.
-        tools: The tools by name.
-    """
+    """The tool of a call and its validated arguments, or a failed result that says why it cannot run."""
     tool: Tool | None = tools.get(call.name)
     if tool is None:
         return failed_result(call, FailureKind.unknown_tool, prompts.unknown_tool_text(call.name, tools))

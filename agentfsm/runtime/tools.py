@@ -110,11 +110,6 @@ class Delegate(Protocol):
     async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
         """Check that what is suspended can continue with a person's reply; nothing is changed.
 
-        Args:
-            caller: The calling run.
-            held: The suspended run.
-            reply: The reply.
-
         Raises:
             agentfsm.errors.SuspensionRecordError: It cannot.
         """

@@ -177,10 +177,6 @@ def toolset_name(toolset: Toolset[Any]) -> str:
 def choose_tools(toolset: Toolset[Any], returned: Any) -> list[Tool]:
     """What a toolset returned, as tools.
 
-    Args:
-        toolset: The toolset.
-        returned: What it returned.
-
     Raises:
         ToolDefinitionError: It is not a list of tools, or one of them cannot be described to a model, or is for the
             list ``tools`` alone, as ``ask_user`` is.

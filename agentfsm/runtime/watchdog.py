@@ -64,9 +64,6 @@ def blocking_code(frame: FrameType | None) -> str | None:
     It is the innermost frame that is neither agentfsm's nor the standard library's. What a module executes while it is
     imported counts as the code that imports it.
 
-    Args:
-        frame: The thread's innermost frame.
-
     Returns:
         None if the event loop waits, or executes only code of agentfsm and the standard library.
     """

@@ -470,9 +470,6 @@ def scenarios_through_rows(agent: Agent[Any, Any]) -> Iterator[Scenario]:
 
     It has guardrails of its own if the run reaches a limit. Rows that need a guard without examples are
     left out, and named in a warning.
-
-    Args:
-        agent: The agent.
     """
     behavior = agent.behavior
     guardrails = small_guardrails(behavior)
@@ -494,11 +491,7 @@ def scenarios_through_rows(agent: Agent[Any, Any]) -> Iterator[Scenario]:
 
 
 def scenarios_along_paths(agent: Agent[Any, Any]) -> Iterator[Scenario]:
-    """The scenarios of a few runs that together take every row that a run of an agent can take.
-
-    Args:
-        agent: The agent.
-    """
+    """The scenarios of a few runs that together take every row that a run of an agent can take."""
     return _scenarios(WitnessDriver(agent), paths(agent, "transitions"))
 
 

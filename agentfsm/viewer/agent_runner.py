@@ -24,12 +24,7 @@ GRACE_S = 30.0
 
 
 class AgentRunner:
-    """Goes on with runs that were answered or cancelled, if exactly one of its agents fits them.
-
-    Args:
-        store: The store that tells which.
-        agents: The agents, which have that store.
-    """
+    """Goes on with runs that were answered or cancelled, if exactly one of its agents fits them."""
 
     def __init__(self, store: Store, agents: Sequence[Agent[Any, Any]]) -> None:
         self._store, self.agents = store, tuple(agents)

@@ -30,10 +30,6 @@ SMALL = 50
 class FollowedRun:
     """A run, read as far as somebody has asked.
 
-    Args:
-        store: The store that has it.
-        run_id: The run.
-
     Attributes:
         run_id: The run.
         path: Its moves; complete after ``refresh``.
@@ -171,12 +167,7 @@ async def _compute(work: Callable[[], None], records: int) -> None:
 
 
 class FollowedRuns:
-    """The runs that were looked at last.
-
-    Args:
-        store: The store.
-        most: How many are kept.
-    """
+    """The runs that were looked at last."""
 
     def __init__(self, store: Store, most: int = 8) -> None:
         self._store, self._most = store, most

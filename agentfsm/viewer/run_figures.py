@@ -192,11 +192,7 @@ class Listed(NamedTuple):
 
 
 class FiguresCache:
-    """Figures of runs that have not changed since they were read.
-
-    Args:
-        most: How many are kept.
-    """
+    """Figures of runs that have not changed since they were read."""
 
     def __init__(self, most: int = 5_000) -> None:
         self._most = most

@@ -63,9 +63,6 @@ class Remaining(NamedTuple):
 class StepReader:
     """Reads a journal record by record, and keeps what is shown of each move.
 
-    Args:
-        run_id: The run.
-
     Attributes:
         ledger: The ledger so far.
     """

@@ -69,9 +69,6 @@ class SetAsideRuns:
     async def find(self, infos: Iterable[RunInfo]) -> Mapping[str, SetAside]:
         """Those of some runs that are set aside; none if the queues cannot be read, which is logged.
 
-        Args:
-            infos: The runs.
-
         Raises:
             agentfsm.errors.StoreError: The store cannot be read.
         """

@@ -143,9 +143,6 @@ class Notices:
     async def begin(self, head: Head) -> None:
         """Have a notice sent of what a run waits for, unless that has been done.
 
-        Args:
-            head: The head of the run.
-
         Raises:
             agentfsm.errors.StoreError: The engine cannot be reached.
         """

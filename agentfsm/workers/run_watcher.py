@@ -123,12 +123,7 @@ def due_at(request: StoredRequest, graph: Graph) -> float:
 
 
 def attempts_without_progress(records: Sequence[SealedRecord], head: Head) -> int:
-    """How often a run was tried at the point where it was cut off.
-
-    Args:
-        records: The run's records.
-        head: Its head.
-    """
+    """How often a run was tried at the point where it was cut off."""
     for record in reversed(records):
         if not any(is_kind(record, kind) for kind in _REPEATED_KINDS):
             return head.epoch - int(decode(record.body)["epoch"]) + 1
@@ -137,10 +132,6 @@ def attempts_without_progress(records: Sequence[SealedRecord], head: Head) -> in
 
 async def require_secret(store: Store, keyring: Keyring) -> None:
     """Check that a worker has the secret of some unfinished run of a store; if there is none, that of the newest run.
-
-    Args:
-        store: The store.
-        keyring: The keys of the worker.
 
     Raises:
         ConfigurationError: All of them were written under secrets that the worker does not have.
@@ -161,9 +152,6 @@ async def require_secret(store: Store, keyring: Keyring) -> None:
 
 async def require_clock(store: Store) -> None:
     """Check that the clock of a worker, by which delays and the validity of requests end, is not far from the server's.
-
-    Args:
-        store: The store.
 
     Raises:
         ConfigurationError: It is.

@@ -108,10 +108,6 @@ class ServedAgents:
         program that started it, and so is one with the tags of several agents. An agent that requires less approval
         than the run began with fits neither, and so does any that lacks a secret that sealed the run.
 
-        Args:
-            run_id: The run.
-            records: Its records.
-
         Raises:
             JournalError: The first record cannot be read.
         """

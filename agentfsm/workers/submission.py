@@ -59,12 +59,7 @@ def agent_tag(name: str) -> str:
 
 
 def submission_queue(agent: str, key_id: str) -> str:
-    """The queue of the new runs of an agent: a worker without the secret that sealed them never gets them.
-
-    Args:
-        agent: The name of the agent.
-        key_id: The key id of the secret.
-    """
+    """The queue of the new runs of an agent: a worker without the secret that sealed them never gets them."""
     return f"{agent}:{key_id}"
 
 
@@ -134,11 +129,6 @@ def _cipher(keys: SecretKeys) -> AESSIV:
 def seal_submission(submission: Submission, run_id: str, keyring: Keyring) -> str:
     """A submission, encrypted for the queue.
 
-    Args:
-        submission: The submission.
-        run_id: The run that it starts.
-        keyring: The keys of the host.
-
     Raises:
         MissingExtraError: The package that encrypts is not installed.
     """
@@ -150,11 +140,6 @@ def seal_submission(submission: Submission, run_id: str, keyring: Keyring) -> st
 
 def open_submission(sealed: str, run_id: str, keyring: Keyring) -> Submission:
     """A submission that was sealed.
-
-    Args:
-        sealed: Its sealed form.
-        run_id: The run that it starts.
-        keyring: The keys of the host.
 
     Raises:
         JournalError: It was not sealed under a secret of the host, or not for that run.

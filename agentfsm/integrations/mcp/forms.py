@@ -119,10 +119,6 @@ def _options(schema: Any) -> list[tuple[Any, str]]:
 def read_reply(form: Form, reply: HumanReply) -> Answer:
     """A person's reply as the answer to a form, with the defaults of the fields that were left out.
 
-    Args:
-        form: The form.
-        reply: The reply.
-
     Raises:
         HumanReplyError: It does not fit the form; the error names each field.
     """

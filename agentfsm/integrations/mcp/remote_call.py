@@ -348,11 +348,6 @@ class RemoteCalls:
     async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
         """Check that a reply fits what the server asks.
 
-        Args:
-            caller: The calling run.
-            held: The call that waits.
-            reply: The reply.
-
         Raises:
             HumanReplyError: It does not; the error names each field.
         """
@@ -403,9 +398,6 @@ class RemoteCall:
 
     async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
         """The call's result; or what is suspended, if the server asks a person.
-
-        Args:
-            arguments: The call's validated arguments.
 
         Raises:
             ToolError: The call failed.

@@ -35,9 +35,6 @@ class SamplingAgent(Protocol):
 def sampler_of(agent: SamplingAgent) -> Sampler:
     """What answers requests with an agent.
 
-    Args:
-        agent: The agent.
-
     Raises:
         ValueError: It has tools.
     """

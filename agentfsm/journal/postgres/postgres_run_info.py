@@ -97,12 +97,7 @@ class ListedRun(NamedTuple):
 
 
 def listed_row(number: int, info: RunInfo) -> str:
-    """What a run is listed by, as the JSON of its row.
-
-    Args:
-        number: The number of the run.
-        info: What it is listed by.
-    """
+    """What a run is listed by, as the JSON of its row."""
     waiting = info.waiting_for or WaitingFor("")
     row: dict[str, Any] = {
         "id": number,

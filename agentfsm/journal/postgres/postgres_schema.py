@@ -248,9 +248,6 @@ async def transaction(db: AsyncConnection[Any]) -> AsyncGenerator[None]:
 async def read_version(db: AsyncConnection[Any]) -> int:
     """The version of the schema; 0 if there is none.
 
-    Args:
-        db: A connection.
-
     Raises:
         StoreFormatError: A newer release wrote it.
     """

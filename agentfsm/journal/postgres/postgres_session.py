@@ -146,11 +146,7 @@ class PostgresSettings:
 
 
 class PostgresSession:
-    """The connections of a store in the running event loop. It closes itself when ``asyncio.run`` ends the loop.
-
-    Args:
-        settings: The settings of the store.
-    """
+    """The connections of a store in the running event loop. It closes itself when ``asyncio.run`` ends the loop."""
 
     def __init__(self, settings: PostgresSettings) -> None:
         self.settings = settings

@@ -82,13 +82,7 @@ class RunRow(Protocol):
 
 
 class OwnerConnection:
-    """A connection to the process that writes a file.
-
-    Args:
-        database: The file.
-        reader: What is read from the connection.
-        writer: What is written to it.
-    """
+    """A connection to the process that writes a file."""
 
     def __init__(self, database: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._database = database
@@ -98,10 +92,6 @@ class OwnerConnection:
 
     async def call(self, command: str, **fields: Any) -> Any:
         """What the process answers to a command.
-
-        Args:
-            command: The command.
-            fields: What belongs to it.
 
         Raises:
             StoreLockedError: It does not answer.
@@ -136,9 +126,6 @@ class OwnerConnection:
 
 async def connect_to_owner(file: StoreFile) -> OwnerConnection | None:
     """A connection to the process that writes a file; None if nobody listens.
-
-    Args:
-        file: The file.
 
     Raises:
         StoreError: A process of another user listens there.

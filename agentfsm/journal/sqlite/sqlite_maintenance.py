@@ -267,9 +267,6 @@ _SELECT_FIRST_ROW = (
 def find_schema_damage(path: Path) -> list[Damage]:
     """One entry if the file's tables or triggers are not those of a store, or are gone, or none.
 
-    Args:
-        path: The SQLite file.
-
     Raises:
         StoreError: The file cannot be read.
     """
@@ -289,9 +286,6 @@ def find_row_damage(path: Path) -> list[Damage]:
     """An entry for each run that was deleted, has a record before its first or a value of another type, or is misfiled.
 
     Misfiled is a run that is found by other tags or metadata than it is listed by, or not by its prompt.
-
-    Args:
-        path: The SQLite file.
 
     Raises:
         StoreError: The file cannot be read.
@@ -367,9 +361,6 @@ def truncate_wal(path: Path) -> bool:
     """Truncate the write-ahead log, so that nothing of what was overwritten is left in it.
 
     Call it in the process that writes the file.
-
-    Args:
-        path: The SQLite file.
 
     Returns:
         Whether the log was truncated; it is not while another program reads an older state of the file.

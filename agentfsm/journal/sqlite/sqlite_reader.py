@@ -19,11 +19,7 @@ Query = Callable[[sqlite3.Connection], QueryResult]
 
 
 class SqliteReader:
-    """Reads one file. It needs no lock, even while another process writes the file.
-
-    Args:
-        file: The SQLite file.
-    """
+    """Reads one file. It needs no lock, even while another process writes the file."""
 
     def __init__(self, file: StoreFile) -> None:
         self._file = file

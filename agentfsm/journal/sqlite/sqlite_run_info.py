@@ -38,13 +38,7 @@ _COLUMNS = ", ".join(f"info.{name}" for name in _FIELDS)
 
 
 def write_run_info(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
-    """Write what a run is listed by.
-
-    Args:
-        db: The file.
-        number: The number of the run.
-        info: What it is listed by.
-    """
+    """Write what a run is listed by."""
     waiting = info.waiting_for or WaitingFor("")
     tags, metadata = _write_index(db, number, info.prompt, info.tags, info.metadata)
     values = (

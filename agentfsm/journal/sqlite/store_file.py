@@ -184,9 +184,6 @@ class StoreFile:
     A relative path is made absolute at once, and symbolic links are resolved, so that every way to the file leads to
     the same lock.
 
-    Args:
-        path: The path that the user gave.
-
     Attributes:
         given: The path, made absolute.
         path: The real path.
