@@ -46,8 +46,6 @@ from agentfsm.runtime.host import Host
 if TYPE_CHECKING:
     from agentfsm.workers.waker import SetAside, Waker
 
-__all__ = ["Runs", "StoredRun", "runs_for", "runs_on"]
-
 
 def runs_on(runs: Runs, store: Store) -> Runs:
     """The same on another store, such as one with the runs of some tenants only: with the same secrets and waker."""

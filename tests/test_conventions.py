@@ -123,3 +123,25 @@ def test_no_former_name_is_left(path: Path):
 
 def test_every_module_says_what_it_is_for():
     assert [name_of(path) for path in FILES if not ast.get_docstring(tree_of(path))] == []
+
+
+PUBLIC_MODULES = words(
+    """
+    workers/restate_waker.py testing/invariants.py testing/strategies.py testing/model_conformance.py
+    testing/store_conformance.py
+    """
+)
+"""Modules with public names that are no packages; docs/stability.md lists them."""
+
+WITH_NAMES_OF_OTHERS = words("machine/graph.py journal/store.py")
+"""Modules that export types of a neighbor for everybody who uses theirs."""
+
+
+def assigned(path: Path) -> set[str]:
+    targets = [target for node in tree_of(path).body if isinstance(node, ast.Assign) for target in node.targets]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def test_only_public_packages_list_what_they_export():
+    listing = {name_of(path) for path in FILES if path.name != "__init__.py" and "__all__" in assigned(path)}
+    assert listing == PUBLIC_MODULES | WITH_NAMES_OF_OTHERS

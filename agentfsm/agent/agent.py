@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 else:  # without their defaults: ``typing_extensions`` takes four times as long to import as this module
     AgentDeps, Output = TypeVar("AgentDeps"), TypeVar("Output", covariant=True)
 
-__all__ = ["Agent"]
-
-
 _NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -39,21 +39,6 @@ from agentfsm.runtime.toolsets import Toolset, takes_run_context
 if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
 
-__all__ = [
-    "AgentOptions",
-    "check_agent_graph",
-    "check_ending",
-    "check_migrations",
-    "check_permissions",
-    "check_rows_for_texts",
-    "check_validators",
-    "effects_by_state",
-    "has_methods",
-    "hooks_by_state",
-    "validate_type",
-    "validate_types",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:

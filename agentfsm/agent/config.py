@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from agentfsm.analysis.run_monitor import ProofModel
     from agentfsm.journal.records import Record
 
-__all__ = ["build_config", "proof_traits", "resolve_model", "with_history_policy", "with_host"]
-
 
 def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     """The validated configuration of an agent.

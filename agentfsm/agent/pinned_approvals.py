@@ -29,8 +29,6 @@ from agentfsm.runtime.permissions import PermissionHook, PermissionPolicy, Permi
 from agentfsm.runtime.tools import ApprovalRequirement, Tool
 from agentfsm.runtime.toolsets import Toolset, chooser_of, is_open
 
-__all__ = ["as_strict_as_pinned", "is_as_strict", "pin_approvals"]
-
 Pinned = Mapping[str, Any]
 _APPROVAL: TypeAdapter[Approval] = TypeAdapter(Approval)
 

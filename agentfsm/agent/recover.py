@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from agentfsm.journal.signals import Signal
     from agentfsm.journal.store import Head
 
-__all__ = ["accepts_graph", "began_with", "next_run", "pinned_approvals", "unfinished_runs"]
-
 
 def accepts_graph(config: AgentConfig, graph: str) -> bool:
     """Whether runs with a graph can continue with an agent."""

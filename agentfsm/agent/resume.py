@@ -40,20 +40,6 @@ if TYPE_CHECKING:
     from agentfsm.journal.signals import Signal
     from agentfsm.journal.store import Store
 
-__all__ = [
-    "ResumeRequest",
-    "config_with_tools",
-    "dismiss_run",
-    "is_run_id",
-    "load_dismissed",
-    "load_resumed",
-    "load_run",
-    "open_suspended_state",
-    "parse_record",
-    "require_store",
-    "resume_run",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:

@@ -27,9 +27,6 @@ from agentfsm.runtime.run_request import require_extension
 from agentfsm.runtime.tool_dispatch import calling_run
 from agentfsm.runtime.tools import Tool, describe_validation_error
 
-__all__ = ["check_agent", "check_reply", "may_read_messages"]
-
-
 _GRANTING_REPLIES = frozenset({"allow", "edit", "did_not_run"})
 """The kinds of replies after which a call runs."""
 

@@ -22,8 +22,6 @@ from agentfsm.runtime.context import AgentConfig
 if TYPE_CHECKING:
     from agentfsm.models.settings import ModelSettings
 
-__all__ = ["RunOptions", "restore_options", "run_details", "with_options"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:

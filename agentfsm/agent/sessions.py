@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from agentfsm.journal.run_info import RunInfo
     from agentfsm.journal.store import Store
 
-__all__ = ["Session"]
-
 MAX_ID_CHARS = 200
 """How long the id of a session may be: runs are found by as much of it."""
 

@@ -13,8 +13,6 @@ from agentfsm.loop.messages import Usage
 from agentfsm.loop.state import RunState
 from agentfsm.runtime.delegation import CallingRun
 
-__all__ = ["Spent", "cap_guardrails"]
-
 
 @dataclass(frozen=True, slots=True)
 class Spent:

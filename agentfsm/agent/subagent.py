@@ -54,8 +54,6 @@ from agentfsm.runtime.toolsets import Toolset, toolset_name
 if TYPE_CHECKING:
     from agentfsm.journal.load import LoadedRun
 
-__all__ = ["SampledRun", "SubRun", "SubagentFactory", "subagent_tool"]
-
 DISPATCH = State.DISPATCH_TOOL
 
 

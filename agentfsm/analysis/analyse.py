@@ -24,8 +24,6 @@ from agentfsm.analysis.state_space import BreadthFirstSearch, CompiledRow, Confi
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior, check_counter_limits
 from agentfsm.machine.graph import Graph
 
-__all__ = ["Analysis", "DeadTransition", "Verdict", "analyse"]
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

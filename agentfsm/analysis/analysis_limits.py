@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from agentfsm.errors import ConfigurationError
 
-__all__ = ["AnalysisLimitError", "AnalysisLimits", "Meter"]
-
 READ_CLOCK_EVERY = 512
 """The clock is read once for so many configurations and steps."""
 

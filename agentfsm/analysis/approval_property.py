@@ -17,8 +17,6 @@ from agentfsm.loop.quorum import MAX_APPROVALS
 from agentfsm.machine.declaration import Transition
 from agentfsm.machine.graph import Graph
 
-__all__ = ["ApprovalProperty", "needs_approvals"]
-
 _NOT_ASKED, _ASKED = 0, 1
 """The states of the automaton: whether a call was asked for and nothing was decided since."""
 

@@ -15,21 +15,6 @@ from functools import cache
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph, Guard, Transition
 
-__all__ = [
-    "ALWAYS",
-    "NEVER",
-    "Assumptions",
-    "Comparison",
-    "Condition",
-    "GuardAssumption",
-    "NumericCondition",
-    "Update",
-    "Variable",
-    "comparisons",
-    "iff",
-    "parse_condition",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

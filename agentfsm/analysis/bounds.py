@@ -56,17 +56,6 @@ from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.declaration import Exhausted, StateSpec
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = [
-    "MAX_TRACE_ROWS",
-    "Bounds",
-    "calls_per_move",
-    "compute_bounds",
-    "row_cost",
-    "runs_one_by_one",
-    "with_enforced",
-    "with_unseen_calls",
-]
-
 MAX_LAYER_VALUES = 200
 """How many combinations of values of large counters there may be in a layer before counters are left free."""
 

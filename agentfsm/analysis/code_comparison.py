@@ -32,8 +32,6 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-__all__ = ["DigestOnly", "code_digest", "code_key", "parsed_statement", "same_code"]
-
 Body = Callable[[FunctionType], object]
 
 _MAX_DEPTH = 12

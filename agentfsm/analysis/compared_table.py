@@ -10,22 +10,6 @@ from agentfsm.analysis.code_comparison import DigestOnly, code_key, same_code
 from agentfsm.machine.declaration import Exhausted
 from agentfsm.machine.graph import Graph, Guard, StateSpec, Transition
 
-__all__ = [
-    "ComparedRow",
-    "ComparedTable",
-    "DeclarationChange",
-    "compared_table",
-    "counter_changes",
-    "declaration_changes",
-    "renamed_guards",
-    "renamed_states",
-    "rows_by_id",
-    "same_effect",
-    "same_guard",
-    "with_guards",
-    "with_states",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class DeclarationChange:

@@ -20,21 +20,6 @@ from agentfsm.analysis.assumptions import Comparison, GuardAssumption, Variable,
 from agentfsm.analysis.layered_graph import Cost, UnboundedError, add_costs, elementwise_max, max_path_costs
 from agentfsm.analysis.state_space import CompiledRow, Configuration, StateSpace
 
-__all__ = [
-    "FOLDING_THRESHOLD",
-    "AcceleratedGraph",
-    "CostedMove",
-    "CounterShift",
-    "NestedRows",
-    "PathSummary",
-    "ReachedNode",
-    "flatten_rows",
-    "is_foldable",
-    "max_summary",
-    "shift_values",
-]
-
-
 FOLDING_THRESHOLD = 4
 """A counter with a larger limit is *folded* (kept out of the nodes), unless its values are labels."""
 

@@ -15,8 +15,6 @@ from agentfsm.analysis.compared_table import ComparedRow, ComparedTable
 from agentfsm.analysis.exclusive_guards import Required, are_disjoint, required_values
 from agentfsm.machine.declaration import Exhausted
 
-__all__ = ["DecisionChange", "MovedRow", "decision_changes", "moved_rows", "ranked_decisions"]
-
 
 @dataclass(frozen=True, slots=True)
 class MovedRow:

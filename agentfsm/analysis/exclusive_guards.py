@@ -20,8 +20,6 @@ from typing import cast
 
 from agentfsm.analysis.code_comparison import parsed_statement
 
-__all__ = ["are_disjoint", "required_values"]
-
 Constants = frozenset[object]
 Required = Mapping[str, Constants]
 """What must be equal to one of which constants, by the path that is read (``run.action``)."""

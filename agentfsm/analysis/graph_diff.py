@@ -39,8 +39,6 @@ from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.declaration import Counter
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 
-__all__ = ["GraphDiff", "Renamed", "diff", "format_reviewed", "graph_from_table", "reviewed_table"]
-
 MAX_COMMENT = 60_000
 """Characters of a difference as Markdown; GitHub accepts comments of up to 65,536."""
 

@@ -15,17 +15,6 @@ from typing import Generic, TypeVar
 
 from agentfsm.analysis.analysis_limits import Meter
 
-__all__ = [
-    "Cost",
-    "LayeredEdge",
-    "LayeredGraph",
-    "LongestPaths",
-    "UnboundedError",
-    "add_costs",
-    "elementwise_max",
-    "max_path_costs",
-]
-
 N = TypeVar("N", bound=Hashable)
 E = TypeVar("E")
 

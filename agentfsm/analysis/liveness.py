@@ -12,8 +12,6 @@ from agentfsm.analysis.assumptions import Assumptions, NumericCondition, Variabl
 from agentfsm.analysis.state_space import Configuration, StateSpace
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = ["ExportedModel", "dead_variables"]
-
 
 def dead_variables(graph: Graph, assumptions: Assumptions) -> Mapping[Configuration, frozenset[str]]:
     """The names of the dead variables, by the place of a state and the values of the labelled variables."""

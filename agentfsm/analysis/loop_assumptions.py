@@ -30,8 +30,6 @@ from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
 from agentfsm.machine.declaration import Counter, EffectSpec, Exhausted, Guard, StateSpec, Transition
 from agentfsm.machine.graph import Graph
 
-__all__ = ["AgentTraits", "exported_model", "graph_assumptions", "makes_unseen_calls"]
-
 
 @dataclass(frozen=True, slots=True)
 class AgentTraits:

@@ -22,21 +22,6 @@ from agentfsm.analysis.state_space import BreadthFirstSearch, Configuration, Sta
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph
 
-__all__ = [
-    "VIOLATED",
-    "ModelChecker",
-    "Property",
-    "PropertyAutomaton",
-    "SafetyProperty",
-    "Trace",
-    "find_lasso",
-    "is_feasible_in",
-    "must_pass",
-    "never_after",
-    "row_ids",
-    "shortest_path_to",
-]
-
 VIOLATED = 2
 """The state of an automaton whose property is violated; its other states are 0 (disarmed) and 1 (armed)."""
 

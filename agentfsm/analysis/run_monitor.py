@@ -32,8 +32,6 @@ from agentfsm.analysis.state_space import Configuration, StateSpace
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = ["ModelMismatch", "ProofModel", "RunMonitor"]
-
 MAX_CONFIGURATIONS = 2_000
 """If a run can be in more configurations than this, only its state and its counters are followed from there on."""
 

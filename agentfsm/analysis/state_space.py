@@ -17,8 +17,6 @@ from agentfsm.analysis.analysis_limits import Meter
 from agentfsm.analysis.assumptions import Assumptions, Condition, GuardAssumption, Update, Variable, parse_condition
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = ["BreadthFirstSearch", "CompiledRow", "Configuration", "Move", "StateSpace", "reconstruct_path"]
-
 N = TypeVar("N")
 
 Configuration = tuple[int, ...]

@@ -32,8 +32,6 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.runtime.approval import Edit, Extend, HumanInput
 
-__all__ = ["answer", "cancel"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SenderOptions:

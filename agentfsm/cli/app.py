@@ -17,8 +17,6 @@ from click.shell_completion import CompletionItem, get_completion_class
 from agentfsm import __version__
 from agentfsm.errors import AgentfsmError, MissingExtraError
 
-__all__ = ["COMMANDS", "CommandEntry", "app", "completion", "run_app"]
-
 
 class CommandEntry(NamedTuple):
     """One row of the table of commands.

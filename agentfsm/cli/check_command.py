@@ -38,8 +38,6 @@ from agentfsm.runtime.permissions import UnattendedCalls, unattended_calls
 from agentfsm.runtime.tools import Tool, with_subagents
 from agentfsm.testing.counterexample import counterexample_test
 
-__all__ = ["check"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _ReportOptions:

@@ -11,9 +11,6 @@ from typing import IO, Any, cast
 
 from rich.console import Console
 
-__all__ = ["DEFAULT_WIDTH", "CliConsole", "open_console", "parse_json_object", "sanitize", "shorten", "single_line"]
-
-
 DEFAULT_WIDTH = 120
 """Columns if the output is not a terminal and ``COLUMNS`` is not set."""
 

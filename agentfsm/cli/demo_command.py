@@ -32,9 +32,6 @@ from agentfsm.runtime.approval import Allow, HumanInput
 from agentfsm.runtime.host import Host, SystemClock
 from agentfsm.runtime.tools import Tool, tool
 
-__all__ = ["MISTAKES", "TASK", "DemoModel", "demo", "demo_tools"]
-
-
 _MAX_MATCHES = 50
 """How many matches a search returns."""
 

@@ -26,13 +26,6 @@ from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
 from agentfsm.report.reported_run import graph_of_run, path_of_run
 
-__all__ = [
-    "diagram",
-    "load_records",
-    "require_run_diagram_format",
-    "write_run_diagram",
-]
-
 
 def require_run_diagram_format(path: Path) -> None:
     """Check, before a run costs anything, that its path can be drawn to a file.

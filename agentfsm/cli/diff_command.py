@@ -21,8 +21,6 @@ from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
 from agentfsm.report.reported_run import graph_of_run
 
-__all__ = ["diff"]
-
 _EXAMPLES = """\b
 Examples:
   agentfsm diff agentfsm.loop.transition_table:LOOP my_graphs.py:GRAPH

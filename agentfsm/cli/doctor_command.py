@@ -31,8 +31,6 @@ from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.keys import SECRET_VARIABLE
 from agentfsm.models.providers import PROVIDERS, Provider, resolve_endpoint
 
-__all__ = ["Finding", "doctor"]
-
 Level = Literal["ok", "note", "warning", "problem"]
 
 NEWEST_TESTED_PYTHON = (3, 14)

@@ -20,8 +20,6 @@ from agentfsm.loop.messages import Usage
 from agentfsm.models import resolve
 from agentfsm.testing.evaluation import Case, CaseAttempt, Evaluation, evaluate, read_cases
 
-__all__ = ["eval"]
-
 MOST_ROWS = 10
 """How many of the rows that were taken most often are shown."""
 

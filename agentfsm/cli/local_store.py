@@ -29,31 +29,6 @@ from agentfsm.loop.keys import OLD_SECRETS_VARIABLE, SECRET_VARIABLE, Keyring
 if TYPE_CHECKING:
     from agentfsm.runs import Runs
 
-__all__ = [
-    "STORE_HELP",
-    "await_result",
-    "checkpoint_log",
-    "chosen_tenant",
-    "command_runner",
-    "complete_run_id",
-    "default_store",
-    "full_run_ids",
-    "key_file",
-    "open_existing_store",
-    "open_runs",
-    "open_store_for_writing",
-    "parse_store",
-    "require_keyring",
-    "secrets_to_write",
-    "store_keyring",
-    "store_option",
-    "store_secrets",
-    "tenant_option",
-    "used_links_folder",
-    "write_for_a_moment",
-    "write_private",
-]
-
 STORE_HELP = (
     "The store: a file, or a URL such as sqlite:///runs.db or postgresql://HOST/DATABASE; default: agentfsm.db in your "
     "data folder."

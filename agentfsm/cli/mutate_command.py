@@ -33,8 +33,6 @@ try:
 except ImportError as reason:  # pytest is missing
     raise MissingExtraError("agentfsm mutate", "testing") from reason
 
-__all__ = ["mutate"]
-
 _EXAMPLES = """\b
 Examples:
   agentfsm mutate my_agent:AGENT               every mutant, against all tests in this folder

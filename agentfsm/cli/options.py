@@ -37,18 +37,6 @@ if TYPE_CHECKING:
     from agentfsm.loop.model import Model
     from agentfsm.runtime.host import Host
 
-__all__ = [
-    "AgentCliOptions",
-    "CommandFunction",
-    "ReportOptions",
-    "agent_options",
-    "collect_options",
-    "guardrails_option",
-    "report_options",
-    "require_secret",
-    "signing_secret",
-]
-
 CommandFunction = Callable[..., Any]
 
 USED_RECORDS_VARIABLE = "AGENTFSM_USED_RECORDS"

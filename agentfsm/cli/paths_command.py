@@ -15,8 +15,6 @@ from agentfsm.machine.graph import Graph
 from agentfsm.testing.path_generation import CRITERIA
 from agentfsm.testing.reviewed_paths import ReviewedPaths
 
-__all__ = ["load_path_source", "paths"]
-
 _EXAMPLES = """\b
 Examples:
   agentfsm paths my_agent.py:AGENT                           list them

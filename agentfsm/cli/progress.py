@@ -27,9 +27,6 @@ from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, RUN_CALLS
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.graph import Graph
 
-__all__ = ["ProgressDisplay"]
-
-
 _MAX_STREAMED_CHARS = 500
 """How many characters of a streamed reply are kept; the display shows their end."""
 

@@ -25,8 +25,6 @@ from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.text_search import Occurrence, RunFilter, files_with_text
 
-__all__ = ["files_beside", "redact"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:

@@ -25,8 +25,6 @@ from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, verify_export
 from agentfsm.loop.presets import PRESETS
 from agentfsm.runs import Runs
 
-__all__ = ["replay"]
-
 _EXAMPLES = """\b
 Examples:
   agentfsm replay                          every run, unchanged

@@ -40,9 +40,6 @@ from agentfsm.report.markdown_report import run_markdown
 from agentfsm.report.page import DecisionFilter, find_decisions, period_page, render_pdf, run_page
 from agentfsm.report.reported_run import Findings, ReportedRun
 
-__all__ = ["report"]
-
-
 _EXAMPLES = """\b
 Examples:
   agentfsm report 3f9c0a1b2c3d4e5f --output report.html

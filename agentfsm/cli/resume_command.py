@@ -55,8 +55,6 @@ from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.run import Run
 from agentfsm.runtime.run_request import escalation_is_due
 
-__all__ = ["require_tools", "resume", "resume_all"]
-
 
 def require_tools(agent: Agent, run: Run) -> Run:
     """The interrupted run, if the agent has the tools of the calls that it had started.

@@ -11,8 +11,6 @@ import click
 
 from agentfsm.cli.options import CommandFunction, collect_options
 
-__all__ = ["ReviewOptions", "advise_review", "matches_review", "review_options", "show_change", "write_reviewed"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewOptions:

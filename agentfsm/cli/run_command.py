@@ -45,17 +45,6 @@ from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
 
-__all__ = [
-    "AnswerCallback",
-    "drive",
-    "drive_and_report",
-    "drive_with_progress",
-    "print_expired_hint",
-    "print_resume_hint",
-    "run",
-]
-
-
 AnswerCallback = Callable[[UserInputRequested], HumanInput | None]
 """Returns the reply to what a suspended run asks, or None to leave it suspended."""
 

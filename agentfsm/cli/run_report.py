@@ -19,20 +19,6 @@ from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import OTHERWISE, Graph
 from agentfsm.runtime.result import RunResult
 
-__all__ = [
-    "NOT_COMPLETED",
-    "SUSPENDED",
-    "RunReport",
-    "exit_code",
-    "print_failure",
-    "print_json",
-    "print_outcome",
-    "print_report",
-    "report_json",
-    "state_style",
-    "transition_table",
-]
-
 NOT_COMPLETED, SUSPENDED = 1, 3
 """Exit codes of a run; a completed one has 0, and 2 is wrong usage."""
 

@@ -32,9 +32,6 @@ from agentfsm.runs import Runs
 if TYPE_CHECKING:
     from agentfsm.workers import SetAside
 
-__all__ = ["listed_line", "runs"]
-
-
 _RUNS_EXAMPLES = """\b
 Examples:
   agentfsm runs

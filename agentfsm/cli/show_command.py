@@ -37,9 +37,6 @@ from agentfsm.report.ledger import HumanDecision, read_ledger
 from agentfsm.runs import Runs
 from agentfsm.testing.evaluation import CaseEnding, case_of_run
 
-__all__ = ["adopt", "export", "fork", "show"]
-
-
 _SHOW_EXAMPLES = """\b
 Examples:
   agentfsm show 3f9c0a1b2c3d4e5f

@@ -37,8 +37,6 @@ from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.text_search import files_with_text
 
-__all__ = ["store"]
-
 _EXAMPLES = """\b
 Examples:
   agentfsm store init --store postgresql://HOST/DATABASE

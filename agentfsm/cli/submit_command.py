@@ -15,8 +15,6 @@ from agentfsm.journal.store_url import StoreLocation, open_store
 from agentfsm.runs import Runs
 from agentfsm.workers import open_waker
 
-__all__ = ["submit"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _RunOptions:

@@ -21,17 +21,6 @@ from agentfsm.loop.human_input import ReachedLimit
 from agentfsm.loop.quorum import Actor, Quorum
 from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, GiveUp, HumanInput, ItDidNotRun, ItRan
 
-__all__ = [
-    "HumanRequest",
-    "TerminalPrompter",
-    "claimed_actor",
-    "must_say_who",
-    "parse_extension",
-    "parse_reply",
-    "require_name",
-    "valid_replies",
-]
-
 with contextlib.suppress(ImportError):
     import readline as readline  # importing it is enough to give the prompt line editing
 

@@ -15,8 +15,6 @@ from typing import Any, cast
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph
 
-__all__ = ["load_graph", "load_graph_and_owner", "load_object", "load_tools"]
-
 _GRAPH_FORM = "MODULE:GRAPH; write agentfsm.loop.transition_table:LOOP, or my_graphs.py:GRAPH"
 _OBJECT_FORM = "MODULE:NAME or FILE.py:NAME, such as shop:support"
 

@@ -54,15 +54,6 @@ from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
 
-__all__ = [
-    "CHECKPOINT_OPTIONS",
-    "CheckpointOptions",
-    "checkpoint",
-    "signed_heads",
-    "verify",
-    "verify_runs",
-]
-
 _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _STATUS_TEXTS = {GOOD: "good", TAMPERED: "TAMPERED", UNVERIFIABLE: "cannot be verified", OPEN: "good, open"}
 

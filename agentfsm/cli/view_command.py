@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from agentfsm.viewer.viewer_context import ViewerContext
 
-__all__ = ["link", "view"]
-
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8642
 

@@ -24,8 +24,6 @@ from agentfsm.journal.store_url import StoreLocation, open_store
 from agentfsm.workers import SpendLimit, StartRate, Waker, Webhook, Worker, WorkerMetrics, WorkerSettings, open_waker
 from agentfsm.workers.health import serve_health
 
-__all__ = ["worker"]
-
 HANDED_OVER = 1
 """The exit code of a worker that left effects in the middle, for other workers to take their runs over."""
 

@@ -14,27 +14,6 @@ from typing import Literal, NamedTuple
 
 from agentfsm.diagrams.view import Box, RowKind, TableRow
 
-__all__ = [
-    "BASELINE_OFFSET",
-    "BOLD_RATIO",
-    "FONT_SIZES",
-    "FONT_STACK",
-    "HEAD_HEIGHT",
-    "ROW_HEIGHT",
-    "BoxContent",
-    "ColumnPositions",
-    "EndingText",
-    "Label",
-    "RowGroup",
-    "TextStyle",
-    "lay_out_box",
-    "measure_columns",
-    "text_width",
-    "truncate",
-    "wrap_words",
-]
-
-
 FONT_STACK = "Inter, Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 """The fonts of the pictures, best first."""
 

@@ -17,8 +17,6 @@ from agentfsm.diagrams.style import Palette, Theme, escape_xml, palette_for
 from agentfsm.diagrams.view import Box, LegendKey, RowKind, TableRow, View
 from agentfsm.errors import ConfigurationError
 
-__all__ = ["dot", "render_image"]
-
 FONT_NAMES = "Inter,Helvetica,Arial,sans-serif"
 
 LINE_ATTRIBUTES: dict[RowKind, str] = {

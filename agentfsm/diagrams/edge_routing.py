@@ -16,28 +16,6 @@ from typing import Literal
 from agentfsm.diagrams.box import HEAD_HEIGHT
 from agentfsm.diagrams.view import Box, Lane, RowKind, TableRow, View
 
-__all__ = [
-    "BEND_RADIUS",
-    "CHANNEL_MARGIN",
-    "COLUMN",
-    "GRID_SIZE",
-    "TRACK_SPACING",
-    "EdgeBundle",
-    "Point",
-    "Port",
-    "Route",
-    "Segment",
-    "Side",
-    "VerticalPositions",
-    "assign_tracks",
-    "bends",
-    "bundle_edges",
-    "bundle_segments",
-    "choose_routes",
-    "point_toward",
-]
-
-
 Side = Literal["left", "right"]
 
 COLUMN: dict[Lane, int] = {"left": 0, "main": 1, "end": 1, "right": 2}

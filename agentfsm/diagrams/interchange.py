@@ -14,8 +14,6 @@ from agentfsm.diagrams.style import Theme, escape_xml
 from agentfsm.diagrams.view import View
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 
-__all__ = ["scxml", "xstate"]
-
 SCXML_NAMESPACE = "urn:agentfsm"
 """The XML namespace of what SCXML has no attribute for: counters, the number, id and cost of a row, a state's note."""
 

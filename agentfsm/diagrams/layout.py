@@ -41,18 +41,6 @@ from agentfsm.diagrams.edge_routing import (
 from agentfsm.diagrams.view import Box, LegendKey, RowKind, View, order_boxes
 from agentfsm.machine.declaration import ENDINGS
 
-__all__ = [
-    "ARROW_LENGTH",
-    "BAR_WIDTH",
-    "KIND_TEXTS",
-    "LEGEND_LINE_LENGTH",
-    "Layout",
-    "LegendSample",
-    "PlacedBox",
-    "compute_layout",
-    "endings",
-]
-
 HEADING_HEIGHT = 72  # pixels to the first line of the legend, if the caption has one line
 HEADING_LINE = 16  # pixels for each line of the caption and of the legend
 START_HEIGHT = 32  # pixels between the legend and the first box, for the start mark

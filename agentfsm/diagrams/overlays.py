@@ -17,9 +17,6 @@ from typing import Protocol
 from agentfsm.diagrams.view import Box, Lane, RowKind, RowMark, TableRow, View, box_of, build_view, lane_of, order_boxes
 from agentfsm.machine.graph import Graph
 
-__all__ = ["Counterexample", "Coverage", "DiffOverlay", "HeatMap", "HooksOverlay", "Overlay", "RunPath"]
-
-
 TIMES_SIGN = "\N{MULTIPLICATION SIGN}"
 
 MAX_CHANGE_LENGTH = 140

@@ -16,17 +16,6 @@ from agentfsm.diagrams.style import Theme
 from agentfsm.diagrams.view import View
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = [
-    "Condition",
-    "CounterModel",
-    "CounterUpdate",
-    "ExportedProperty",
-    "promela",
-    "promela_model",
-    "state_constant",
-    "step_options",
-]
-
 Condition = tuple[tuple[tuple[str, str, int], ...], ...]
 """Alternatives, each a conjunction of comparisons (counter, operator, number): ``((("steps", ">", 200),),)``.
 

@@ -11,8 +11,6 @@ from typing import Literal
 
 from agentfsm.diagrams.view import RowKind, RowMark
 
-__all__ = ["DARK", "LIGHT", "LINE_DASHES", "LINE_WIDTHS", "Palette", "Theme", "escape_xml", "palette_for"]
-
 Theme = Literal["auto", "light", "dark"]
 """``auto`` follows the reader's setting where the format can, and is light where it cannot."""
 

@@ -22,8 +22,6 @@ from agentfsm.diagrams.layout import (
 from agentfsm.diagrams.style import DARK, LIGHT, LINE_DASHES, LINE_WIDTHS, Palette, Theme, escape_xml
 from agentfsm.diagrams.view import TableRow, View
 
-__all__ = ["style_sheet", "svg"]
-
 CORNER_RADIUS = 8  # pixels
 
 

@@ -12,9 +12,6 @@ from agentfsm.diagrams.style import Palette, Theme, palette_for
 from agentfsm.diagrams.view import Box, LegendKey, RowKind, TableRow, View
 from agentfsm.machine.graph import StateSpec, Transition
 
-__all__ = ["markdown", "mermaid", "plain_text", "plantuml"]
-
-
 RowsBetween = tuple[str, str, list[TableRow]]
 
 

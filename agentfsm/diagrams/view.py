@@ -12,8 +12,6 @@ from typing import Literal
 
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 
-__all__ = ["Box", "Lane", "LayoutName", "LegendKey", "RowKind", "RowMark", "TableRow", "View", "build_view"]
-
 RowKind = Literal["happy", "recover", "wait", "resume", "done", "stop"]
 """The kind of an edge or a state, which decides its color, width and dashes. No state is of the kind ``resume``."""
 

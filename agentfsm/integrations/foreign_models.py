@@ -22,8 +22,6 @@ from agentfsm.models.error_mapping import ErrorObject, error_class, extract_erro
 from agentfsm.models.wire_format import labelled_images
 from agentfsm.models.wire_json import as_object
 
-__all__ = ["ForeignModel", "finish_reason", "model_error", "with_images_after_results"]
-
 _CONNECTION_ERRORS = frozenset(
     {"APIConnectionError", "ConnectionError", "ModelConnectionError", "OSError", "TimeoutError", "TransportError"}
 )

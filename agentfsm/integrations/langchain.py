@@ -53,8 +53,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("a LangChain chat model", "langchain") from error
 
-__all__ = ["from_langchain"]
-
 _EXTRA_KEY = "langchain"
 """The key in ``Message.extra`` of a reply's content blocks and additional fields: signed reasoning is sent back."""
 

@@ -32,8 +32,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("a model that LiteLLM calls", "litellm") from error
 
-__all__ = ["from_litellm"]
-
 _LITELLM: Any = litellm
 
 

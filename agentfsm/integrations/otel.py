@@ -44,18 +44,6 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
-__all__ = [
-    "OpenSpan",
-    "drop_none",
-    "end_span",
-    "mark_failed",
-    "messages_json",
-    "tracing",
-    "usage_attributes",
-    "value_json",
-]
-
-
 GENAI_PROVIDER_NAMES = {
     "azure": "azure.ai.openai",
     "bedrock": "aws.bedrock",

@@ -38,8 +38,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("a model of pydantic-ai", "pydantic-ai") from error
 
-__all__ = ["from_pydantic_ai"]
-
 _EXTRA_KEY = "pydantic_ai"
 """The key in ``Message.extra`` of a reply's parts: signed reasoning must be sent back unchanged."""
 

@@ -15,8 +15,6 @@ from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state import RunState
 
-__all__ = ["adopt"]
-
 
 async def adopt(store: Store, run_id: str, keyring: Keyring, by: str = "") -> bool:
     """Seal a run's journal as it is, because somebody trusts it. What is approved and has not run is asked again.

@@ -31,18 +31,6 @@ from agentfsm.loop.keys import Keyring
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointLog",
-    "SignedHeads",
-    "extension_proof",
-    "leaf_hash",
-    "read_checkpoint",
-    "root_hash",
-    "verify_store",
-    "write_checkpoint",
-]
-
 _ENTRY = re.compile(r'(hold )?(\d+) ([0-9a-f]{64}) (".*")')
 _HOLD = "hold "
 _DATE = "date %Y-%m-%dT%H:%M:%SZ"

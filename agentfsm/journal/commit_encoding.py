@@ -23,8 +23,6 @@ from agentfsm.errors import StoreError
 from agentfsm.journal.hash_chain import GENESIS_HASH, InvalidRecordError, parse_hidden, record_hash
 from agentfsm.journal.records import VOUCHED_BY_NEXT, SealedRecord
 
-__all__ = ["DICTIONARY", "MAX_BODY_BYTES", "JournalRow", "decode_rows", "encode_commit", "replace_hidden", "run_id_in"]
-
 
 class JournalRow(NamedTuple):
     """A row of the journal, of one run.

@@ -14,8 +14,6 @@ from agentfsm.journal.store import Store
 from agentfsm.journal.text_search import Occurrence, find_actor, find_text
 from agentfsm.loop.keys import Keyring
 
-__all__ = ["ErasureQuery", "ErasureReport", "erase"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ErasureQuery:

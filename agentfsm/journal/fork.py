@@ -24,8 +24,6 @@ from agentfsm.loop.reducer import on_outcome
 from agentfsm.loop.state import RunState
 from agentfsm.loop.state_json import dump_state
 
-__all__ = ["fork"]
-
 
 async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Keyring) -> RehydratedRun:
     """Start a new run from the state of another one after one of its records.

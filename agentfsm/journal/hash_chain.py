@@ -21,18 +21,6 @@ from agentfsm.journal.records import VOUCHED_BY_NEXT, SealedRecord, is_kind
 from agentfsm.journal.store import Head
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 
-__all__ = [
-    "GENESIS_HASH",
-    "HashChainVerifier",
-    "InvalidRecordError",
-    "MacVerifier",
-    "RecordSealer",
-    "commitment",
-    "foreign_key_id",
-    "parse_hidden",
-    "record_hash",
-]
-
 Data = dict[str, Any]
 
 GENESIS_HASH = "0" * 64

@@ -31,9 +31,6 @@ from agentfsm.loop.stored_table import StoredTable, read_table
 from agentfsm.machine.declaration import Transition
 from agentfsm.machine.graph import table_fingerprint
 
-__all__ = ["ENDING_EVENTS", "HistoryVerifier", "KnownHistory", "UnsupportedFormatError"]
-
-
 Data = dict[str, Any]
 
 _KINDS_AFTER_END = frozenset({"redaction", "checkpoint", "run.adopted"})

@@ -34,9 +34,6 @@ from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.recorder import JournalBase, JournalEntry, Recorder, ResumePoint, RunHeader
 
-__all__ = ["RecordWriter", "StoreJournal", "describe_policy", "open_journal", "owner_name", "read_journal"]
-
-
 Data = dict[str, Any]
 JsonFields = dict[str, str]  # the fields of a record, each value as JSON
 

@@ -21,17 +21,6 @@ from agentfsm.journal.verification import (
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.keys import Keyring
 
-__all__ = [
-    "compute_run_info",
-    "ended_at",
-    "find_listing",
-    "iterate_runs",
-    "needs_rebuild",
-    "rebuild_run_info",
-    "verify_listed_run",
-    "verify_listing",
-]
-
 _KINDS_AFTER_END = frozenset({"redaction", "checkpoint", "run.adopted"})
 
 _FROM_THE_START = ("started", "prompt", "actor", "session_id", "tags", "metadata", "parent")

@@ -27,17 +27,6 @@ from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.recorder import EarlierPart, JournalBase, ResumePoint
 
-__all__ = [
-    "LoadedRun",
-    "StoredConversation",
-    "StoredRequest",
-    "is_subagent_run",
-    "load_conversation",
-    "load_stored_run",
-    "pending_digest",
-    "pending_request",
-]
-
 
 @dataclass(frozen=True)
 class StoredRequest:

@@ -18,23 +18,6 @@ from typing import Protocol, TypeVar
 from agentfsm.errors import JournalError
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
-__all__ = [
-    "AnyStore",
-    "Damage",
-    "Fact",
-    "Hold",
-    "SignedHold",
-    "StoreMaintenance",
-    "Tombstone",
-    "end_hold",
-    "find_changed_holds",
-    "hold_run",
-    "read_tombstone",
-    "seal_tombstone",
-    "signed_hold",
-    "why_held",
-]
-
 AnyStore = TypeVar("AnyStore")
 """The store that is maintained: a module further up says what it is."""
 

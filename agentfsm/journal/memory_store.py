@@ -20,8 +20,6 @@ from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, WhichRuns, head_row, seal_row
 from agentfsm.loop.keys import Keyring
 
-__all__ = ["MemoryMaintenance", "MemoryStore"]
-
 
 @dataclass
 class _StoredRun:

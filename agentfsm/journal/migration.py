@@ -22,8 +22,6 @@ from agentfsm.loop.stored_table import read_table
 from agentfsm.machine.declaration import StateSpec, Transition
 from agentfsm.machine.graph import Graph
 
-__all__ = ["Migration", "migrate", "pinned_graph_diff"]
-
 _FINGERPRINT = re.compile(r"[0-9a-f]{12,64}")
 
 

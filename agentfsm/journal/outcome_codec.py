@@ -30,18 +30,6 @@ from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult
 from agentfsm.loop.state_json import KEPT_FIELDS, TEXT_FIELDS
 from agentfsm.loop.withholding import Withholder
 
-__all__ = [
-    "HIDDEN_FIELDS",
-    "CommitmentWriter",
-    "OutcomeReader",
-    "OutcomeWriter",
-    "fields_to_json",
-    "load_failure",
-    "load_reply",
-    "load_result",
-    "to_json",
-]
-
 
 class CommitmentWriter:
     """Collects the hidden values of one record and returns the commitments that go into its body.

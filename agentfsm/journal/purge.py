@@ -20,8 +20,6 @@ from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import GOOD, TAMPERED, UNVERIFIABLE, VerificationReport, verify
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
-__all__ = ["KeptRun", "PurgeReport", "RetentionRule", "apply_retention", "purge_runs", "verify_tombstone"]
-
 _BATCH = 100
 _DAY_S = 86_400
 _LISTED_OTHERWISE = "its entry in the list differs from its records: agentfsm store rebuild mends that"

@@ -21,26 +21,6 @@ if TYPE_CHECKING:
     from agentfsm.loop.state import RunState
     from agentfsm.loop.withholding import SecretOpener
 
-__all__ = [
-    "FORMAT_VERSION",
-    "MIGRATION_BASES",
-    "VOUCHED_BY_NEXT",
-    "Record",
-    "RenameMap",
-    "SealedRecord",
-    "export_lines",
-    "hidden_restorer",
-    "installed_release",
-    "is_kind",
-    "open_record",
-    "read_line",
-    "read_lines",
-    "read_record",
-    "read_records",
-    "was_redacted",
-]
-
-
 FORMAT_VERSION = 1
 """The version of the journal format; the first record of every run states it."""
 

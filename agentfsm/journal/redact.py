@@ -25,8 +25,6 @@ from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.keys import Keyring
 
-__all__ = ["TextRedaction", "redact", "redact_actor", "redact_text"]
-
 
 async def redact(store: Store, run_id: str, field: str, keyring: Keyring, by: str = "") -> int:
     """Delete hidden values of a record, with their salts.

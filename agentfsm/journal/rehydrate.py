@@ -28,9 +28,6 @@ from agentfsm.loop.stored_table import StoredTable, read_table
 from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.engine import Decision, spend_counters
 
-__all__ = ["RehydratedRun", "apply_outcome", "rehydrate"]
-
-
 Data = dict[str, Any]
 
 

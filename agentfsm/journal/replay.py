@@ -42,9 +42,6 @@ from agentfsm.machine.declaration import StateSpec
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph
 
-__all__ = ["Divergence", "Replay", "ReplayTotals", "replay"]
-
-
 Data = dict[str, Any]
 
 

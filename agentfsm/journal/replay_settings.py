@@ -17,8 +17,6 @@ from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.stored_table import read_table
 from agentfsm.machine.graph import Graph
 
-__all__ = ["ReplaySettings"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:

@@ -24,23 +24,6 @@ if TYPE_CHECKING:
     from agentfsm.loop.human_input import PendingRequest
     from agentfsm.loop.state import RunState
 
-__all__ = [
-    "LISTED_CHARS",
-    "RunInfo",
-    "RunPage",
-    "RunQuery",
-    "Status",
-    "WaitingFor",
-    "called_model",
-    "check_selects_one",
-    "first_info",
-    "fold_case",
-    "info_of",
-    "listed_metadata",
-    "listed_text",
-    "spent_before",
-]
-
 Status = Literal["running", "suspended", "finished"]
 
 LISTED_CHARS = 200

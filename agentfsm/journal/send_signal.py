@@ -26,8 +26,6 @@ from agentfsm.loop.quorum import Actor
 from agentfsm.loop.suspension import check_digest, check_human_reply
 from agentfsm.loop.withholding import environment_secrets, lacks_values, mask_secrets, seal_value
 
-__all__ = ["SentSignal", "find_refusal", "send_answer", "send_cancel"]
-
 
 @dataclass(frozen=True, slots=True)
 class SentSignal:

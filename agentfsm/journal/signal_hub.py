@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Lease
 
-__all__ = ["RECHECK_S", "SignalHub"]
-
 RECHECK_S = 30.0
 """Seconds after which all pending signals are listed again, even where each new one is announced: for those that could
 not be acted on by whoever held the run."""

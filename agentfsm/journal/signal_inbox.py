@@ -13,8 +13,6 @@ from agentfsm.journal.store import Lease, Status, Store
 from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.hooks import logger
 
-__all__ = ["SignalInbox"]
-
 
 class SignalInbox:
     """The signals to one run that this process drives. It reads the store only when the run has got one.

@@ -21,20 +21,6 @@ from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.loop.withholding import SecretOpener, seal_value
 
-__all__ = [
-    "SealedSignal",
-    "Signal",
-    "SignalKind",
-    "SignalQueue",
-    "find_foreign_signals",
-    "is_about",
-    "open_signal",
-    "read_signals",
-    "refusal_of",
-    "seal_signal",
-    "signal_id",
-]
-
 SignalKind = Literal["answer", "cancel", "refusal"]
 
 _VERSION = 1

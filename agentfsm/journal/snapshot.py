@@ -28,15 +28,6 @@ from agentfsm.loop.state_json import KEPT_FIELDS, TEXT_FIELDS, dump_state, exact
 from agentfsm.loop.withholding import SecretOpener, Withholder
 from agentfsm.runtime.recorder import JournalEntry, ResumePoint
 
-__all__ = [
-    "EVERY_RECORDS",
-    "Snapshot",
-    "SnapshotMaker",
-    "open_snapshot",
-    "snapshot_damage",
-]
-
-
 Data = dict[str, Any]
 
 FORMAT = 1

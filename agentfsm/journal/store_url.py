@@ -14,8 +14,6 @@ from pydantic import SecretStr
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store import Store
 
-__all__ = ["StoreLocation", "locate_store", "open_store", "server_database", "store_url"]
-
 _FORMS = "sqlite:///runs.db (relative), sqlite:////var/lib/runs.db (absolute), postgresql://HOST/DATABASE, memory:"
 _LEVELS = ("full", "normal")
 _POSTGRES = ("postgresql", "postgres")

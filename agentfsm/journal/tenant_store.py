@@ -25,8 +25,6 @@ from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, Store, W
 from agentfsm.journal.store_url import store_url
 from agentfsm.loop.keys import Keyring
 
-__all__ = ["TenantStore", "tenant_tag"]
-
 _NAME = re.compile(r"[^\s*]{1,100}")
 
 REMEMBERED = 10_000

@@ -23,17 +23,6 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import is_same_id
 from agentfsm.loop.withholding import SecretOpener
 
-__all__ = [
-    "MIN_TEXT_CHARS",
-    "Occurrence",
-    "RunFilter",
-    "commitment_places",
-    "files_with_text",
-    "find_actor",
-    "find_text",
-]
-
-
 MIN_TEXT_CHARS = 3
 """Shorter texts occur nearly everywhere."""
 _EXCERPT_CHARS = 30

@@ -24,24 +24,6 @@ from agentfsm.journal.records import SealedRecord, is_kind, read_line
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 
-__all__ = [
-    "GOOD",
-    "OPEN",
-    "TAMPERED",
-    "UNVERIFIABLE",
-    "CheckpointHashes",
-    "VerificationReport",
-    "read_and_verify",
-    "require_authentic",
-    "unchecked_lines",
-    "verify",
-    "verify_after",
-    "verify_export",
-    "verify_stored_run",
-    "with_doubt",
-]
-
-
 GOOD, TAMPERED, UNVERIFIABLE, OPEN = 0, 1, 3, 4
 """Exit codes of ``agentfsm verify``; 2 is wrong usage."""
 

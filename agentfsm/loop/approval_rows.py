@@ -26,8 +26,6 @@ from agentfsm.machine.declaration import Counter
 from agentfsm.machine.graph import Graph, Guard
 from agentfsm.machine.graph import Transition as Row
 
-__all__ = ["check_answer_row", "check_undecided_rows", "counts_votes", "with_votes"]
-
 VOTES = Counter("votes", MAX_APPROVALS - 1)
 ESCALATIONS = Counter("escalations", 1)
 

@@ -24,17 +24,6 @@ from typing import Any, cast
 
 from agentfsm.loop.read_only import FrozenDict
 
-__all__ = [
-    "MAX_INT",
-    "call_signature",
-    "canonical_json",
-    "decode",
-    "encode",
-    "has_lone_surrogate",
-    "is_storable",
-    "storable_text",
-]
-
 MAX_INT = 2**53 - 1
 """The largest integer that every JSON reader represents exactly (RFC 8785, I-JSON)."""
 

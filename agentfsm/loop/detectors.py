@@ -17,9 +17,6 @@ from agentfsm.loop.messages import FinishReason, ToolCall
 from agentfsm.loop.state import RunState
 from agentfsm.machine.declaration import Counter, exhausted, silent_while, takes
 
-__all__ = ["CONTINUES", "DEFAULT_RESULT", "ITERATIONS", "STEPS", "Example", "detector"]
-
-
 DEFAULT_RESULT = "fine"
 """What a tool returns unless an example says otherwise."""
 

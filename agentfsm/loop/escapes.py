@@ -13,16 +13,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable
 
-__all__ = [
-    "MIN_ENCODED_LENGTH",
-    "Reading",
-    "base64_forms",
-    "ends_in_escape",
-    "has_escapes",
-    "read_plain",
-    "text_forms",
-]
-
 _UNUSUAL = re.compile(r"\\[ux/]|%[0-9A-Fa-f]{2}|&(?:amp|lt|gt|quot|apos|#)")
 """One of these is in every text that hides what it says from a search for the usual forms."""
 

@@ -14,19 +14,6 @@ from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.messages import MEDIA_TYPES, FinishReason, Image, Message, Role, ToolCall, ToolResult, Usage
 from agentfsm.loop.quorum import Quorum
 
-__all__ = [
-    "EVENT_TEXTS",
-    "EVENT_VERSION",
-    "call_json",
-    "event_schema",
-    "failure_json",
-    "message_json",
-    "plain_json",
-    "quorum_json",
-    "result_json",
-    "usage_json",
-]
-
 EVENT_VERSION = 1
 """The version of the schema. It changes when a field is taken away or gets another meaning, not when one is added."""
 

@@ -29,32 +29,6 @@ from agentfsm.loop.read_only import FrozenDict
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision
 
-__all__ = [
-    "Ending",
-    "Event",
-    "Handoff",
-    "ModelReplied",
-    "PartialRunSummary",
-    "ReasoningDelta",
-    "RecoveryStarted",
-    "ReplyRestarted",
-    "RunAborted",
-    "RunCancelled",
-    "RunCompleted",
-    "RunResumed",
-    "RunStarted",
-    "RunWarning",
-    "SecretFilter",
-    "SubagentEvent",
-    "TextDelta",
-    "ToolCallDelta",
-    "ToolFinished",
-    "ToolProgress",
-    "ToolStarted",
-    "Transitioned",
-    "UserInputRequested",
-]
-
 
 class SecretFilter(Protocol):
     """Knows the secrets of one run."""

@@ -33,16 +33,6 @@ from agentfsm.machine.graph import Graph, StateSpec, Transition
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "EXTENDING_REPLIES",
-    "GUARDRAIL_OF_UNIT",
-    "check_extension",
-    "extend_limit",
-    "extends",
-    "reached_limit",
-    "with_granted_default",
-]
-
 EXTENDING_REPLIES = frozenset({"text", "extend"})
 """The kinds of replies that extend the limit that a run asks about."""
 

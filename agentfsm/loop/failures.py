@@ -16,21 +16,6 @@ from pydantic_core import to_jsonable_python
 
 from agentfsm.loop.read_only import FrozenDict, freeze, read_only
 
-__all__ = [
-    "LIMIT_KINDS",
-    "MODEL_MISTAKE_KINDS",
-    "OUTPUT_KINDS",
-    "PROVIDER_KINDS",
-    "TOOL_KINDS",
-    "TOOL_REPORTABLE_KINDS",
-    "Action",
-    "Failure",
-    "FailureGroup",
-    "FailureKind",
-    "FailureSpec",
-    "describe_exception",
-]
-
 
 class Action(StrEnum):
     """What the recovery policy decides to do about a failure."""

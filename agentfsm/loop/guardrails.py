@@ -12,9 +12,6 @@ from agentfsm.errors import GraphError
 from agentfsm.loop.read_only import read_only
 from agentfsm.machine.declaration import Counter
 
-__all__ = ["AgentGuardrails", "Behavior", "change_guardrails", "check_counter_limits"]
-
-
 Count = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

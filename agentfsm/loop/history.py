@@ -17,21 +17,6 @@ from agentfsm.loop.model import Model
 from agentfsm.loop.prompts import compacted, fence
 from agentfsm.loop.state import RunState
 
-__all__ = [
-    "COMPACT",
-    "HistoryPolicy",
-    "KeepAll",
-    "KeepLast",
-    "Summarize",
-    "check_cut",
-    "estimate_tokens",
-    "history_too_long",
-    "plan_compaction",
-    "policy_from_json",
-    "policy_to_json",
-    "summary_prompt",
-]
-
 COMPACT = "compact"
 """The state in which a history is shortened."""
 

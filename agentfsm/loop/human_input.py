@@ -11,14 +11,6 @@ from agentfsm.loop.messages import Usage
 from agentfsm.loop.quorum import Actor, Quorum
 from agentfsm.loop.read_only import FrozenDict, freeze_field, read_only
 
-__all__ = [
-    "AnsweredQuestion",
-    "HumanReply",
-    "PendingRequest",
-    "ReachedLimit",
-    "SuspendedSubRun",
-]
-
 
 @read_only
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ import hmac
 from collections.abc import Sequence
 from enum import StrEnum
 
-__all__ = ["OLD_SECRETS_VARIABLE", "SECRET_VARIABLE", "KeyPurpose", "Keyring", "Mac", "SecretKeys"]
-
 SECRET_VARIABLE = "AGENTFSM_SECRET"  # noqa: S105  # the variable's name, not its value
 """The environment variable that holds the secret of hosts that are given none."""
 OLD_SECRETS_VARIABLE = "AGENTFSM_OLD_SECRETS"

@@ -26,30 +26,6 @@ from agentfsm.loop.read_only import (
     read_only,
 )
 
-__all__ = [
-    "MEDIA_TYPES",
-    "NO_USAGE",
-    "PDF",
-    "UNREAD",
-    "Compaction",
-    "File",
-    "FinishReason",
-    "Image",
-    "Message",
-    "Reply",
-    "Role",
-    "ToolCall",
-    "ToolResult",
-    "Transcript",
-    "Usage",
-    "image_media_type",
-    "new_message",
-    "new_tool_call",
-    "new_tool_result",
-    "with_missing_results",
-]
-
-
 MEDIA_TYPES: Mapping[str, re.Pattern[bytes]] = {
     "image/gif": re.compile(rb"GIF8[79]a"),
     "image/jpeg": re.compile(rb"\xff\xd8\xff"),

@@ -17,25 +17,6 @@ from agentfsm.loop.read_only import freeze_field, quick_constructor, read_only
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-__all__ = [
-    "CallBudget",
-    "KeepAlive",
-    "LimitedModel",
-    "Model",
-    "ModelRequest",
-    "ReasoningChunk",
-    "StreamChunk",
-    "StreamRestart",
-    "StreamingModel",
-    "TextChunk",
-    "ToolCallChunk",
-    "ToolSpec",
-    "can_stream",
-    "has_admission",
-    "new_model_request",
-    "secrets_of",
-]
-
 
 @read_only
 @dataclass(frozen=True, slots=True)

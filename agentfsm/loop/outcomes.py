@@ -21,37 +21,6 @@ from agentfsm.loop.read_only import freeze_field, quick_constructor, read_only
 from agentfsm.loop.state import StateCall
 from agentfsm.machine.declaration import EffectSpec, StateSpec
 
-__all__ = [
-    "BUILT_IN_EFFECTS",
-    "CALL_MODEL",
-    "CHECK_BUDGETS",
-    "CHOOSE_RECOVERY",
-    "CLOSES_BATCH",
-    "JUDGE_RESULTS",
-    "PARSE_REPLY",
-    "RUN_CALLS",
-    "Aborted",
-    "CallBlocked",
-    "Cancelled",
-    "Charge",
-    "Escalated",
-    "Expired",
-    "HumanAnswered",
-    "ModelCallFailed",
-    "ModelCallSucceeded",
-    "Outcome",
-    "PreStepDone",
-    "RecoveryDecided",
-    "ReplyParsed",
-    "StateResult",
-    "ToolsRan",
-    "count_tool_calls",
-    "may_leave_undecided",
-    "new_model_call_succeeded",
-    "new_reply_parsed",
-]
-
-
 CHECK_BUDGETS = EffectSpec("check_budgets")
 """Wait for the backoff and, on the first step, recall memories; the guards check the budgets."""
 

@@ -8,8 +8,6 @@ from pydantic_core import from_json
 
 from agentfsm.loop.events import Event, ModelReplied, RecoveryStarted, ReplyRestarted, TextDelta, ToolCallDelta
 
-__all__ = ["PartialOutput"]
-
 
 class PartialOutput:
     """What a run with an ``output_type`` has written of its answer so far: give it each event of the run.

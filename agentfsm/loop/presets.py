@@ -17,8 +17,6 @@ from agentfsm.loop.state import RunState
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, State
 
-__all__ = ["BREAKER", "FEEDBACK", "FUNNEL", "PRESETS", "STANDARD", "STRICT", "BreakerPolicy", "Preset"]
-
 K = FailureKind
 
 

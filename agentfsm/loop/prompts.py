@@ -20,32 +20,6 @@ from agentfsm.loop.guardrails import Behavior
 from agentfsm.loop.messages import UNREAD, Compaction, File, Image, Message, Role, Transcript
 from agentfsm.loop.state import RunState
 
-__all__ = [
-    "CONTINUE",
-    "NOT_RUN_TEXTS",
-    "as_lesson",
-    "as_user_message",
-    "compacted",
-    "feedback_text",
-    "fence",
-    "final_turn_text",
-    "invalid_arguments_text",
-    "limit_reached_text",
-    "narrow_scope_instruction",
-    "prompt_message",
-    "prompt_text",
-    "recovery_question",
-    "render_messages",
-    "repeated_call_note",
-    "too_many_calls_text",
-    "tool_notes",
-    "truncation_feedback",
-    "unknown_tool_text",
-    "with_memory",
-    "without_memory",
-]
-
-
 CONTINUE = "Continue."
 """Appended to a request that would end with an assistant message, which servers treat as a prefix to complete."""
 

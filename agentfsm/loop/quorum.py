@@ -17,9 +17,6 @@ from agentfsm.errors import (
     RepeatedVoteError,
 )
 
-__all__ = ["APPROVING_REPLIES", "MAX_APPROVALS", "Actor", "Approval", "Quorum", "is_same_id"]
-
-
 APPROVING_REPLIES = frozenset({"allow", "edit"})
 """The kinds of replies that are an approval."""
 

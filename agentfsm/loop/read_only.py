@@ -16,23 +16,6 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from agentfsm.errors import ReadOnlyError
 
-__all__ = [
-    "MAX_NESTING",
-    "FrozenDict",
-    "FrozenList",
-    "RefusesListChanges",
-    "code_name",
-    "contains_objects",
-    "freeze",
-    "freeze_if_shallow",
-    "plain_value",
-    "quick_constructor",
-    "read_only",
-    "refuse_change",
-    "thaw",
-    "user_code",
-]
-
 _T = TypeVar("_T")
 
 _Caller = tuple[str, object, list[str]]

@@ -19,8 +19,6 @@ from agentfsm.loop.outcomes import RecoveryDecided
 from agentfsm.loop.read_only import user_code
 from agentfsm.loop.state import RunState, RunView
 
-__all__ = ["TIME_UP", "DefaultPolicy", "PolicyError", "Recovery", "RecoveryPolicy", "decide_recovery"]
-
 MAX_BACKOFF_S = 30.0
 
 TIME_UP = "time_up"

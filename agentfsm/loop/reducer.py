@@ -39,8 +39,6 @@ from agentfsm.loop.tool_batch import (
 from agentfsm.machine.declaration import StateSpec, Transition
 from agentfsm.machine.engine import Decision
 
-__all__ = ["GIVEN_UP_TEXT", "on_human_answer", "on_outcome", "on_transition"]
-
 K = FailureKind
 
 UNELIDED_MESSAGES = 4

@@ -22,8 +22,6 @@ from agentfsm.loop.outcomes import ReplyParsed, new_reply_parsed
 from agentfsm.loop.read_only import MAX_NESTING, freeze_if_shallow
 from agentfsm.loop.state import RunState
 
-__all__ = ["AnswerParser", "continue_answer", "envelope_instructions", "parse_envelope", "parse_json", "read_reply"]
-
 AnswerParser = Callable[[str], ReplyParsed]
 """Turns the text of an answer into a value of the agent's output type, or says why it is not one."""
 

@@ -12,8 +12,6 @@ from pydantic_core import from_json
 from agentfsm.loop.reply_reader import parse_json
 from agentfsm.loop.withholding import SecretPaths, marked_values, secret_values
 
-__all__ = ["ReplySecrets"]
-
 _MAX_STARTS = 64  # places in a text at which JSON is looked for
 _NAMES = ("tool_name", "name", "tool", "function")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 
 from agentfsm.loop.escapes import Reading, ends_in_escape, has_escapes
 
-__all__ = ["PieceFilter", "SecretIndex"]
-
 _SHORT = 4  # characters below which a secret counts only if no letter or digit is beside it
 _MAX_HEAD = 4  # characters of a secret that make a piece wait
 _CONTEXT = 3  # characters that were shown and may be the beginning of a secret

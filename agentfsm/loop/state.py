@@ -24,20 +24,6 @@ from agentfsm.loop.read_only import FrozenDict, FrozenList, freeze_field, read_o
 from agentfsm.loop.withholding import Withholder, contains_placeholder
 from agentfsm.machine.graph import State
 
-__all__ = [
-    "MAX_LESSONS",
-    "NO_DETAILS",
-    "CallState",
-    "RunDetails",
-    "RunState",
-    "RunView",
-    "StateCall",
-    "request_digest",
-    "state_call_number",
-    "withhold_secrets_of",
-]
-
-
 MAX_LESSONS = 5
 """How many kinds of failure ``lessons_learned`` keeps; the oldest is dropped."""
 

@@ -14,16 +14,6 @@ from agentfsm.loop.read_only import freeze
 from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import State
 
-__all__ = [
-    "FORMER_BEHAVIOR",
-    "KEPT_FIELDS",
-    "TEXT_FIELDS",
-    "dump_state",
-    "exact_state_json",
-    "load_state",
-]
-
-
 TEXT_FIELDS = frozenset(
     {
         "answer",

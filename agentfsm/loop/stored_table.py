@@ -20,8 +20,6 @@ from agentfsm.loop.outcomes import (
 )
 from agentfsm.machine.declaration import OTHERWISE, EffectSpec, Guard, State, StateSpec, Transition, extends_limit
 
-__all__ = ["StoredTable", "read_table"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:

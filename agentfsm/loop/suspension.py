@@ -32,17 +32,6 @@ from agentfsm.loop.state import RunState, withhold_secrets_of
 from agentfsm.loop.state_json import KEPT_FIELDS, TEXT_FIELDS, dump_state, load_state
 from agentfsm.loop.withholding import SecretOpener, Withholder
 
-__all__ = [
-    "DEFAULT_VALIDITY_S",
-    "IN_STORE",
-    "RECORD_VERSION",
-    "SuspensionRecord",
-    "check_digest",
-    "check_human_reply",
-    "open_record",
-    "sign_record",
-]
-
 RECORD_VERSION = 2
 """The version of the record format. Version 1, of version 0.1.0, is read, too; the error about another names all."""
 

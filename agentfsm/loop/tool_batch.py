@@ -11,15 +11,6 @@ from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import FinishReason, Role, ToolCall, ToolResult, Usage, new_message
 from agentfsm.loop.state import CallState, RunState
 
-__all__ = [
-    "append_tool_results",
-    "charge",
-    "count_error",
-    "is_final_text",
-    "open_batch",
-    "record_results",
-]
-
 
 def charge(run: RunState, usage: Usage | None, model_calls: int) -> None:
     """Charge a run for model calls that were made for it outside ``call_llm``."""

@@ -73,8 +73,6 @@ from agentfsm.machine.declaration import Counter
 from agentfsm.machine.graph import Graph, State, StateSpec
 from agentfsm.machine.graph import Transition as Row
 
-__all__ = ["BUILT_IN_GUARDS", "LOOP"]
-
 PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERMINAL = State
 
 # fmt: off

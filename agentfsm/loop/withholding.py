@@ -27,24 +27,6 @@ from agentfsm.loop.secret_pieces import PieceFilter, SecretIndex
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-__all__ = [
-    "MASK",
-    "SecretOpener",
-    "SecretPaths",
-    "Withholder",
-    "contains_placeholder",
-    "environment_secrets",
-    "header_secrets",
-    "is_secret_name",
-    "lacks_values",
-    "marked_values",
-    "marks_secrets",
-    "mask_secrets",
-    "seal_value",
-    "secret_values",
-]
-
-
 _PLACEHOLDER = re.compile(r"\[(?:secret [0-9a-f]{32}|sealed [0-9a-f]{8} [A-Za-z0-9_-]+)\]")
 _SEALED = re.compile(r"\[sealed ([0-9a-f]{8}) ([A-Za-z0-9_-]+)\]")
 _PADDED_TO = 32  # characters, so that a sealed value does not tell its length

@@ -9,28 +9,6 @@ from functools import update_wrapper
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
-__all__ = [
-    "ENDINGS",
-    "OTHERWISE",
-    "WAITING_OUTCOMES",
-    "Counter",
-    "EffectSpec",
-    "Exhausted",
-    "GraphAnalysis",
-    "GraphBounds",
-    "GraphVerdict",
-    "Guard",
-    "State",
-    "StateSpec",
-    "Transition",
-    "exhausted",
-    "extends_limit",
-    "guard_name",
-    "outcomes_taken",
-    "silent_while",
-    "takes",
-]
-
 
 class GraphVerdict(Protocol):
     """What was proved of one property; see ``agentfsm.analysis.Verdict``."""

@@ -22,9 +22,6 @@ from agentfsm.errors import NoTransitionError
 from agentfsm.machine.declaration import Exhausted, Guard, StateSpec, Transition, guard_name
 from agentfsm.machine.graph import Graph
 
-__all__ = ["Decision", "Machine", "Steppable", "spend_counters"]
-
-
 M = TypeVar("M", bound=transitions.Machine)
 
 

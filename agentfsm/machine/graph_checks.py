@@ -34,8 +34,6 @@ from agentfsm.machine.declaration import (
     outcomes_taken,
 )
 
-__all__ = ["Table", "check_graph", "max_moves"]
-
 
 class Table(Protocol):
     """What the checks read of a graph; its attributes are those of ``Graph``."""

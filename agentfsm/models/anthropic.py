@@ -35,9 +35,6 @@ from agentfsm.models.wire_format import (
 )
 from agentfsm.models.wire_json import as_list, as_object, as_text, dumps
 
-__all__ = ["DEFAULT_MAX_TOKENS", "EXTRA_KEY", "AnthropicAccumulator", "AnthropicMessages", "decode", "encode"]
-
-
 DEFAULT_MAX_TOKENS = 4096
 """The limit on a reply, in tokens, for requests without one; the API requires a limit."""
 

@@ -24,8 +24,6 @@ from agentfsm.models.anthropic import AnthropicMessages
 from agentfsm.models.stream_reader import Frame
 from agentfsm.models.wire_json import as_object, as_text, dumps, loads
 
-__all__ = ["BedrockMessages", "EventStreamParser", "VertexMessages"]
-
 _PRELUDE = struct.Struct(">III")
 _CHECKSUM = struct.Struct(">I")
 

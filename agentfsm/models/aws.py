@@ -24,8 +24,6 @@ from pydantic import SecretStr
 from agentfsm.errors import ConfigurationError, MissingExtraError
 from agentfsm.models.transport import ApiKeyError
 
-__all__ = ["AwsAccount", "AwsCredentials", "AwsSignature"]
-
 _SERVICE = "bedrock"
 """The name of the service in signatures."""
 

@@ -35,17 +35,6 @@ from agentfsm.loop.messages import Message
 from agentfsm.models.providers import Endpoint
 from agentfsm.models.wire_json import as_list, as_object, as_text, dumps, loads
 
-__all__ = [
-    "CallErrors",
-    "ErrorObject",
-    "error_class",
-    "extract_error",
-    "lacks_credit",
-    "retry_after_s",
-    "scrub",
-    "stated_reason",
-]
-
 _RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
 
 _NEVER_OVERFLOW_STATUSES = frozenset({401, 403, 404, 429})  # "too many tokens per minute" does not mean a long prompt

@@ -25,8 +25,6 @@ from agentfsm.errors import ConfigurationError, MissingExtraError
 from agentfsm.models.transport import ApiKeyAuth
 from agentfsm.models.wire_json import as_object, as_text
 
-__all__ = ["GoogleAccount"]
-
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "ANTHROPIC_VERTEX_PROJECT_ID")

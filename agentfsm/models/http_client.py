@@ -31,9 +31,6 @@ from agentfsm.models.stream_reader import MIDSTREAM_ERROR_STATUS, FrameParser, S
 from agentfsm.models.transport import ApiKeyAuth, ApiKeyError, ClientPool, HttpExchange
 from agentfsm.models.wire_json import loads
 
-__all__ = ["ACCEPT_ENCODING", "Decompressor", "HttpClient", "HttpOptions", "HttpResponse"]
-
-
 ACCEPT_ENCODING = "gzip, deflate"
 """The compressions that a request accepts; others need more packages, and cannot be decompressed in bounded chunks."""
 

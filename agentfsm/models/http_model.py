@@ -27,9 +27,6 @@ from agentfsm.models.settings import ModelSettings, WithSettings
 from agentfsm.models.stream_reader import FrameParser, SSEParser, StreamAccumulator
 from agentfsm.models.wire_format import MessageEncoder, RequestCache, cached_encoding, call_ids, join_body, refuse_parts
 
-__all__ = ["HttpModel", "takes_files"]
-
-
 _UNASKED_STREAM = "the server streamed its reply, although a whole one was requested"
 """The repair of such a reply, in ``Reply.repairs``."""
 

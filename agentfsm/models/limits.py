@@ -24,8 +24,6 @@ from typing import Protocol
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.messages import Usage
 
-__all__ = ["ConcurrencyLimit", "Limit", "RateLimit", "ReportUsage"]
-
 ReportUsage = Callable[[Usage], None]
 """Reports the usage of a call to a limit."""
 

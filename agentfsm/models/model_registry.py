@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from agentfsm.models.http_model import HttpModel
     from agentfsm.models.settings import ModelSettings
 
-__all__ = ["WIRES", "resolve", "wire_class"]
-
 WIRES = {
     "openai": "agentfsm.models.openai_chat:OpenAIChat",
     "responses": "agentfsm.models.openai_responses:OpenAIResponses",

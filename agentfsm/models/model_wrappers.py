@@ -43,20 +43,6 @@ from agentfsm.models.limits import Limit, ReportUsage
 from agentfsm.models.model_registry import resolve
 from agentfsm.models.settings import ModelSettings, with_settings
 
-__all__ = [
-    "FallbackModel",
-    "Limited",
-    "ModelWrapper",
-    "Price",
-    "Priced",
-    "Unstreamed",
-    "acquire_turn",
-    "as_model",
-    "close_if_supported",
-    "stream_or_reply",
-]
-
-
 log = logging.getLogger("agentfsm")
 
 _ERRORS_BY_RETRYABILITY = (TransientProviderError, ContextOverflowError, ProviderError)

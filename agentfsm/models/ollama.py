@@ -37,8 +37,6 @@ from agentfsm.models.wire_format import (
 )
 from agentfsm.models.wire_json import as_list, as_object, as_text
 
-__all__ = ["EXTRA_KEY", "OllamaAccumulator", "OllamaChat", "decode", "encode"]
-
 EXTRA_KEY = "ollama"
 """The key in ``Message.extra`` of a reply's reasoning, which thinking models need back with their calls."""
 

@@ -40,9 +40,6 @@ from agentfsm.models.wire_format import (
 )
 from agentfsm.models.wire_json import as_list, as_object, as_text, dumps
 
-__all__ = ["EXTRA_KEY", "REASONING_KEYS", "ChatAccumulator", "OpenAIChat", "decode", "encode"]
-
-
 EXTRA_KEY = "openai_chat"
 """The key in ``Message.extra`` of what must be sent back to the model that sent it.
 

@@ -38,9 +38,6 @@ from agentfsm.models.wire_format import (
 )
 from agentfsm.models.wire_json import as_list, as_object, as_text, dumps
 
-__all__ = ["EXTRA_KEY", "OpenAIResponses", "ResponsesAccumulator", "decode", "encode"]
-
-
 EXTRA_KEY = "openai_responses"
 """The key in ``Message.extra`` of a reply's reasoning items, which must be sent back before its calls.
 

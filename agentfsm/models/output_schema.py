@@ -17,19 +17,6 @@ from agentfsm.loop.read_only import thaw
 from agentfsm.models.wire_format import safe_tool_name
 from agentfsm.models.wire_json import as_list, as_object
 
-__all__ = [
-    "ANTHROPIC_RULES",
-    "DEFAULT_SUPPORT",
-    "OPENAI_OWN_RULES",
-    "OPENAI_RULES",
-    "OPENAI_SUPPORT",
-    "SchemaRules",
-    "SchemaSupport",
-    "output_schema_block",
-    "strict_schema",
-    "wants_json_object",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaSupport:

@@ -23,18 +23,6 @@ from agentfsm.models.role_rules import ANY_ORDER, HOSTED_ROLES, TEMPLATE_ROLES, 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = [
-    "ACCOUNTS",
-    "PROVIDERS",
-    "ApiKey",
-    "CloudAccount",
-    "Endpoint",
-    "KeyFunction",
-    "Provider",
-    "parse_key",
-    "resolve_endpoint",
-]
-
 KeyFunction = Callable[[], str | SecretStr | Awaitable[str | SecretStr]]
 """A function that returns an API key, for keys that expire."""
 

@@ -18,8 +18,6 @@ from agentfsm.loop.messages import Message
 from agentfsm.models.wire_format import PerMessageEncoder
 from agentfsm.models.wire_json import as_list, as_object, dumps
 
-__all__ = ["ANY_ORDER", "HOSTED_ROLES", "TEMPLATE_ROLES", "AlternatingEncoder", "RoleRules", "short_call_id"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRules:

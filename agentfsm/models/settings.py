@@ -12,8 +12,6 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.model import Model
 
-__all__ = ["EFFORTS", "AdjustableModel", "ModelSettings", "WithSettings", "reject_prompt_cache", "with_settings"]
-
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 EFFORTS: tuple[str, ...] = get_args(Effort)

@@ -17,17 +17,6 @@ from agentfsm.loop.model import StreamChunk
 from agentfsm.models.error_mapping import CallErrors, extract_error
 from agentfsm.models.wire_json import as_object, loads_unrepaired, repair_surrogates
 
-__all__ = [
-    "MIDSTREAM_ERROR_STATUS",
-    "FrameParser",
-    "NDJSONParser",
-    "SSEParser",
-    "StreamAccumulator",
-    "StreamReader",
-    "TextAccumulator",
-]
-
-
 _BOM = b"\xef\xbb\xbf"
 
 Frame = tuple[str, bytes]

@@ -25,9 +25,6 @@ from pydantic import SecretStr
 from agentfsm.errors import ConfigurationError
 from agentfsm.models.providers import KeyFunction, parse_key
 
-__all__ = ["ApiKeyAuth", "ApiKeyError", "ClientPool", "HttpExchange", "PooledClient"]
-
-
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
 """Calls never wait for a connection: ``ConcurrencyLimit`` limits how many run at once."""
 

@@ -21,32 +21,6 @@ from agentfsm.loop.model import ModelRequest, ToolSpec
 from agentfsm.loop.prompts import as_user_message
 from agentfsm.models.wire_json import as_object, dumps, loads
 
-__all__ = [
-    "TOOL_CHOICE_MODES",
-    "MessageEncoder",
-    "PerMessageEncoder",
-    "RequestCache",
-    "cached_encoding",
-    "call_ids",
-    "data_url",
-    "filename_of",
-    "final_finish_reason",
-    "function_spec",
-    "join_body",
-    "labelled_images",
-    "mark_unpriced",
-    "openai_usage",
-    "own_extra",
-    "parse_tool_calls",
-    "refuse_parts",
-    "repairs_of_end",
-    "safe_tool_name",
-    "token_count",
-    "tool_choice",
-    "visible_message",
-]
-
-
 # -- parts of a request -----------------------------------------------------------------------------------
 
 TOOL_CHOICE_MODES = ("auto", "none", "required")

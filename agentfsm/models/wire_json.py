@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any, cast
 
-__all__ = ["as_list", "as_object", "as_text", "dumps", "loads", "loads_unrepaired", "repair_surrogates"]
-
-
 _SAFE_DEPTH = 200
 """A JSON text with at most this many brackets cannot be nested too deeply to be encoded again."""
 

@@ -35,25 +35,6 @@ from agentfsm.report.reported_run import (
 )
 from agentfsm.report.visible_text import clip, escape, format_time
 
-__all__ = [
-    "costs_html",
-    "decisions_html",
-    "failures_html",
-    "graph_html",
-    "how_to_verify_html",
-    "ledger_html",
-    "list_html",
-    "picture_html",
-    "prompts_html",
-    "sub_runs_html",
-    "summary_html",
-    "table_html",
-    "text_html",
-    "transcript_html",
-    "verdict_html",
-    "verification_html",
-]
-
 MAX_SUMMARY = 160
 """Characters of an outcome that a row of the ledger shows; the transcript has all of it."""
 

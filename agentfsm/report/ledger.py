@@ -19,19 +19,6 @@ from agentfsm.loop.quorum import APPROVING_REPLIES, Actor
 from agentfsm.loop.reducer import GIVEN_UP_TEXT
 from agentfsm.loop.stored_table import StoredTable, read_table
 
-__all__ = [
-    "REDACTED_TEXT",
-    "CostLine",
-    "FailureEntry",
-    "HumanDecision",
-    "LedgerReader",
-    "LedgerRow",
-    "RunLedger",
-    "TranscriptEntry",
-    "TriedGuard",
-    "read_ledger",
-]
-
 Data = dict[str, Any]
 
 REDACTED_TEXT = "(redacted)"

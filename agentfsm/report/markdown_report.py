@@ -11,9 +11,6 @@ from agentfsm.report.ledger import LedgerRow, RunLedger, read_ledger
 from agentfsm.report.reported_run import Findings, ReportedRun, graph_of_run, path_of_run, sent_requests, verdict_of
 from agentfsm.report.visible_text import clip, code_span, format_time, visible
 
-__all__ = ["MAX_COMMENT", "run_markdown"]
-
-
 MAX_COMMENT = 60_000
 """Characters of a report; GitHub accepts comments of up to 65,536."""
 

@@ -37,17 +37,6 @@ from agentfsm.report.ledger import HumanDecision, RunLedger, read_ledger
 from agentfsm.report.reported_run import Findings, ReportedRun, sent_requests, verdict_of
 from agentfsm.report.visible_text import escape, format_time
 
-__all__ = [
-    "BROWSERS",
-    "STYLE",
-    "DecisionFilter",
-    "PeriodDecision",
-    "find_decisions",
-    "period_page",
-    "render_pdf",
-    "run_page",
-]
-
 _FILES = files("agentfsm.report")
 STYLE = _FILES.joinpath("report.css").read_text("utf-8")
 """The style sheet of every page about runs: of reports, and of the viewer. It has a light and a dark theme."""

@@ -23,17 +23,6 @@ from agentfsm.loop.prompts import render_messages
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph
 
-__all__ = [
-    "Findings",
-    "ReportedRun",
-    "SentRequest",
-    "graph_of_run",
-    "key_ids_of",
-    "path_of_run",
-    "sent_requests",
-    "verdict_of",
-]
-
 _VERDICTS = {GOOD: "intact", OPEN: "intact, not finished", TAMPERED: "tampered"}
 _KEY_ID_DIGITS = 8
 

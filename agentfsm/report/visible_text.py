@@ -7,9 +7,6 @@ import re
 import unicodedata
 from datetime import UTC, datetime
 
-__all__ = ["clip", "code_span", "escape", "format_time", "visible"]
-
-
 _SUSPICIOUS = re.compile(r"[^\t\n\x20-\x7e]")
 _KEPT = frozenset("\u200c\u200d")  # joiners, without which some scripts and pictographs cannot be written
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})

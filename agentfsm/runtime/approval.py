@@ -28,25 +28,6 @@ from agentfsm.runtime.host import Host
 from agentfsm.runtime.timeout import TimeLimitError, reraise_cancellation
 from agentfsm.runtime.tools import Tool
 
-__all__ = [
-    "Allow",
-    "Deny",
-    "Edit",
-    "Extend",
-    "Fill",
-    "GiveUp",
-    "HookAbortError",
-    "HumanInput",
-    "ItDidNotRun",
-    "ItRan",
-    "check_approval",
-    "hook_limit_s",
-    "request_about",
-    "run_hooks",
-    "shown_arguments",
-    "to_human_reply",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Allow:

@@ -26,20 +26,6 @@ from agentfsm.errors import MissingExtraError
 from agentfsm.loop.read_only import MAX_NESTING
 from agentfsm.runtime.linear_regex import compile_linear
 
-__all__ = [
-    "MISSING",
-    "UNDECLARED",
-    "UNREADABLE",
-    "ArgumentMatcher",
-    "Conditions",
-    "all_hold",
-    "any_holds",
-    "parse_path",
-    "path_text",
-    "readable_value",
-    "value_at",
-]
-
 
 class _NoValue(Enum):
     """What stands in place of a value that is not there to be matched."""

@@ -7,8 +7,6 @@ from typing import Any, cast
 
 from agentfsm.runtime.argument_matcher import ArgumentMatcher, parse_path
 
-__all__ = ["is_declared", "why_impossible"]
-
 _Schema = dict[str, Any]
 
 _ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})

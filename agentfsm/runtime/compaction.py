@@ -26,8 +26,6 @@ from agentfsm.machine.declaration import Counter, StateSpec, Transition
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.state_context import StateContext
 
-__all__ = ["compact_history", "summary_failed", "with_compaction"]
-
 FAILED = "failed"
 COMPACTIONS = "compactions"
 

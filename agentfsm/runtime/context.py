@@ -37,18 +37,6 @@ if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
 
-__all__ = [
-    "NO_STATES",
-    "AgentConfig",
-    "Context",
-    "Effect",
-    "LongWait",
-    "Monitor",
-    "fill_in",
-    "read_earlier_messages",
-]
-
-
 YIELD_AFTER_S = 0.005
 """A run whose effects never wait yields to its event loop this often, so that it can be cancelled, and others run."""
 

@@ -10,8 +10,6 @@ from pydantic import AfterValidator, AliasChoices, Field
 
 from agentfsm.runtime.tools import Tool, as_tool
 
-__all__ = ["CONTROL_TOOLS", "ask_user", "control_tools", "return_done", "return_unable"]
-
 
 def _not_blank(value: Any) -> Any:
     if isinstance(value, str) and not value.strip():

@@ -12,17 +12,6 @@ from agentfsm.loop.messages import Message, ToolResult, Usage
 from agentfsm.loop.state import CallState, RunState
 from agentfsm.runtime.host import Host
 
-__all__ = [
-    "BudgetShare",
-    "CallingRun",
-    "Delegation",
-    "Sample",
-    "SampleRequest",
-    "SampledReply",
-    "Sampler",
-    "run_id_for_call",
-]
-
 
 class Delegation(Protocol):
     """One call that is answered by a sub-agent's run, or by a server that may ask a person or a model."""

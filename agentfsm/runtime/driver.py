@@ -77,9 +77,6 @@ from agentfsm.runtime.tool_dispatch import dismiss_subruns, open_subruns
 from agentfsm.runtime.tools import Tool
 from agentfsm.runtime.watchdog import WATCHDOG
 
-__all__ = ["Driver", "after_one", "current_task"]
-
-
 CHECKED_MOVES = 100_000
 """After this many moves without a wait, a run must still be within the bound that follows from its graph."""
 

@@ -42,8 +42,6 @@ from agentfsm.runtime.timeout import reraise_cancellation
 from agentfsm.runtime.tool_dispatch import run_calls
 from agentfsm.runtime.tools import describe_validation_error
 
-__all__ = ["EFFECTS"]
-
 PRE_STEP_DONE = PreStepDone()
 
 

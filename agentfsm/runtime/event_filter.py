@@ -12,8 +12,6 @@ from agentfsm.loop.secret_pieces import PieceFilter
 from agentfsm.loop.state import RunState
 from agentfsm.loop.withholding import Withholder
 
-__all__ = ["EventFilter"]
-
 WITHHELD = "[withheld]"
 """What an event says instead of a secret: unlike a journal's placeholder, nothing can be got out of it."""
 

@@ -35,22 +35,6 @@ from agentfsm.machine.graph import State
 from agentfsm.runtime.run_context import AboutRun, Deps
 from agentfsm.runtime.tools import Tool
 
-__all__ = [
-    "INFO_EVENTS",
-    "AbortRun",
-    "AskApproval",
-    "DenyCall",
-    "Hook",
-    "HookContext",
-    "HookDecision",
-    "Observer",
-    "SkipCall",
-    "hook",
-    "log_event",
-    "logger",
-    "observer",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class AbortRun:

@@ -23,8 +23,6 @@ from agentfsm.loop.quorum import Actor
 if TYPE_CHECKING:
     from agentfsm.journal.store import Store
 
-__all__ = ["Clock", "FileReplayGuard", "Host", "InMemoryReplayGuard", "Memory", "ReplayGuard", "SystemClock"]
-
 
 class Clock(Protocol):
     """Where a run reads the time and sleeps; tests inject their own."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from agentfsm.errors import MissingExtraError
 
-__all__ = ["PATTERN_MEMORY", "compile_linear"]
-
 PATTERN_MEMORY = 1 << 20
 """Bytes that RE2 may use for one pattern; one that needs more is not valid."""
 

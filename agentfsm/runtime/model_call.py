@@ -41,8 +41,6 @@ from agentfsm.loop.secret_pieces import PieceFilter
 from agentfsm.runtime.context import Context, read_earlier_messages
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 
-__all__ = ["call_model", "reply_or_failure"]
-
 _PROVIDER_KINDS_BY_NAME = {kind.value: kind for kind in PROVIDER_KINDS}
 """The kinds that a model's error may say of itself; any other word is a ``provider_error``."""
 

@@ -20,8 +20,6 @@ from agentfsm.runtime.context import Context
 from agentfsm.runtime.run_context import run_context
 from agentfsm.runtime.tools import describe_validation_error
 
-__all__ = ["AnswerRefusedError", "validate_answer", "validate_reply"]
-
 
 class AnswerRefusedError(Exception):
     """An output validator has refused the answer; the text says why, for the model."""

@@ -42,23 +42,6 @@ from agentfsm.runtime.hooks import AskApproval, DenyCall, Hook, HookContext, Hoo
 from agentfsm.runtime.tools import Tool
 from agentfsm.runtime.toolsets import Toolset, is_open, toolset_name
 
-__all__ = [
-    "PermissionAction",
-    "PermissionHook",
-    "PermissionPolicy",
-    "PermissionRule",
-    "Unattended",
-    "UnattendedCalls",
-    "allow",
-    "ask",
-    "check_rules",
-    "deny",
-    "permissions",
-    "policies_of",
-    "table",
-    "unattended_calls",
-]
-
 PermissionAction = Literal["allow", "deny", "ask"]
 """What a rule decides about a call; ``ask`` requires a human's approval."""
 

@@ -24,17 +24,6 @@ from agentfsm.runtime.run_context import check_deps, run_context
 from agentfsm.runtime.timeout import reraise_cancellation
 from agentfsm.runtime.toolsets import choose_tools
 
-__all__ = [
-    "Prompt",
-    "add_instructions",
-    "add_tools",
-    "check_ids",
-    "check_prompt",
-    "make_deps",
-    "new_run",
-    "normalize_history",
-]
-
 Prompt = str | Sequence[str | Image | File]
 """A user's message: a text, or texts, images and files."""
 

@@ -24,8 +24,6 @@ from agentfsm.runtime.tools import Tool
 if TYPE_CHECKING:
     from agentfsm.journal.records import SealedRecord
 
-__all__ = ["EarlierPart", "JournalBase", "JournalEntry", "JournalSink", "Recorder", "ResumePoint", "RunHeader"]
-
 JournalEntry = tuple[Any, ...]
 """``(kind, seconds since the epoch, ...)``; what follows depends on the kind."""
 

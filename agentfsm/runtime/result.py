@@ -37,8 +37,6 @@ from agentfsm.runtime.tools import describe_validation_error
 if TYPE_CHECKING:
     from agentfsm.journal.records import Record
 
-__all__ = ["RunResult", "ending_event", "run_final_hooks", "shielded", "suspend", "typed_output"]
-
 
 async def run_final_hooks(context: Context, final: bool) -> None:
     """Run the hooks of the state in which the run ends or waits, then update the memory. Neither can stop the run.

@@ -29,19 +29,6 @@ from agentfsm.runtime.tools import Tool
 if TYPE_CHECKING:
     from agentfsm.journal.records import Record
 
-__all__ = [
-    "LoadRun",
-    "Run",
-    "advance",
-    "count_model_requests",
-    "hand_over",
-    "live_state",
-    "run_in_new_loop",
-    "send_events",
-    "start_run",
-    "stored_run",
-]
-
 _T = TypeVar("_T")
 
 LoadRun = Callable[[], Awaitable[tuple[AgentConfig, RunState, RunRequest]]]

@@ -13,9 +13,6 @@ from agentfsm.loop.quorum import Actor
 from agentfsm.loop.read_only import FrozenDict
 from agentfsm.loop.state import RunState, RunView
 
-__all__ = ["AboutRun", "AgentDeps", "Deps", "Output", "RunContext", "check_deps", "run_context"]
-
-
 AgentDeps = TypeVar("AgentDeps", default=None)
 """The type of an agent's dependencies."""
 

@@ -20,17 +20,6 @@ from agentfsm.machine.engine import Machine
 from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.recorder import ResumePoint, RunHeader
 
-__all__ = [
-    "RunRequest",
-    "escalation_is_due",
-    "identify_actor",
-    "require_extension",
-    "require_transition",
-    "resume_details",
-    "run_header",
-    "would_transition",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:

@@ -22,8 +22,6 @@ from agentfsm.errors import MissingExtraError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.runtime.linear_regex import compile_linear
 
-__all__ = ["MAX_SCHEMA_CHARS", "MAX_SCHEMA_DEPTH", "MAX_STEPS", "SchemaCheck", "definition_problem", "schema_problem"]
-
 MAX_SCHEMA_CHARS = 100_000
 """Maximum length of a schema as JSON; the largest of the reference servers has 3,000."""
 

@@ -49,8 +49,6 @@ from agentfsm.runtime.tool_dispatch import check_call, is_repeatable, require_ro
 from agentfsm.runtime.tool_execution import invalid_arguments, run_call
 from agentfsm.runtime.tools import Tool
 
-__all__ = ["EffectCalls", "StateContext", "custom_effect"]
-
 _MODEL_ERRORS: Mapping[FailureKind, type[ModelError]] = {
     FailureKind.transient_provider: TransientProviderError,
     FailureKind.context_overflow: ContextOverflowError,

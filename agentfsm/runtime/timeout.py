@@ -15,8 +15,6 @@ from functools import partial
 from types import CoroutineType, coroutine
 from typing import Any, TypeVar, cast
 
-__all__ = ["CancelRequests", "CutOffError", "TimeLimitError", "Timeout", "being_cancelled", "reraise_cancellation"]
-
 DEFAULT_GRACE_S = 2.0
 
 CLOSE_ATTEMPTS = 100

@@ -11,8 +11,6 @@ from agentfsm.loop.state import CallState
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.tools import Tool
 
-__all__ = ["CallChannel", "ToolWaits"]
-
 PROGRESS_INTERVAL_S = 0.1
 """Seconds between two events about the progress of one call; of what is said in between, the last is sent."""
 

@@ -9,8 +9,6 @@ from typing import Protocol
 from agentfsm.errors import ToolError
 from agentfsm.runtime.run_context import Deps, RunContext
 
-__all__ = ["ToolChannel", "ToolContext"]
-
 
 @dataclass(frozen=True, slots=True)
 class ToolContext(RunContext[Deps]):

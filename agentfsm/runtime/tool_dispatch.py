@@ -34,17 +34,6 @@ from agentfsm.runtime.tool_context import ToolContext
 from agentfsm.runtime.tool_execution import failed_result, run_call, run_delegation, validate_call
 from agentfsm.runtime.tools import Tool, call_secrets, describe_validation_error, run_secrets
 
-__all__ = [
-    "calling_run",
-    "check_call",
-    "dismiss_subruns",
-    "is_repeatable",
-    "open_subruns",
-    "require_rows_for_rule",
-    "run_calls",
-    "tool_call_context",
-]
-
 T = TypeVar("T")
 
 _FULL_SHARE = BudgetShare()

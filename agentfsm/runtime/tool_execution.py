@@ -29,16 +29,6 @@ from agentfsm.runtime.timeout import CutOffError, TimeLimitError, Timeout, rerai
 from agentfsm.runtime.tool_context import ToolContext
 from agentfsm.runtime.tools import Tool, call_secrets, problems
 
-__all__ = [
-    "failed_result",
-    "invalid_arguments",
-    "run_call",
-    "run_delegation",
-    "run_in_thread",
-    "to_model_content",
-    "validate_call",
-]
-
 
 def to_model_content(value: Any) -> tuple[str, tuple[Image, ...]]:
     """The text and the images for a value that a tool returned.

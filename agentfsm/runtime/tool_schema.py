@@ -15,8 +15,6 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 from agentfsm.errors import ToolDefinitionError
 from agentfsm.runtime.run_context import RunContext
 
-__all__ = ["FunctionSchema", "describe_function", "has_context_parameter"]
-
 
 class FunctionSchema(NamedTuple):
     """A function's description for a model, and the validator of its arguments.

@@ -30,23 +30,6 @@ from agentfsm.runtime.tool_schema import describe_function, has_context_paramete
 if TYPE_CHECKING:
     from agentfsm.runtime.schema_check import SchemaCheck
 
-__all__ = [
-    "ApprovalRequirement",
-    "Delegate",
-    "SchemaTool",
-    "Tool",
-    "as_tool",
-    "call_secrets",
-    "describe_validation_error",
-    "problems",
-    "run_secrets",
-    "secret_arguments",
-    "tool",
-    "tools_by_name",
-    "with_subagents",
-]
-
-
 ApprovalRequirement = (
     bool | Approval | Callable[[dict[str, Any]], bool | Approval] | Callable[[dict[str, Any], Any], bool | Approval]
 )

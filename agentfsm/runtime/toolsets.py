@@ -14,19 +14,6 @@ from agentfsm.loop.read_only import code_name
 from agentfsm.runtime.run_context import AgentDeps, RunContext
 from agentfsm.runtime.tools import Tool, as_tool, tools_by_name
 
-__all__ = [
-    "AgentTools",
-    "FilteredToolset",
-    "Toolset",
-    "choose_tools",
-    "chooser_of",
-    "declared_tools",
-    "is_open",
-    "split_tools",
-    "takes_run_context",
-    "toolset_name",
-]
-
 ContextDeps = TypeVar("ContextDeps", default=Any, contravariant=True)
 """The type of the dependencies that a toolset needs."""
 

@@ -25,8 +25,6 @@ from typing import Protocol
 
 from agentfsm.runtime.hooks import logger
 
-__all__ = ["WATCHDOG", "Watchdog", "WatchedRun", "blocking_code"]
-
 LINGER_S = 5.0
 """Seconds for which the thread outlives the last run, so that a program of many short runs does not start many."""
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agentfsm.loop.detectors import Example, detector
     from agentfsm.testing.evaluation import Case, CaseAttempt, Evaluation, evaluate
     from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, ScriptEntry, ScriptExhaustedError, call
-    from agentfsm.testing.graph_conformance import LOOP_CHECKS, LoopCheck
+    from agentfsm.testing.graph_conformance import LOOP_CHECKS
     from agentfsm.testing.guard_examples import GuardExamples
     from agentfsm.testing.guard_priority import (
         GuardConflict,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         guard_conflicts,
     )
     from agentfsm.testing.invariants import check_stored_run
+    from agentfsm.testing.loop_conformance import LoopCheck
     from agentfsm.testing.path_generation import Path, Paths, paths
     from agentfsm.testing.path_runner import (
         PathDivergence,
@@ -99,7 +100,8 @@ if not TYPE_CHECKING:
             "agentfsm.loop.detectors": "Example detector",
             "agentfsm.testing.evaluation": "Case CaseAttempt Evaluation evaluate",
             "agentfsm.testing.fakes": "FakeClock RecordingModel ScriptEntry ScriptExhaustedError ScriptedModel call",
-            "agentfsm.testing.graph_conformance": "LOOP_CHECKS LoopCheck",
+            "agentfsm.testing.graph_conformance": "LOOP_CHECKS",
+            "agentfsm.testing.loop_conformance": "LoopCheck",
             "agentfsm.testing.guard_examples": "GuardExamples",
             "agentfsm.testing.guard_priority": "GuardConflict check_priority check_priority_async guard_conflicts",
             "agentfsm.testing.path_runner": (

@@ -64,9 +64,6 @@ from agentfsm.testing.loop_conformance import (
     result_of,
 )
 
-__all__ = ["CHECKS"]
-
-
 # -- results ----------------------------------------------------------------------------------------------
 
 PIXEL = Image("image/png", base64.b64encode(b"\x89PNG\r\n\x1a\n").decode())

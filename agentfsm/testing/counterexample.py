@@ -27,8 +27,6 @@ from agentfsm.testing.path_runner import WitnessDriver, default_agent
 from agentfsm.testing.path_to_scenario import NoExampleError
 from agentfsm.testing.tool_calls import approval_cases
 
-__all__ = ["CounterexampleReplay", "counterexample_test", "replay_counterexample"]
-
 MAX_ATTEMPTS = 100
 """Runs in which events are tried that might make guards without examples hold."""
 

@@ -23,19 +23,6 @@ from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, Transition
 from agentfsm.testing.path_generation import Paths, paths, prime_paths
 
-__all__ = [
-    "REPORT_FILES",
-    "CoverageCounts",
-    "CoveredGraph",
-    "CriterionCoverage",
-    "GraphCoverage",
-    "GraphCoverageReporter",
-    "coverage_by_criterion",
-    "lcov",
-    "row_lines",
-]
-
-
 MAX_WINDOW = 3
 """The longest windows of consecutive rows that are counted: triples."""
 

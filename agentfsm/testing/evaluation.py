@@ -24,8 +24,6 @@ from agentfsm.runtime.result import RunResult
 if TYPE_CHECKING:
     from agentfsm.runtime.approval import HumanInput
 
-__all__ = ["Case", "CaseAttempt", "CaseEnding", "Evaluation", "case_of_run", "evaluate", "read_cases"]
-
 CaseEnding = Literal["completed", "handed_off", "partial", "cancelled", "aborted", "suspended"]
 """How a run ends; ``suspended`` if it waits for a person."""
 

@@ -11,8 +11,6 @@ from agentfsm.errors import ProviderError
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
 from agentfsm.loop.model import Model, ModelRequest
 
-__all__ = ["FakeClock", "RecordingModel", "ScriptEntry", "ScriptExhaustedError", "ScriptedModel", "call"]
-
 
 class FakeClock:
     """A clock that only moves when a test advances it; ``sleep`` advances it and returns at once.

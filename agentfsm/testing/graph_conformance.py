@@ -57,8 +57,6 @@ from agentfsm.testing.loop_conformance import (
     record_of,
 )
 
-__all__ = ["LOOP_CHECKS", "LoopCheck"]
-
 
 def _review_graph(graph: Graph, effect: Callable[..., Any]) -> Graph:
     """A graph in which each answer is reviewed, and may be written once more."""

@@ -20,8 +20,6 @@ from agentfsm.runtime.approval import Allow, ItDidNotRun
 from agentfsm.runtime.tools import Tool, tool
 from agentfsm.testing.path_assumptions import loop_guard
 
-__all__ = ["BY_APPROVAL_RULE", "DEFAULT_TOOLS", "GuardExampleSet", "GuardExamples"]
-
 
 @tool
 def fsm_act(n: int) -> str:

@@ -23,8 +23,6 @@ from agentfsm.testing.path_runner import PathRun, WitnessDriver
 from agentfsm.testing.path_to_scenario import Step, steps_of
 from agentfsm.testing.simulation import run_in_own_loop
 
-__all__ = ["GuardConflict", "check_priority", "check_priority_async", "guard_conflicts"]
-
 
 @dataclass(frozen=True, slots=True)
 class GuardConflict:

@@ -46,22 +46,6 @@ from agentfsm.runtime.run import Run
 from agentfsm.runtime.tools import tool
 from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, call
 
-__all__ = [
-    "CHECKS",
-    "FINE",
-    "LoopCheck",
-    "Stubborn",
-    "Trial",
-    "TrialRun",
-    "expect",
-    "expect_error",
-    "expect_in",
-    "expect_refusal",
-    "record_of",
-    "require_same_in_journal",
-    "result_of",
-]
-
 LoopCheck = Callable[[Graph], Coroutine[Any, Any, None]]
 
 _USUAL = (OTHERWISE, "tool_calls", "calls_pending")

@@ -24,8 +24,6 @@ from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.graph import Graph, Guard, StateSpec, Transition
 
-__all__ = ["loop_guard", "path_assumptions"]
-
 
 def loop_guard(row: Transition) -> Guard | None:
     """The guard of a row; or the loop's own, if the row's wraps one of these (``functools.wraps``)."""

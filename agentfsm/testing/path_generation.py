@@ -24,27 +24,6 @@ from agentfsm.loop.presets import Preset
 from agentfsm.machine.graph import Graph, Transition
 from agentfsm.testing.path_assumptions import path_assumptions
 
-__all__ = [
-    "CRITERIA",
-    "SMALL_GUARDRAILS",
-    "Infeasible",
-    "Path",
-    "Paths",
-    "Requirement",
-    "graph_of",
-    "infeasibility_reason",
-    "paths",
-    "prime_paths",
-    "reachable_configurations",
-    "requirement_ids",
-    "requirements",
-    "shortest_run_through",
-    "shortest_run_to_end",
-    "small_guardrails",
-    "state_space_for",
-    "traits_of",
-]
-
 
 def shortest_run_through(space: StateSpace, row: Transition) -> tuple[tuple[Transition, ...], int] | None:
     """The rows of a shortest complete run that takes a row, and the index of that row; None if no run takes it."""

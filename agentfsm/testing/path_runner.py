@@ -60,19 +60,6 @@ from agentfsm.testing.simulation import (
 )
 from agentfsm.testing.tool_calls import OwnCalls, enveloped_call
 
-__all__ = [
-    "PathDivergence",
-    "PathDivergenceError",
-    "PathRun",
-    "WitnessDriver",
-    "default_agent",
-    "force",
-    "force_async",
-    "scenarios_along_paths",
-    "scenarios_through_rows",
-]
-
-
 PERMISSIVE_BEHAVIOR = Behavior(control_tools=True)
 """The behavior under which most rows of the loop can be taken."""
 

@@ -45,22 +45,6 @@ from agentfsm.testing.path_generation import Path
 from agentfsm.testing.simulation import DISMISSED, ESCALATED, EXPIRED, NO_SIDE_EVENT, ModelTurn, Scenario, SideEvent
 from agentfsm.testing.tool_calls import OwnCalls, Votes, call_key, enveloped_call, requires_approval
 
-__all__ = [
-    "CONTROL_TOOLS",
-    "BatchPlan",
-    "BatchPlanner",
-    "NoExampleError",
-    "OwnCallOptions",
-    "PlannedCall",
-    "PlannedResult",
-    "Step",
-    "last_result_failed",
-    "scenario_for_path",
-    "steps_of",
-    "unique_error",
-]
-
-
 CONTROL_TOOLS = frozenset({"ask_user", "return_done", "return_unable"})
 """The loop's control tools, which are never replaced by scripted ones."""
 

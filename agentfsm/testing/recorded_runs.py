@@ -24,8 +24,6 @@ from agentfsm.runtime.result import RunResult
 from agentfsm.testing.path_runner import PathRun
 from agentfsm.testing.simulation import SIMULATION_RUN_ID, SimulationResult
 
-__all__ = ["RecordedRuns", "RunRecorder", "run_lines"]
-
 ENVELOPE_FIELDS = ("run_id", "seq", "time", "suspension_record", "digest", "secrets")
 """What an outcome has besides what happened; the digest depends on the record's random id."""
 

@@ -35,8 +35,6 @@ from agentfsm.testing.path_generation import (
 )
 from agentfsm.testing.tool_calls import ApprovalCase, approval_cases, requires_approval
 
-__all__ = ["BrokenPath", "ReviewedPaths"]
-
 Source = Graph | Preset | Agent[Any, Any]
 
 

@@ -46,29 +46,6 @@ from agentfsm.runtime.tool_execution import run_in_thread
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.fakes import FakeClock, ScriptedModel
 
-__all__ = [
-    "DISMISSED",
-    "ESCALATED",
-    "EXPIRED",
-    "MAX_MOVES",
-    "NO_SIDE_EVENT",
-    "RUN_TOOL",
-    "SIMULATION_RUN_ID",
-    "Cursor",
-    "GuardError",
-    "ModelTurn",
-    "MoveLimitError",
-    "Scenario",
-    "SideEvent",
-    "SimulatedCrashError",
-    "Simulation",
-    "SimulationResult",
-    "Simulator",
-    "StartedTool",
-    "run_in_own_loop",
-]
-
-
 T = TypeVar("T")
 
 

@@ -38,17 +38,6 @@ from agentfsm.runtime.tools import Tool
 from agentfsm.testing.path_assumptions import loop_guard
 from agentfsm.testing.path_generation import graph_of
 
-__all__ = [
-    "KINDS",
-    "MUTANT_VARIABLE",
-    "Mutant",
-    "apply_mutant",
-    "attribute_of",
-    "mutant_graph",
-    "refusal_of",
-    "table_mutants",
-]
-
 KINDS = ("drop", "swap", "retarget", "negate", "approval")
 """The kinds of mutants."""
 

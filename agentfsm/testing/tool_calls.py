@@ -37,17 +37,6 @@ from agentfsm.testing.simulation import (
     SideEvent,
 )
 
-__all__ = [
-    "ApprovalCase",
-    "OwnCalls",
-    "Votes",
-    "approval_cases",
-    "call_key",
-    "enveloped_call",
-    "random_scenarios",
-    "requires_approval",
-]
-
 MAX_CANDIDATES = 200
 """Arguments that are tried for one tool."""
 

@@ -26,20 +26,6 @@ from agentfsm.loop.quorum import Actor
 from agentfsm.viewer.passes import open_pass
 from agentfsm.viewer.viewer_page import PageError, error_html, json_response, shown
 
-__all__ = [
-    "EVERY_TENANT",
-    "Access",
-    "AccessMiddleware",
-    "Authenticate",
-    "ByTenant",
-    "PathScopes",
-    "TenantsOf",
-    "Visitor",
-    "address_of",
-    "mount_path_of",
-    "visitor_of",
-]
-
 Authenticate = Callable[[Request], Actor | Awaitable[Actor | None] | None]
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})

@@ -15,8 +15,6 @@ from agentfsm.errors import AgentfsmError, StaleLease
 from agentfsm.journal.store import Store
 from agentfsm.runtime.run import Run, advance, hand_over
 
-__all__ = ["AgentRunner"]
-
 logger = logging.getLogger("agentfsm.viewer")
 
 GRACE_S = 30.0

@@ -39,8 +39,6 @@ from agentfsm.viewer.pages import PAGES
 from agentfsm.viewer.viewer_context import SetAsideRuns, ViewerContext, context_of
 from agentfsm.viewer.viewer_page import Page, PageError, json_response, page_html, serve_asset, shown
 
-__all__ = ["app"]
-
 logger = logging.getLogger("agentfsm.viewer")
 
 

@@ -18,8 +18,6 @@ from agentfsm.report.reported_run import graph_of_run
 from agentfsm.viewer.run_figures import PathReader
 from agentfsm.viewer.step_reader import SentPrompt, StepReader
 
-__all__ = ["FollowedRun", "FollowedRuns"]
-
 CHUNK = 1_000
 """Records that are read in one go; in a thread, because a thousand of them take some 100 ms."""
 

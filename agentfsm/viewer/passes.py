@@ -20,8 +20,6 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.quorum import Actor
 
-__all__ = ["Pass", "PassKind", "one_time_link", "open_pass", "seal_pass", "viewer_at"]
-
 PassKind = Literal["link", "session"]
 
 MAX_LENGTH = 4_000

@@ -18,18 +18,6 @@ from agentfsm.journal.records import Record, SealedRecord, is_kind, read_record
 from agentfsm.journal.run_info import RunInfo
 from agentfsm.loop.stored_table import StoredTable, read_table
 
-__all__ = [
-    "Figures",
-    "FiguresCache",
-    "Listed",
-    "MoveKind",
-    "PathMove",
-    "PathReader",
-    "figures_of",
-    "totals_by_day",
-    "totals_by_graph",
-]
-
 _PINS = ("run.created", "run.forked", "run.migrated")
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, AgentfsmError)
 

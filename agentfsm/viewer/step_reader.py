@@ -16,8 +16,6 @@ from agentfsm.loop.state import RunState
 from agentfsm.report.ledger import LedgerReader, LedgerRow
 from agentfsm.viewer.viewer_page import shown
 
-__all__ = ["SentPrompt", "StepReader", "move_json", "plain"]
-
 Data = dict[str, Any]
 
 SHOWN_MESSAGES = 8

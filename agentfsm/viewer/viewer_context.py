@@ -30,8 +30,6 @@ from agentfsm.viewer.run_figures import FiguresCache
 from agentfsm.viewer.viewer_page import shown
 from agentfsm.workers import SetAside, find_set_aside
 
-__all__ = ["SetAsideRuns", "ViewerContext", "context_of", "run_json", "ticks"]
-
 logger = logging.getLogger("agentfsm.viewer")
 
 POLL_S = 0.1

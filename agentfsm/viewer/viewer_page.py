@@ -19,20 +19,6 @@ from agentfsm.models.wire_json import loads
 from agentfsm.report.page import STYLE
 from agentfsm.report.visible_text import escape, visible
 
-__all__ = [
-    "LiveEvent",
-    "Page",
-    "PageError",
-    "error_html",
-    "event_response",
-    "json_response",
-    "markup_response",
-    "page_html",
-    "read_body",
-    "serve_asset",
-    "shown",
-]
-
 MAX_BODY = 1_000_000
 """Bytes of what a page sends."""
 

@@ -26,8 +26,6 @@ try:
 except ImportError as reason:
     raise MissingExtraError("a worker on DBOS", "dbos") from reason
 
-__all__ = ["DbosWaker"]
-
 APPLICATION, SCHEMA, WORKFLOW = "agentfsm", "agentfsm_dbos", "agentfsm.activation"
 PORTABLE = WorkflowSerializationFormat.PORTABLE
 DELAYED, DELIVERED = "DELAYED", "PENDING"

@@ -10,8 +10,6 @@ from http import HTTPStatus
 
 from agentfsm.workers.worker import Worker
 
-__all__ = ["serve_health"]
-
 REQUEST_LIMIT_S = 5.0
 """Seconds for a client to send its request line."""
 

@@ -26,8 +26,6 @@ from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import Head, Store
 from agentfsm.workers.waker import Activation, Waker
 
-__all__ = ["NOTICES", "Notice", "NoticeError", "Notices", "Notify", "Webhook", "signature"]
-
 logger = logging.getLogger("agentfsm.workers")
 
 NOTICES = "@notices"

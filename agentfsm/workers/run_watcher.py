@@ -32,16 +32,6 @@ from agentfsm.workers.waker import Activation, Waker, timer_key
 from agentfsm.workers.worker_metrics import WorkerCounts
 from agentfsm.workers.worker_settings import WorkerSettings
 
-__all__ = [
-    "RunWatcher",
-    "StaleAction",
-    "attempts_without_progress",
-    "due_at",
-    "require_clock",
-    "require_secret",
-    "stale_action",
-]
-
 logger = logging.getLogger("agentfsm.workers")
 
 WAKE_AGAIN_S = 10.0

@@ -18,8 +18,6 @@ from agentfsm.journal.run_info import first_info
 from agentfsm.runtime.toolsets import is_open, toolset_name
 from agentfsm.workers.submission import agent_tag, submission_queue
 
-__all__ = ["ServedAgent", "ServedAgents"]
-
 
 @dataclass(frozen=True)
 class ServedAgent:

@@ -31,18 +31,6 @@ from agentfsm.workers.waker import MAX_PRIORITY, Activation, Waker
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-__all__ = [
-    "QUEUED",
-    "SUBMITTER",
-    "Submission",
-    "agent_tag",
-    "open_submission",
-    "seal_submission",
-    "submission_queue",
-    "submit",
-    "tenant_of",
-]
-
 QUEUED = "worker"
 """What a submitted run is listed as waiting for, until a worker starts it."""
 

@@ -13,18 +13,6 @@ from typing import Any, Protocol
 
 from agentfsm.errors import ConfigurationError
 
-__all__ = [
-    "MAX_PRIORITY",
-    "Activation",
-    "Deliver",
-    "DeliveredActivation",
-    "QueueSettings",
-    "SetAside",
-    "StartRate",
-    "Waker",
-    "timer_key",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StartRate:

@@ -32,8 +32,6 @@ from agentfsm.workers.waker import Activation, Waker
 from agentfsm.workers.worker_metrics import WorkerCounts, WorkerMetrics
 from agentfsm.workers.worker_settings import SpendLimits, WorkerSettings
 
-__all__ = ["Worker"]
-
 logger = logging.getLogger("agentfsm.workers")
 
 SUBMIT_WAIT_S = 0.1

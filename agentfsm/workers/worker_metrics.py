@@ -11,8 +11,6 @@ from agentfsm.workers.waker import Activation
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
 
-__all__ = ["WorkerCounts", "WorkerMetrics"]
-
 
 class WorkerMetrics:
     """The metrics of a worker; without OpenTelemetry they go nowhere.

@@ -12,8 +12,6 @@ from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.store import Store
 from agentfsm.workers.notices import Notify
 
-__all__ = ["SpendLimit", "SpendLimits", "WorkerSettings"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:

@@ -22,7 +22,7 @@ pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
 pytest.importorskip("re2", reason="google-re2 is not installed")
 
 from agentfsm import Agent, AgentfsmError, Host, SqliteStore, allow, deny, permissions, tool
-from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
 from agentfsm.testing import RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_requests, check_transcript

@@ -58,7 +58,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.errors import AgentfsmError, ProviderError
-from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.integrations.otel import tracing
 from agentfsm.loop.messages import FinishReason
 from agentfsm.models import FallbackModel

@@ -38,8 +38,8 @@ from agentfsm import (
     deny,
     permissions,
 )
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.integrations.mcp.content import MAX_IMAGE_CHARS, result_content
-from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
 from agentfsm.testing import RecordingModel, ScriptedModel, call
 from tests.helpers.mcp_stdio_server import ECHO, PIXEL
 from tests.helpers.provider_rules import check_transcript

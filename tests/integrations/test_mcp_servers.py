@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
 
 from agentfsm import Agent, RunCancelled, RunResult, ToolStarted
-from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.testing import RecordingModel, ScriptedModel, call
 from tests.helpers.npm_servers import EverythingServer, everything_command, everything_http
 from tests.helpers.provider_rules import check_transcript

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
 
 from agentfsm import Agent, ConfigurationError, RunResult
-from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.testing import RecordingModel, ScriptedModel, call
 from tests.helpers.mcp_servers import SdkServer, open_and_close, sdk_http
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
 
 from agentfsm import Agent, ConfigurationError, RunResult
-from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.mcp_servers import open_and_close
 from tests.helpers.recording_server import Call, RecordingServer, Response, running

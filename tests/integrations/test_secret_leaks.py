@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from agentfsm import Agent, Allow, Event, Host, Image, MemoryStore, UserInputRequested, tool
-from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.integrations.otel import tracing
 from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, OpenAIChat, Price, Priced
 from tests.helpers.fake_model_server import fake_model_server, text_output, tool_call_output

@@ -15,7 +15,9 @@ import pytest
 
 from agentfsm import ConfigurationError, StoreError, StoreFormatError, StoreLockedError, UnknownRunError
 from agentfsm.journal.memory_store import MemoryStore
-from agentfsm.journal.sqlite.sqlite_store import SCHEMA_VERSION, SqliteStore, select_heads, sqlite_schema
+from agentfsm.journal.sqlite import sqlite_schema
+from agentfsm.journal.sqlite.sqlite_schema import SCHEMA_VERSION
+from agentfsm.journal.sqlite.sqlite_store import SqliteStore, select_heads
 from agentfsm.testing.store_conformance import CHECKS, sealed_records
 
 

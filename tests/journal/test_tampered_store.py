@@ -20,7 +20,7 @@ from agentfsm import Allow, JournalError, SqliteStore
 from agentfsm.cli.app import app
 from agentfsm.errors import StoreError, StoreFormatError
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
-from agentfsm.journal.sqlite.sqlite_store import SCHEMA_VERSION
+from agentfsm.journal.sqlite.sqlite_schema import SCHEMA_VERSION
 from agentfsm.loop.keys import Keyring
 from tests.helpers.journal_rows import unpack_rows
 from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import Tool as Listed
 
-__all__ = ["ServerConnection"]
-
 T = TypeVar("T")
 
 

@@ -16,9 +16,6 @@ from agentfsm.loop.messages import Image, image_media_type
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
 
-__all__ = ["binary_content", "joined", "part_content", "result_content"]
-
-
 MAX_IMAGE_CHARS = 5 * 1024 * 1024
 """Maximum length of an image in base64. The strictest provider rejects images above 5 MB
 (https://docs.anthropic.com/en/docs/build-with-claude/vision), and then every later request with that image."""

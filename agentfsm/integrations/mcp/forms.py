@@ -17,8 +17,6 @@ from agentfsm.loop.human_input import HumanReply
 from agentfsm.loop.read_only import thaw
 from agentfsm.runtime.schema_check import SchemaCheck, schema_problem
 
-__all__ = ["Answer", "Form", "read_reply"]
-
 
 class Answer(BaseModel):
     """What a person answered to a form.

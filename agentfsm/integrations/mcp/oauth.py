@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from mcp.client.auth import OAuthClientProvider
     from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthToken
 
-__all__ = ["Authorizer", "OAuth", "TokenStorage"]
-
 
 class TokenStorage(Protocol):
     """Where an app keeps what authorizes it at one server: a keyring, a file, a row of its database."""

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from mcp import Client, types
     from mcp.shared.dispatcher import ProgressFnT
 
-__all__ = ["Flight", "Progress", "RemoteCalls", "ServerChannel", "progress_callback"]
-
 _INVALID_PARAMS = -32602
 """The code of an error for a state that the server does not know, ``mcp.types.INVALID_PARAMS``."""
 

@@ -22,8 +22,6 @@ from agentfsm.runtime.tools import ApprovalRequirement, SchemaTool
 if TYPE_CHECKING:
     from mcp.types import Tool as Listed
 
-__all__ = ["MCPSettings", "RemoteTool", "definition_pin", "is_valid_name", "make_remote_tool", "model_name"]
-
 
 class MCPSettings(BaseModel):
     """How the tools of an MCP server are used.

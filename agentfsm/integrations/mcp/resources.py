@@ -18,16 +18,6 @@ from agentfsm.runtime.tools import Tool, as_tool
 if TYPE_CHECKING:
     from mcp import types
 
-__all__ = [
-    "Prompt",
-    "PromptArgument",
-    "Resource",
-    "ResourceContent",
-    "ResourceTemplate",
-    "prompt_messages",
-    "reading_tools",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Resource:

@@ -20,8 +20,6 @@ from agentfsm.loop.state import CallState
 from agentfsm.runtime.delegation import CallingRun, Sample, SampledReply, Sampler, SampleRequest
 from agentfsm.runtime.tools import Tool
 
-__all__ = ["Samples", "SamplingAgent", "read_request", "sampler_of"]
-
 
 @runtime_checkable
 class SamplingAgent(Protocol):

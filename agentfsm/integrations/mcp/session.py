@@ -23,8 +23,6 @@ from agentfsm.loop.withholding import mask_secrets
 if TYPE_CHECKING:
     from mcp import Client, MCPError, types
 
-__all__ = ["MCPSession", "ServerGoneError"]
-
 MAX_PAGES = 100
 """The maximum number of pages in a list of tools, for servers whose list never ends."""
 

@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult, InputRequiredResult
     from mcp.types import Tool as Listed
 
-__all__ = ["MCPSettings", "MCPTools"]
-
 logger = logging.getLogger("agentfsm")
 
 

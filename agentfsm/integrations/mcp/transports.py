@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from mcp.client._transport import Transport, TransportStreams
     from mcp.shared.message import SessionMessage
 
-__all__ = ["NO_MESSAGE", "HttpServer", "Server", "ServerHandlers", "StdioServer", "Values", "require_sdk"]
-
 logger = logging.getLogger("agentfsm")
 
 Values = Mapping[str, str] | Callable[[], Mapping[str, str] | Awaitable[Mapping[str, str]]]

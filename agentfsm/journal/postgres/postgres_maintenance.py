@@ -18,8 +18,6 @@ from agentfsm.journal.postgres.postgres_run_info import rebuild_prompts
 from agentfsm.journal.postgres.postgres_schema import TABLES, TRIGGERS, read_version, transaction
 from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession
 
-__all__ = ["PostgresMaintenance", "find_row_damage", "find_schema_damage"]
-
 _BATCH = 500
 """How many runs are purged in one transaction."""
 

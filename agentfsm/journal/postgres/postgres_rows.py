@@ -12,17 +12,6 @@ from psycopg.pq import Format
 
 from agentfsm.journal.commit_encoding import JournalRow
 
-__all__ = [
-    "INSERT_ROWS",
-    "SELECT_ROWS",
-    "Column",
-    "bytes_column",
-    "number_column",
-    "row_columns",
-    "rows_of",
-    "text_column",
-]
-
 SELECT_ROWS = """
     SELECT seq, body, records, encode(hash, 'hex'), hidden, hidden_values, encode(mac, 'hex')
     FROM agentfsm.journal WHERE run = %s AND seq > %s ORDER BY seq

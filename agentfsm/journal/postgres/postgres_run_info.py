@@ -9,16 +9,6 @@ from typing import Any, LiteralString, NamedTuple
 from agentfsm.journal.postgres.postgres_session import Connection
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor, fold_case
 
-__all__ = [
-    "WRITE_LISTED",
-    "ListedRun",
-    "count_run_infos",
-    "listed_row",
-    "rebuild_prompts",
-    "select_run_infos",
-    "update_texts",
-]
-
 _UPDATE_PROMPT: LiteralString = """
     INSERT INTO agentfsm.run_prompt (id, prompt) SELECT id, prompt FROM listed
     WHERE NOT EXISTS (SELECT FROM agentfsm.run_prompt AS old WHERE (old.id, old.prompt) = (listed.id, listed.prompt))

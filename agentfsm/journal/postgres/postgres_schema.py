@@ -12,19 +12,6 @@ from psycopg import AsyncConnection
 
 from agentfsm.errors import StoreError, StoreFormatError, StoreFullError
 
-__all__ = [
-    "MIGRATIONS",
-    "SCHEMA_VERSION",
-    "TABLES",
-    "TRIGGERS",
-    "as_store_error",
-    "create_schema",
-    "read_version",
-    "require_current",
-    "schema_sql",
-    "transaction",
-]
-
 SCHEMA_VERSION = 10
 """1: the first one; 2: with columns that list runs; 3: with signals; 4: with holds and tombstones; 5: with the records
 of a commit in one row, and with runs found by their metadata; 6: with sealed holds; 7: with leases that do not last

@@ -23,16 +23,6 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from agentfsm.errors import ConfigurationError, StoreError
 from agentfsm.journal.postgres.postgres_schema import as_store_error, create_schema, read_version, require_current
 
-__all__ = [
-    "Connection",
-    "Liveness",
-    "PostgresSession",
-    "PostgresSettings",
-    "end_task",
-    "parameters_url",
-    "read_conninfo",
-]
-
 Connection = AsyncConnection[tuple[Any, ...]]
 
 Liveness = Literal["session", "lease"]

@@ -17,8 +17,6 @@ from agentfsm.journal.signal_hub import SignalHub
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Lease
 
-__all__ = ["PostgresSignals", "SignalListener", "delete_signal", "insert_signal", "select_signals"]
-
 CHANNEL = "agentfsm_signal"
 
 POLL_S = 2.0

@@ -55,8 +55,6 @@ from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, WhichRun
 from agentfsm.loop.canonical_json import is_storable
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
-__all__ = ["PostgresStore"]
-
 SHORT_ROWS_BYTES = 10_000
 """So many bytes of rows are decoded in a millisecond or two; more are decoded in a thread."""
 

@@ -34,8 +34,6 @@ from agentfsm.journal.sqlite.store_file import StoreFile
 from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, Store, WhichRuns, head_row, seal_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
-__all__ = ["OwnedStore", "OwnerConnection", "RunRow", "SqliteTurn", "connect_to_owner"]
-
 ANSWER_S = 30.0
 """Seconds to wait for the process that writes the file: it may be frozen."""
 

@@ -35,22 +35,6 @@ from agentfsm.errors import (
 from agentfsm.journal.run_info import RunInfo, WaitingFor
 from agentfsm.loop.keys import KeyPurpose
 
-__all__ = [
-    "Message",
-    "PresealedRows",
-    "connect",
-    "dump_error",
-    "dump_info",
-    "has_unix_sockets",
-    "is_same_user",
-    "listen",
-    "load_error",
-    "load_info",
-    "read_message",
-    "stop_listening",
-    "write_message",
-]
-
 Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 1 << 28

@@ -28,8 +28,6 @@ from agentfsm.journal.sqlite.owner_protocol import (
 from agentfsm.journal.sqlite.store_file import FileLock, after_fork
 from agentfsm.journal.store import Lease, SealedSnapshot, Status
 
-__all__ = ["OwnerSocket"]
-
 
 class OwnerSignals(Protocol):
     """The signals of the store that is written."""

@@ -36,8 +36,6 @@ from agentfsm.journal.sqlite.sqlite_run_info import (
 )
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 
-__all__ = ["SqliteMaintenance", "copy_file", "find_row_damage", "find_schema_damage", "truncate_wal"]
-
 _IS_AS_SAID = """
     SELECT 1 FROM run WHERE id = ? AND run_id = ? AND epoch = ? AND seq = ? AND hash = ?
     AND (status = 'finished' OR seq = 0) AND NOT EXISTS (SELECT 1 FROM hold WHERE hold.id = run.id AND NOT ended)

@@ -12,8 +12,6 @@ from typing import TypeVar
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.journal.sqlite.store_file import StoreFile, after_fork, leak
 
-__all__ = ["Query", "SqliteReader"]
-
 QueryResult = TypeVar("QueryResult")
 Query = Callable[[sqlite3.Connection], QueryResult]
 

@@ -10,19 +10,6 @@ from typing import Any, cast
 
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor, fold_case
 
-__all__ = [
-    "count_run_infos",
-    "delete_run_info",
-    "find_filter_damage",
-    "find_index_damage",
-    "rebuild_index",
-    "rebuild_prompt_filter",
-    "select_run_infos",
-    "unfiltered_blocks",
-    "update_texts",
-    "write_run_info",
-]
-
 _FIELDS = (
     "status", "started", "updated", "ending", "prompt", "actor", "session", "tags", "model", "cost_usd", "tokens",
     "waiting_kind", "waiting_tool", "waiting_roles", "expires", "parent", "metadata",

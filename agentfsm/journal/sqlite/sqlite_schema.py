@@ -11,32 +11,6 @@ from typing import Literal
 
 from agentfsm.errors import StoreError, StoreFormatError, StoreFullError, StoreLockedError
 
-__all__ = [
-    "APPLICATION_ID",
-    "BUSY_TIMEOUT_S",
-    "READ_ERRORS",
-    "SCHEMA_VERSION",
-    "WAL_AUTOCHECKPOINT_PAGES",
-    "SynchronousLevel",
-    "as_store_error",
-    "changed_schema",
-    "connect",
-    "has_macs",
-    "has_prompt_filters",
-    "has_run_info",
-    "has_sealed_holds",
-    "has_signals",
-    "has_snapshots",
-    "has_tables",
-    "has_tombstones",
-    "has_wal_bug",
-    "open_reader",
-    "open_writer",
-    "rollback",
-    "schema_version",
-    "wrong_types",
-]
-
 APPLICATION_ID = 0x6166736D
 """``afsm`` in ASCII: tells an agentfsm store from any other SQLite file."""
 

@@ -14,8 +14,6 @@ from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.store import Lease
 
-__all__ = ["SqliteSignals", "delete_signal", "insert_signal", "select_signals"]
-
 LOOK_S = 1.0
 """Seconds between two looks at the table in a process that does not write the file."""
 

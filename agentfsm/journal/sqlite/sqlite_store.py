@@ -40,26 +40,12 @@ from agentfsm.journal.sqlite.sqlite_run_info import (
     update_texts,
     write_run_info,
 )
-from agentfsm.journal.sqlite.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION
 from agentfsm.journal.sqlite.sqlite_signals import SqliteSignals
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import StoreFile
 from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, WhichRuns, head_row, seal_row
 from agentfsm.loop.canonical_json import is_storable
 from agentfsm.loop.keys import KeyPurpose, Keyring
-
-__all__ = [
-    "APPLICATION_ID",
-    "SCHEMA_VERSION",
-    "LeaseKey",
-    "SqliteStore",
-    "acquire_lease",
-    "insert_records",
-    "release_lease",
-    "select_heads",
-    "select_records",
-    "update_hidden",
-]
 
 
 class LeaseKey(NamedTuple):

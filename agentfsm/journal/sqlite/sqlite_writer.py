@@ -23,9 +23,6 @@ from agentfsm.errors import StoreError, StoreMovedError
 from agentfsm.journal.sqlite.owner_socket import OwnerSocket
 from agentfsm.journal.sqlite.store_file import StoreFile, after_fork, leak
 
-__all__ = ["Job", "SqliteWriter"]
-
-
 CHECKPOINT_INTERVAL = 500
 """Commits after which the writer thread checkpoints the log, which is then overwritten from its start. A checkpoint
 waits for the disk three times, once of them for a file that has grown, so it costs as much as many commits. SQLite's

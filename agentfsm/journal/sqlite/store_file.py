@@ -16,9 +16,6 @@ from weakref import WeakSet
 
 from agentfsm.errors import StoreError, StoreLockedError, StoreMovedError
 
-__all__ = ["FileLock", "StoreFile", "after_fork", "leak"]
-
-
 FileId = tuple[int, int]
 """Device and inode of a file."""
 

@@ -29,8 +29,6 @@ from agentfsm.viewer.step_reader import move_json
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json
 from agentfsm.viewer.viewer_page import Page, PageError, json_response, markup_response, shown
 
-__all__ = ["PAGE", "PRESETS_IN_WORDS", "FirstDifference", "first_difference", "in_plain_words"]
-
 BLOCK = 200
 """So many moves are read at a time."""
 

@@ -40,8 +40,6 @@ from agentfsm.viewer.step_reader import plain
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json, ticks
 from agentfsm.viewer.viewer_page import LiveEvent, Page, PageError, event_response, json_response, read_body, shown
 
-__all__ = ["PAGE", "refusal", "reply_from"]
-
 Data = dict[str, Any]
 
 SHOWN_REQUESTS = 50

@@ -13,8 +13,6 @@ from agentfsm.viewer.passes import Pass, open_pass, seal_pass
 from agentfsm.viewer.viewer_context import context_of
 from agentfsm.viewer.viewer_page import Page, PageError, json_response, read_body
 
-__all__ = ["PAGE"]
-
 SESSION_S = 8 * 3600
 """How long a session lasts that a link opens."""
 

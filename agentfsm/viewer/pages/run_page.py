@@ -30,8 +30,6 @@ from agentfsm.viewer.viewer_page import (
     shown,
 )
 
-__all__ = ["PAGE", "followed_run"]
-
 MAX_MOVES = 500
 """Moves of the ledger in one answer."""
 

@@ -16,8 +16,6 @@ from agentfsm.journal.run_info import RunQuery
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json, ticks
 from agentfsm.viewer.viewer_page import LiveEvent, Page, PageError, event_response, json_response
 
-__all__ = ["PAGE", "query_of"]
-
 MAX_LIMIT = 200
 _TEXTS = ("status", "ending", "actor", "session_id", "tag", "model", "text", "waiting_role", "run_id")
 

@@ -20,8 +20,6 @@ from agentfsm.viewer.run_figures import Figures, Listed, figures_of, totals_by_d
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json
 from agentfsm.viewer.viewer_page import Page, PageError, json_response, markup_response, shown
 
-__all__ = ["PAGE"]
-
 MAX_RUNS = 2_000
 """So many of the newest runs are read at most."""
 

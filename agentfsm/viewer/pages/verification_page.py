@@ -22,8 +22,6 @@ from agentfsm.viewer.pages.runs_page import query_of
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json
 from agentfsm.viewer.viewer_page import Page, json_response, shown
 
-__all__ = ["PAGE"]
-
 PAGE_SIZE = 25
 """Runs that are verified for one answer."""
 

@@ -19,8 +19,6 @@ from agentfsm.viewer.pages.runs_page import query_of
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json
 from agentfsm.viewer.viewer_page import Page, PageError, json_response, shown
 
-__all__ = ["PAGE", "name_of_settings", "replay_settings"]
-
 PAGE_SIZE = 20
 """Runs that are replayed for one answer."""
 
