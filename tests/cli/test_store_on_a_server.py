@@ -7,6 +7,7 @@ import json
 import subprocess
 import uuid
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -235,3 +236,34 @@ def test_the_command_that_resumes_a_run_names_the_store_without_its_password(
 def test_completion_offers_the_runs_of_a_server(cli: Cli, url: str) -> None:
     result = cli(_AGENTFSM_COMPLETE="bash_complete", COMP_WORDS="agentfsm show w", COMP_CWORD="2")
     assert result.stdout.splitlines() == ["plain,whole", "plain,waits"]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "advice"),
+    [
+        ("SELECT", "agentfsm store init creates it"),
+        ("ALTER DATABASE {} SET default_transaction_read_only = on", "connect to the primary server"),
+        ("REVOKE CREATE ON DATABASE {} FROM agent_role", "this role may not create it"),
+        ("CREATE SCHEMA agentfsm; GRANT USAGE ON SCHEMA agentfsm TO agent_role", "this role may not create it"),
+        ("LATIN1", "does not store text as UTF-8: create one that does"),
+    ],
+)
+def test_the_check_of_an_empty_database_says_what_creates_the_tables_or_why_nothing_can(
+    prepare: str, advice: str, cli: Cli, database: str
+) -> None:
+    name, role = f"t{uuid.uuid4().hex[:12]}", f"agent_role_{uuid.uuid4().hex[:8]}"
+    kind = "ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'" if prepare == "LATIN1" else ""
+    execute(database, f"CREATE DATABASE {name} {kind}")
+    empty = urlsplit(database)._replace(path=f"/{name}").geturl()
+    execute(empty, f"CREATE ROLE {role} LOGIN")
+    execute(empty, f"GRANT CREATE ON DATABASE {name} TO {role}")
+    if prepare != "LATIN1":
+        execute(empty, prepare.format(name).replace("agent_role", role))
+    url = empty.replace("postgres:@", f"{role}@")
+    checked = cli("store", "check", "--json", "--store", url)
+    assert checked.exit_code == 1, checked.output
+    (problem,) = json.loads(checked.stdout)["problems"]
+    assert advice in problem
+    created = cli("store", "init", "--store", url)
+    assert (created.exit_code == 0) == ("init creates it" in problem), created.output
+    execute(database, f"DROP DATABASE {name} WITH (FORCE)")

@@ -15,7 +15,7 @@ from agentfsm.journal.commit_encoding import run_id_in
 from agentfsm.journal.maintenance import AnyStore, Damage, Fact, Hold, Tombstone, read_tombstone
 from agentfsm.journal.postgres.postgres_rows import SELECT_ROWS, rows_of
 from agentfsm.journal.postgres.postgres_run_info import rebuild_prompts
-from agentfsm.journal.postgres.postgres_schema import TABLES, TRIGGERS, read_version, transaction
+from agentfsm.journal.postgres.postgres_schema import TABLES, TRIGGERS, creation_obstacle, read_version, transaction
 from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession
 
 _BATCH = 500
@@ -113,7 +113,7 @@ class PostgresMaintenance:
         session = self._session()
         found = await session.read(_describe, list[Fact]())
         if not found:
-            return [Fact("schema", "there is none yet: agentfsm store init creates it", is_problem=True)]
+            return await session.inspect(_describe_empty)
         pooled = await session.read(_is_pooled, False)
         if pooled:
             clash = session.settings.liveness == "session"
@@ -192,6 +192,11 @@ class PostgresMaintenance:
 
 async def _nothing(db: Connection, again: bool) -> None:
     """A write that only connects."""
+
+
+async def _describe_empty(db: Connection) -> list[Fact]:
+    advice = await creation_obstacle(db) or "agentfsm store init creates it"
+    return [Fact("schema", f"there is none yet: {advice}", is_problem=True)]
 
 
 async def _describe(db: Connection) -> list[Fact]:

@@ -301,11 +301,8 @@ async def create_schema(db: AsyncConnection[Any]) -> int:
         before = await read_version(db)
         if before == SCHEMA_VERSION:
             return before
-        encoding = await (await db.execute("SELECT current_setting('server_encoding')")).fetchone()
-        if encoding is None or encoding[0] != "UTF8":
-            raise StoreFormatError(
-                f"the database {db.info.dbname!r} does not store text as UTF-8: create one that does"
-            )
+        if wrong := await _wrong_encoding(db):
+            raise StoreFormatError(wrong)
         if not before:
             await db.execute("CREATE SCHEMA IF NOT EXISTS agentfsm")
             await db.execute("CREATE TABLE agentfsm.version (number integer NOT NULL)")
@@ -314,6 +311,45 @@ async def create_schema(db: AsyncConnection[Any]) -> int:
             await db.execute(script)
         await db.execute("UPDATE agentfsm.version SET number = %s", (SCHEMA_VERSION,))
         return before
+
+
+async def creation_obstacle(db: AsyncConnection[Any]) -> str:
+    """Why this role cannot create the schema in a database that has none; empty if it can."""
+    if wrong := await _wrong_encoding(db):
+        return wrong
+    row = await (await db.execute(_MAY_CREATE)).fetchone()
+    assert row is not None  # noqa: S101  # a query without FROM has one row
+    is_read_only, may_create = row
+    if is_read_only:
+        return "the server takes no changes, as a standby does not: connect to the primary server"
+    if not may_create:
+        return (
+            "this role may not create it: let the owner of the database run what agentfsm store init --sql prints, "
+            "with the GRANT at its end"
+        )
+    return ""
+
+
+_MAY_CREATE = """
+    SELECT current_setting('transaction_read_only') = 'on',
+        has_database_privilege(current_database(), 'CREATE')
+        AND coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = 'agentfsm'), true)
+"""
+
+
+async def _wrong_encoding(db: AsyncConnection[Any]) -> str:
+    """What to do about a database that does not store text as UTF-8; empty if it does."""
+    row = await (await db.execute("SELECT current_setting('server_encoding')")).fetchone()
+    if row is None or row[0] != "UTF8":
+        return f"the database {db.info.dbname!r} does not store text as UTF-8: create one that does"
+    return ""
+
+
+NO_CONNECTION_LEFT = ("too many clients", "too many connections", "remaining connection slots", "no more connections")
+"""What servers and poolers say to one client too many; the error has no code."""
+
+MORE_CONNECTIONS = "raise max_connections, or put a pooler in between"
+"""What to do about that."""
 
 
 def as_store_error(error: psycopg.Error, server: str) -> StoreError:
@@ -334,6 +370,8 @@ def as_store_error(error: psycopg.Error, server: str) -> StoreError:
             )
         case psycopg.errors.ReadOnlySqlTransaction():
             return StoreError(f"{server} is read-only, as a standby is: connect to the primary server ({said})")
+        case _ if any(words in said for words in NO_CONNECTION_LEFT):
+            return StoreError(f"{server} has no connection left: {MORE_CONNECTIONS} ({said})")
         case _ if "unsupported startup parameter" in said:
             return StoreError(
                 f"{server} is a pooler ({said}): put ?liveness=lease at the end of the URL, and the server's own URL "

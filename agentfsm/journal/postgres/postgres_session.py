@@ -241,18 +241,33 @@ class PostgresSession:
             StoreFormatError: An earlier or a newer release wrote the schema.
             StoreError: The server refuses, or has not been reached for ``wait_s`` seconds.
         """
-        return await self._repeated(lambda _: self._query(work, empty))
 
-    async def _query(self, work: Callable[[Connection], Awaitable[Result]], empty: Result) -> Result:
-        async with self._opening:
-            if self._pool is None:
-                self._pool = await self._open_pool()
-        async with self._pool.connection() as db:
+        async def query(db: Connection) -> Result:
             if not self._has_schema:
                 if not await read_version(db):
                     return empty
                 await require_current(db)
                 self._has_schema = True
+            return await work(db)
+
+        return await self.inspect(query)
+
+    async def inspect(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
+        """What a query returns that needs no schema.
+
+        Args:
+            work: The query.
+
+        Raises:
+            StoreError: The server refuses, or has not been reached for ``wait_s`` seconds.
+        """
+        return await self._repeated(lambda _: self._query(work))
+
+    async def _query(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
+        async with self._opening:
+            if self._pool is None:
+                self._pool = await self._open_pool()
+        async with self._pool.connection() as db:
             return await work(db)
 
     async def _open_pool(self) -> AsyncConnectionPool[Connection]:
