@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,28 @@ import click
 
 from agentfsm.agent.agent import Agent
 from agentfsm.cli.console import single_line
-from agentfsm.cli.local_store import await_result, complete_run_id, secrets_to_write, store_option
+from agentfsm.cli.local_store import (
+    await_result,
+    complete_run_id,
+    open_existing_store,
+    secrets_to_write,
+    store_option,
+)
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store_url import StoreLocation, open_store
-from agentfsm.workers import SpendLimit, StartRate, Waker, Webhook, Worker, WorkerMetrics, WorkerSettings, open_waker
+from agentfsm.workers import (
+    SpendLimit,
+    StartRate,
+    Waker,
+    Webhook,
+    Worker,
+    WorkerMetrics,
+    WorkerSettings,
+    find_waker,
+    open_waker,
+)
 from agentfsm.workers.health import serve_health
 
 HANDED_OVER = 1
@@ -221,12 +237,14 @@ def worker(
 
     Exit codes: 0 all runs were handed over; 1 calls were cut off; 2 wrong usage.
     """
-    if set_aside or put_back is not None:
-        waker = open_waker(location.url)
-        await_result(_list_set_aside(waker) if put_back is None else _put_back(waker, put_back))
-        return
+    if bool(agents) + set_aside + (put_back is not None) != 1:
+        raise click.UsageError(
+            "give agents to serve, as in agentfsm worker shop:support, or --set-aside, or --put-back"
+        )
     if not agents:
-        raise click.UsageError("name at least one agent, as in: agentfsm worker shop:support")
+        open_existing_store(location)  # says if there is none
+        await_result(_list_set_aside(location) if put_back is None else _put_back(location, put_back))
+        return
     served = load_agents(agents)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("dbos").setLevel(logging.CRITICAL)  # what matters is logged by the worker
@@ -307,21 +325,28 @@ def _stop_on_signals(working: Worker) -> Any:
             loop.remove_signal_handler(each)
 
 
-async def _list_set_aside(waker: Waker) -> None:
-    try:
-        for each in await waker.list_set_aside():
+async def _list_set_aside(location: StoreLocation) -> None:
+    async with _queues(location) as waker:
+        for each in await waker.list_set_aside() if waker is not None else ():
             click.echo(f"{each.activation.run_id}  {single_line(each.reason)}")
-    finally:
-        await waker.aclose()
 
 
-async def _put_back(waker: Waker, run_id: str) -> None:
-    try:
-        aside = {each.activation.run_id for each in await waker.list_set_aside()}
+async def _put_back(location: StoreLocation, run_id: str) -> None:
+    async with _queues(location) as waker:
+        aside = {each.activation.run_id for each in await waker.list_set_aside()} if waker is not None else set[str]()
         found = aside & {run_id} or {each for each in aside if each.startswith(run_id)}
         if len(found) > 1:
             raise click.UsageError(f"several runs that are set aside begin with {run_id!r}: {', '.join(sorted(found))}")
-        if not found or not await waker.put_back(found.pop()):
+        if waker is None or not found or not await waker.put_back(found.pop()):
             raise click.UsageError(f"no run that is set aside begins with {run_id!r}; --set-aside lists them")
+
+
+@contextlib.asynccontextmanager
+async def _queues(location: StoreLocation) -> AsyncGenerator[Waker | None]:
+    """The engine of a store, without making any queues; None beside a file that has none."""
+    waker = await find_waker(location.url)
+    try:
+        yield waker
     finally:
-        await waker.aclose()
+        if waker is not None:
+            await waker.aclose()

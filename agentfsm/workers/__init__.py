@@ -90,17 +90,32 @@ async def find_set_aside(queues: str | Path | Waker, heads: Iterable[Head]) -> d
     keys = [key for head in heads for key in _activation_keys(head)]
     if not isinstance(queues, str | Path):
         return await _set_aside_by_run(queues, keys)
-    queue = _queue_file(queues)
-    if not keys or (queue is not None and not queue.exists()):
+    waker = await find_waker(queues) if keys else None
+    if waker is None:
         return {}
-    await asyncio.to_thread(import_module, "agentfsm.workers.dbos_waker")  # loading it takes a second
-    from agentfsm.workers.dbos_waker import DbosWaker  # an extra
-
-    waker = DbosWaker(_queue_database(queues, queue), QueueSettings(), create=False)
     try:
         return await _set_aside_by_run(waker, keys)
     finally:
         await waker.aclose()
+
+
+async def find_waker(url: str | Path) -> Waker | None:
+    """The engine for a store, to look at its queues and not to make any; None beside a file that has none.
+
+    Args:
+        url: The URL of the store, or the path of a SQLite file.
+
+    Raises:
+        ConfigurationError: It is not the URL of a store that other processes can reach.
+        agentfsm.errors.MissingExtraError: There may be queues, and the package that reads them is not installed.
+    """
+    queue = _queue_file(url)
+    if queue is not None and not queue.exists():
+        return None
+    await asyncio.to_thread(import_module, "agentfsm.workers.dbos_waker")  # loading it takes a second
+    from agentfsm.workers.dbos_waker import DbosWaker  # an extra
+
+    return DbosWaker(_queue_database(url, queue), QueueSettings(), create=False)
 
 
 async def _set_aside_by_run(waker: Waker, keys: Sequence[str]) -> dict[str, SetAside]:
@@ -130,7 +145,11 @@ def _queue_database(url: str | Path, queue: Path | None) -> str:
     from agentfsm.journal.postgres.postgres_session import parameters_url, read_conninfo  # an extra
 
     given = read_conninfo(server_database(url))
-    return parameters_url(given | {"dbname": given.get("dbname") or _usual_database(given), "client_encoding": "UTF8"})
+    given |= {"dbname": given.get("dbname") or _usual_database(given), "client_encoding": "UTF8"}
+    hosts = given.get("host", "").count(",") + 1
+    if hosts > 1 and "," not in given.get("port", ","):  # to libpq it is the port of each host, to SQLAlchemy of one
+        given["port"] = ",".join([given["port"]] * hosts)
+    return parameters_url(given)
 
 
 def _usual_database(parameters: Mapping[str, str]) -> str:

@@ -23,6 +23,8 @@ from agentfsm.workers.waker import MAX_PRIORITY, Activation, Deliver, DeliveredA
 try:
     import sqlalchemy.exc
     from dbos import DBOS, DBOSClient, DBOSConfig, EnqueueOptions, WorkflowSerializationFormat, WorkflowStatus, error
+
+    from agentfsm.journal.postgres.postgres_schema import MORE_CONNECTIONS, NO_CONNECTION_LEFT
 except ImportError as reason:
     raise MissingExtraError("a worker on DBOS", "dbos") from reason
 
@@ -264,8 +266,11 @@ class DbosWaker:
             return await asyncio.to_thread(work)
         except (sqlalchemy.exc.SQLAlchemyError, error.DBOSException) as failure:
             reason = getattr(failure, "orig", None) or failure
+            said = " ".join(str(reason).split()) or type(reason).__name__
             hint = RIGHTS if type(reason).__name__ == "InsufficientPrivilege" else ""
-            raise StoreError(f"the queues of DBOS cannot be used: {type(reason).__name__}: {reason}{hint}") from failure
+            if any(words in said for words in NO_CONNECTION_LEFT):
+                hint = f"; {MORE_CONNECTIONS}"
+            raise StoreError(f"the queues of DBOS cannot be used: {said}{hint}") from failure
 
 
 def _status(client: DBOSClient, key: str) -> WorkflowStatus | None:

@@ -199,6 +199,7 @@ async def submit(
         return run_id  # it has begun
     sealed = seal_submission(submission, run_id, keyring)
     if head is None:
+        await waker.due([Activation(run_id, 0, "").key])  # an engine that is not there would leave it listed for good
         known = [*environment_secrets(os.environ), *secrets_of_host]
         await _list_as_queued(store, keyring, submission, run_id, known)
     queue = submission_queue(submission.agent, keyring.current.key_id)

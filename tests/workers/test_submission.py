@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from agentfsm import (
     Runs,
     SessionBusyError,
     SqliteStore,
+    StoreError,
 )
 from agentfsm.cli.app import app
 from agentfsm.journal.run_info import WaitingFor
@@ -58,6 +60,16 @@ class Recorded:
         if not known:
             self.woken.append((activation, delay_s))
         return not known
+
+    async def due(self, keys: Collection[str]) -> dict[str, float]:
+        return {key: 0.0 for key in keys if any(each.key == key for each, _ in self.woken)}
+
+
+class Away:
+    """An engine that cannot be reached."""
+
+    async def due(self, keys: Collection[str]) -> dict[str, float]:
+        raise StoreError("the queues cannot be used")
 
 
 def test_a_sealed_submission_is_what_it_was_and_shows_nothing() -> None:
@@ -216,6 +228,16 @@ def test_the_same_idempotency_key_is_the_same_run_of_that_agent() -> None:
         assert await submitted.count() == 2
 
     asyncio.run(scenario())
+
+
+def test_a_run_is_not_listed_if_the_engine_cannot_be_reached_that_would_start_it() -> None:
+    async def scenario() -> int:
+        runs = Runs(MemoryStore(), secret=b"the secret of these tests, long enough", waker=Away())  # type: ignore[arg-type]
+        with pytest.raises(StoreError, match="queues"):
+            await runs.submit("support", "Ship.")
+        return await runs.count()
+
+    assert asyncio.run(scenario()) == 0
 
 
 @pytest.mark.parametrize("wrong", [{"priority": 1001}, {"delay_s": -1.0}, {"delay_s": float("inf")}])

@@ -582,6 +582,23 @@ def test_a_run_that_is_set_aside_is_listed_and_shown_as_such_until_it_is_put_bac
     assert asyncio.run(stored()) is None
 
 
+@pytest.mark.parametrize("words", [["--set-aside"], ["--put-back", "r"]])
+def test_looking_for_what_is_set_aside_makes_no_queue(words: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "runs.db"
+    missing = CliRunner().invoke(app, ["worker", *words, "--store", str(file)])
+    assert (missing.exit_code, "there is no store" in missing.output) == (2, True), missing.output
+    command(tmp_path, "store", "init")
+    found = CliRunner().invoke(app, ["worker", *words, "--store", str(file)])
+    assert (found.exit_code, found.stdout) == (2 if "r" in words else 0, "")
+    assert list(tmp_path.glob("*.queue")) == []
+
+
+@pytest.mark.parametrize("words", [[], ["shop:support", "--set-aside"], ["--set-aside", "--put-back", "r"]])
+def test_the_command_does_one_thing_at_a_time(words: list[str]) -> None:
+    refused = CliRunner().invoke(app, ["worker", *words, "--store", "runs.db"])
+    assert (refused.exit_code, "give agents to serve" in refused.output) == (2, True), refused.output
+
+
 def test_a_run_that_is_set_aside_for_a_while_is_listed_with_the_time(tmp_path: Path) -> None:
     set_aside(tmp_path, "r", until=START_OF_2100)
     listed = command(tmp_path, "runs").stdout

@@ -350,6 +350,22 @@ def test_a_role_without_rights_to_the_queues_is_told_how_it_gets_them(url: str) 
     assert asyncio.run(due(database)) == {}
 
 
+def test_whoever_gets_no_connection_is_told_what_to_do(url: str) -> None:
+    role = f"crowded_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 0")
+    crowded = url.replace("postgres:@", f"{role}@")
+    with pytest.raises(StoreError, match=r"too many connections.*; raise max_connections, or put a pooler in between$"):
+        asyncio.run(due(crowded))
+
+    async def reads() -> None:
+        async with open_store(crowded) as store:
+            await store.heads()
+
+    with pytest.raises(StoreError, match=r"has no connection left: raise max_connections, or put a pooler in between"):
+        asyncio.run(reads())
+
+
 @pytest.mark.parametrize("form", ["{url}&password=hunter22", "{server}&password=hunter22&dbname={name}"])
 def test_the_queues_are_found_however_a_url_names_their_database_and_no_log_has_its_password(
     form: str, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -366,6 +382,7 @@ def test_the_queues_are_found_however_a_url_names_their_database_and_no_log_has_
     ("url", "database"),
     [
         ("postgres://ann@a:1,b:2/shop?wait_s=3", "postgresql://ann@/shop?host=a%2Cb&port=1%2C2&client_encoding=UTF8"),
+        ("postgresql://ann@a,b/s?port=5", "postgresql://ann@/s?host=a%2Cb&port=5%2C5&client_encoding=UTF8"),
         ("postgresql://ann:p%40w@db", "postgresql://ann:p%40w@/ann?host=db&client_encoding=UTF8"),
     ],
 )
