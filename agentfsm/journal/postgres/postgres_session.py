@@ -261,14 +261,15 @@ class PostgresSession:
         Raises:
             StoreError: The server refuses, or has not been reached for ``wait_s`` seconds.
         """
-        return await self._repeated(lambda _: self._query(work))
 
-    async def _query(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
-        async with self._opening:
-            if self._pool is None:
-                self._pool = await self._open_pool()
-        async with self._pool.connection() as db:
-            return await work(db)
+        async def query(again: bool) -> Result:
+            async with self._opening:
+                if self._pool is None:
+                    self._pool = await self._open_pool()
+            async with self._pool.connection() as db:
+                return await work(db)
+
+        return await self._repeated(query)
 
     async def _open_pool(self) -> AsyncConnectionPool[Connection]:
         if self._end is None:
