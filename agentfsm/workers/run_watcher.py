@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from agentfsm.errors import AgentfsmError, ConfigurationError, JournalError, MissingExtraError, StoreError
-from agentfsm.journal.listing import find_listing
+from agentfsm.journal.listing import find_listing, iterate_runs
 from agentfsm.journal.load import StoredRequest, pending_digest, pending_request
 from agentfsm.journal.records import SealedRecord, is_kind
 from agentfsm.journal.run_info import RunQuery
@@ -32,7 +32,7 @@ from agentfsm.workers.waker import Activation, Waker, timer_key
 from agentfsm.workers.worker_metrics import WorkerCounts
 from agentfsm.workers.worker_settings import WorkerSettings
 
-logger = logging.getLogger("agentfsm.workers")
+ogger = logging.getLogger("agentfsm.workers")
 
 WAKE_AGAIN_S = 10.0
 """Seconds after which a run that is still cut off is woken again."""
@@ -112,12 +112,29 @@ def due_at(request: StoredRequest, graph: Graph) -> float:
     return min(float("inf") if at is None else at for at in (request.expires_at, escalates))
 
 
-def attempts_without_progress(records: Sequence[SealedRecord], head: Head) -> int:
-    """How often a run was tried at the point where it was cut off."""
+def attempts_without_progress(records: Sequence[SealedRecord], head: Head, below_at: int = 0) -> int:
+    """How often a run was tried at the point where it was cut off.
+
+    ``below_at`` is when a run that it called last made progress, in milliseconds since the epoch; 0 if none did.
+    """
     for record in reversed(records):
-        if not any(is_kind(record, kind) for kind in _REPEATED_KINDS):
-            return head.epoch - int(decode(record.body)["epoch"]) + 1
+        body = decode(record.body)
+        if _is_progress(record) or body["ts"] <= below_at:
+            return head.epoch - int(body["epoch"]) + 1
     return head.epoch
+
+
+async def progress_below(store: Store, run_id: str) -> int:
+    """When a run that another one called last made progress, in milliseconds since the epoch; 0 if none did."""
+    newest = 0
+    async for info in iterate_runs(store, RunQuery(parent=run_id)):
+        made = (decode(each.body)["ts"] for each in reversed(await store.records(info.run_id)) if _is_progress(each))
+        newest = max(newest, next(made, 0), await progress_below(store, info.run_id))
+    return newest
+
+
+def _is_progress(record: SealedRecord) -> bool:
+    return not any(is_kind(record, kind) for kind in _REPEATED_KINDS)
 
 
 async def require_secret(store: Store, keyring: Keyring) -> None:

@@ -25,7 +25,14 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.context import LongWait
 from agentfsm.runtime.run import Run, advance, hand_over
 from agentfsm.workers.notices import NOTICES, Notices
-from agentfsm.workers.run_watcher import RunWatcher, attempts_without_progress, due_at, require_clock, require_secret
+from agentfsm.workers.run_watcher import (
+    RunWatcher,
+    attempts_without_progress,
+    due_at,
+    progress_below,
+    require_clock,
+    require_secret,
+)
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
 from agentfsm.workers.submission import SUBMITTER, open_submission
 from agentfsm.workers.waker import Activation, Waker
@@ -233,8 +240,11 @@ class Worker:
         return next((each for each in signals if each.kind == "cancel"), None)
 
     async def _reason_to_set_aside(self, activation: Activation, head: Head, records: Sequence[SealedRecord]) -> str:
-        attempts = attempts_without_progress(records, head)
-        if attempts < self._settings.max_attempts or await self._waker.was_put_back(activation):
+        most = self._settings.max_attempts
+        if attempts_without_progress(records, head) < most or await self._waker.was_put_back(activation):
+            return ""
+        attempts = attempts_without_progress(records, head, await progress_below(self._store, head.run_id))
+        if attempts < most:  # a sub-agent came further
             return ""
         return f"it was cut off {attempts} times in a row at the same point"
 

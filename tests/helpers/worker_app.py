@@ -32,6 +32,17 @@ class Steps:
         return Reply(Message.assistant("done"))
 
 
+class Delegates:
+    """A model that has the sub-agent ``helper`` do its task."""
+
+    name = "delegates"
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        """The call, or the answer."""
+        is_done = request.messages[-1].role is Role.TOOL
+        return Reply(Message.assistant("Done.", () if is_done else (ToolCall("h", "helper", {"task": "Do it."}),)))
+
+
 def _work(order: int) -> str:
     with (FOLDER / "calls").open("a", encoding="utf-8") as calls:
         calls.write(f"{os.getpid()}\n")

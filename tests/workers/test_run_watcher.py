@@ -54,7 +54,7 @@ def test_an_unfinished_activation_is_settled_by_what_the_store_says(
 
 def records(*kinds: tuple[str, int]) -> list[SealedRecord]:
     return [
-        SealedRecord(seq, f'{{"epoch":{epoch},"kind":"{kind}"}}', "0" * 64)
+        SealedRecord(seq, f'{{"epoch":{epoch},"kind":"{kind}","ts":{seq}}}', "0" * 64)
         for seq, (kind, epoch) in enumerate(kinds, start=1)
     ]
 
@@ -73,6 +73,13 @@ def test_attempts_are_counted_since_the_journal_last_said_anything_new(
     journal: list[tuple[str, int]], epoch: int, expected: int
 ) -> None:
     assert attempts_without_progress(records(*journal), replace(HEAD, epoch=epoch)) == expected
+
+
+@pytest.mark.parametrize(("below_at", "expected"), [(0, 4), (1, 4), (2, 4), (3, 3), (4, 3), (5, 2), (6, 1), (9, 1)])
+def test_attempts_are_counted_since_a_run_below_came_further_if_that_was_later(below_at: int, expected: int) -> None:
+    journal = records(("run.created", 1), ("effect.intent", 1), *(("run.resumed", 2), ("effect.intent", 2)))
+    journal += records(*[("", 0)] * 4, ("run.resumed", 3), ("run.resumed", 4))[4:]
+    assert attempts_without_progress(journal, replace(HEAD, epoch=4), below_at) == expected
 
 
 class LeftRuns:

@@ -11,12 +11,25 @@ from typing import Any, cast
 
 import pytest
 
-from agentfsm import Actor, Agent, Allow, Approval, Edit, Host, MemoryStore, Runs, StoreError, UserInputRequested, tool
+from agentfsm import (
+    Actor,
+    Agent,
+    Allow,
+    Approval,
+    Edit,
+    Host,
+    MemoryStore,
+    Runs,
+    StaleLease,
+    StoreError,
+    UserInputRequested,
+    tool,
+)
 from agentfsm.journal.erasure import ErasureQuery
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Store
 from agentfsm.loop.keys import Keyring
-from agentfsm.runtime.run import advance, hand_over
+from agentfsm.runtime.run import Run, advance, hand_over
 from agentfsm.testing import ScriptedModel, call
 from agentfsm.workers import Worker
 from agentfsm.workers.run_watcher import RunWatcher
@@ -26,6 +39,7 @@ from agentfsm.workers.waker import Activation, Deliver, Waker
 from agentfsm.workers.worker_metrics import WorkerCounts
 from agentfsm.workers.worker_settings import WorkerSettings
 from tests.helpers.stepped_clock import SteppedClock
+from tests.helpers.worker_app import Delegates, Steps
 
 SECRET = b"the secret of this process, long enough"
 KEY_ID = Keyring(SECRET).current.key_id
@@ -271,6 +285,46 @@ def test_a_run_that_was_cut_off_too_often_ends_if_it_was_cancelled_and_is_set_as
         expected = ("finished", "cancelled") if cancelled else ("set aside", "")
         assert (await scene.activate(run.run_id, is_timer=False), await scene.ending(run.run_id)) == expected
         assert scene.acted == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("calls_an_attempt", [0, 1])
+def test_a_run_whose_sub_agent_comes_further_each_time_that_it_is_cut_off_is_not_set_aside(
+    calls_an_attempt: int, depth: int
+) -> None:
+    async def scenario() -> None:
+        scene, attempts, done = Scene(), list[Run[Any, Any]](), list[int]()
+
+        @tool(idempotent=True)
+        async def look(order: int) -> str:
+            """Look, unless the worker dies in this call."""
+            if attempts and len(done) == len(attempts) * calls_an_attempt:
+                await hand_over(attempts[-1])
+            else:
+                done.append(order)
+            return "seen"
+
+        def agent() -> Agent[Any, Any]:
+            made: Agent[Any, Any] = Agent(Steps("look", 9), tools=[look])
+            for _ in range(depth):
+                host = Host(store=scene.store, secret=SECRET, clock=scene.clock)
+                made = Agent(Delegates(), tools=[made.as_tool("helper", "Helps.")], host=host)
+            return made
+
+        scene.agent = lambda *_: agent()  # type: ignore[method-assign]
+        for _ in range(6):
+            found = await agent().unfinished_runs() if attempts else [agent().run("Go.", run_id="r")]
+            attempts += found
+            with pytest.raises(StaleLease):
+                await attempts[-1]
+        attempts.clear()
+        if calls_an_attempt:
+            assert (await scene.activate("r", is_timer=False), await scene.ending("r")) == ("finished", "completed")
+            assert done == list(range(9))
+        else:
+            assert (await scene.activate("r", is_timer=False), done) == ("set aside", [])
 
     asyncio.run(scenario())
 
