@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from agentfsm import (
     LOOP,
+    Actor,
     Agent,
     Allow,
+    Approval,
     ConfigurationError,
     Failure,
     FailureKind,
@@ -24,22 +26,30 @@ from agentfsm import (
     Host,
     JournalGraphError,
     MemoryStore,
+    Message,
     Migration,
+    ModelRequest,
+    Reply,
+    Role,
     RunCancelled,
     RunError,
     RunResult,
+    Runs,
     RunState,
     StateSpec,
     SuspensionGraphError,
+    ToolCall,
     Transition,
     UserInputRequested,
     tool,
+    with_votes,
 )
 from agentfsm.journal.fork import fork
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, verify
+from agentfsm.loop.approval_rows import counts_votes
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state_json import dump_state
 from agentfsm.testing import FakeClock, ScriptedModel, call
@@ -54,6 +64,7 @@ from tests.helpers.journal_scenarios import (
     waiting_run,
     with_own_macs,
 )
+from tests.helpers.taped_store import TapedStore, restore
 
 STRICTER = "its path would have been different"
 
@@ -550,3 +561,98 @@ def test_the_error_names_a_preset_with_a_graph_of_its_own():
     asyncio.run(begin())
     with pytest.raises(JournalGraphError, match="under graph 'strict' of preset 'strict'"):
         go_on(store, LOOP, (), Allow())
+
+
+# -- rows for the votes of sub-agents ---------------------------------------------------------------------
+
+RULE = Approval(2, roles=("clerk",), escalate_to=("boss",), escalate_after_s=60)
+CLERKS = [Actor(name, ("clerk",)) for name in ("bob", "cy")]
+BOSSES = [Actor(name, ("boss",)) for name in ("liz", "max")]
+SECRET = b"of these tests"
+
+
+def calling(store: MemoryStore, clock: FakeClock, paid: list[int], depth: int, graph: Graph | None = None) -> Agent:
+    """An agent whose sub-agent, or the sub-agent of that, pays if two clerks approve."""
+
+    @tool(requires_approval=RULE)
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    host = Host(store=store, secret=SECRET, clock=clock)
+    agent = Agent(AnswersOnce(call("pay", "p", amount=5)), tools=[pay])
+    for _ in range(depth):
+        tools = [agent.as_tool("helper", "Helps.")]
+        agent = Agent(AnswersOnce(call("helper", "h", task="Pay 5.")), tools=tools, host=host, graph=graph)
+    return agent
+
+
+class AnswersOnce:
+    """A model that makes a call, and answers once it has the result."""
+
+    name = "answers once"
+
+    def __init__(self, first: ToolCall) -> None:
+        self.first = first
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        return Reply(Message.assistant("Done.", () if request.messages[-1].role is Role.TOOL else (self.first,)))
+
+
+@pytest.mark.parametrize("escalates", [False, True])
+@pytest.mark.parametrize("voted", [False, True])
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_run_whose_sub_agent_asks_several_goes_on_with_rows_that_its_caller_did_not_have(
+    depth: int, lost: int, voted: bool, escalates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited, or was cut off up to three commits before, in a version that gave its sub-agent alone these rows."""
+
+    async def scenario() -> None:
+        clock, paid, before, store = FakeClock(), list[int](), TapedStore(), MemoryStore()
+        with monkeypatch.context() as former:
+            former.setattr("agentfsm.agent.config.with_subagents", lambda tools: tools.values())
+            earlier = calling(before, clock, paid, depth)
+        assert not counts_votes(earlier.graph)
+        await earlier.run("go", run_id="r")
+        if voted:
+            await earlier.resume("r", Allow(), by=CLERKS[0])
+        await restore(before.tape[: len(before.tape) - lost], store, Keyring(SECRET))
+        agent = calling(store, clock, paid, depth)
+        assert counts_votes(agent.graph)
+        result = await agent.resume("r") if await store.heads("running") else None
+        if escalates:
+            clock.advance(61)
+            result = await agent.resume("r")
+            assert isinstance(result.outcome, UserInputRequested)
+        while result is None or isinstance(result.outcome, UserInputRequested):
+            request = (await Runs(store, secret=SECRET).get("r")).request
+            assert request is not None
+            assert request.quorum is not None
+            assert request.quorum.escalated == escalates
+            voters = [vote.id for vote in request.quorum.votes]
+            by = next(each for each in (BOSSES if escalates else CLERKS) if each.id not in voters)
+            result = await agent.resume("r", Allow(), by=by)
+        assert (result.output, paid) == ("Done.", [5])
+        for head in await store.heads():
+            records = await store.records(head.run_id)
+            assert (head.status, verify(head.run_id, records, head, keyring=Keyring(SECRET)).code) == ("finished", GOOD)
+
+    asyncio.run(scenario())
+
+
+def test_a_run_whose_caller_has_a_graph_of_its_own_says_which_migration_gives_it_rows_for_the_votes() -> None:
+    async def scenario() -> None:
+        clock, paid, store = FakeClock(), list[int](), MemoryStore()
+        await calling(store, clock, paid, 1, LOOP).run("go", run_id="r")
+        with pytest.raises(JournalGraphError, match=r"allow it to continue with Agent\(\.\.\., migrations="):
+            await calling(store, clock, paid, 1, with_votes(LOOP)).resume("r", Allow(), by=CLERKS[0])
+        assert (await store.heads("suspended")) == await store.heads()
+        counting = calling(store, clock, paid, 1, with_votes(LOOP))
+        agent = counting.with_config(replace(counting.config, migrations=(Migration(LOOP),)))
+        for clerk in CLERKS:
+            result = await agent.resume("r", Allow(), by=clerk)
+        assert (result.output, paid) == ("Done.", [5])
+
+    asyncio.run(scenario())
