@@ -41,11 +41,27 @@ from agentfsm.loop.state import CallState, RunState, RunView
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import State
-from agentfsm.runtime.context import AgentConfig
-from agentfsm.runtime.delegation import CallingRun, SampledReply, SampleRequest, run_id_for_call
+from agentfsm.runtime.context import AgentConfig, LongWait
+from agentfsm.runtime.delegation import (
+    CallingRun,
+    SampledReply,
+    Sampler,
+    SampleRequest,
+    answers_request,
+    run_id_for_call,
+)
 from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.result import ending_event
-from agentfsm.runtime.run import Run, count_model_requests, live_state, live_tools, send_events, start_run
+from agentfsm.runtime.run import (
+    Run,
+    advance,
+    count_model_requests,
+    hand_over,
+    live_state,
+    live_tools,
+    send_events,
+    start_run,
+)
 from agentfsm.runtime.run_context import check_deps
 from agentfsm.runtime.run_request import RunRequest
 from agentfsm.runtime.tools import Tool, as_tool, run_secrets
@@ -164,10 +180,26 @@ class SubagentFactory:
         """The run that answers what a server asks a model during a call."""
         return SampledRun(caller, self, call_id, run_id, request)
 
+    async def cut_off_replies(self, caller: CallingRun) -> Sequence[str]:
+        """As ``Sampler.cut_off_replies``."""
+        from agentfsm.journal.listing import iterate_runs  # only needed for runs in a store
+        from agentfsm.journal.run_info import RunQuery
+
+        store, run_id = caller.host.store, caller.run.run_id
+        if store is None:
+            return ()
+        below = iterate_runs(store, RunQuery(parent=run_id, status="running"))
+        return [info.run_id async for info in below if answers_request(info.run_id, run_id)]
+
     @property
     def is_agent(self) -> bool:
         """True."""
         return True
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """None: a sub-agent is no server."""
+        return None
 
     @property
     def tools(self) -> Mapping[str, Tool]:
@@ -335,6 +367,7 @@ class SubRun:
 
         Raises:
             ToolError: It did not complete its task.
+            LongWait: It is to wait for longer than its caller may be held. It is handed over.
         """
         call = self._call_state.call
         run = await self._open_run(str(arguments["task"]))
@@ -347,7 +380,12 @@ class SubRun:
             return ToolResult(call.id, call.name, _result_text(kind(run_id=run.run_id, seq=0, time=0.0, **fields)))
         self._run, self._state = run, live_state(run)
         _announce(run, self._caller)
-        outcome = (await run).outcome
+        try:
+            await advance(run, until=None, longest_wait_s=self._caller.longest_wait_s)
+        except LongWait:
+            await hand_over(run)
+            raise
+        outcome = run.result.outcome
         if isinstance(outcome, UserInputRequested):
             return self._suspended(outcome, run.run_state)
         return ToolResult(call.id, call.name, _result_text(outcome))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -75,6 +75,7 @@ class CallingRun:
         deps: Its dependencies, or None.
         secrets: What it knows to be secret.
         progress: Says how far the call is, as ``ToolContext.progress``; None if nobody follows the calling run.
+        longest_wait_s: How long the sub-agent's run is held while it waits before a retry; None for any time.
     """
 
     run: RunState
@@ -87,6 +88,7 @@ class CallingRun:
     deps: Any = field(default=None, repr=False)
     secrets: tuple[Any, ...] = ()
     progress: Callable[[str, float | None], None] | None = None
+    longest_wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +169,26 @@ class Sampler(Protocol):
         """
         ...
 
+    async def cut_off_replies(self, caller: CallingRun) -> Sequence[str]:
+        """The ids of the runs below a calling run that were answering requests when they were cut off."""
+        ...
+
+    async def dismiss(self, caller: CallingRun, run_id: str, reason: str) -> None:
+        """End such a run, which nobody continues; as ``Delegate.dismiss``."""
+        ...
+
 
 def run_id_for_call(run: RunState, call_state: CallState) -> str:
     """The id of the first run that answers a call of a run's batch."""
     index = next(i for i, each in enumerate(run.batch) if each is call_state)
     return f"{run.run_id}-{run.turns}.{index}"
+
+
+def run_id_for_request(run: RunState, call_state: CallState, request: str) -> str:
+    """The id of the run that answers a request of a server during a call; ``request`` tells which, without a hyphen."""
+    return f"{run_id_for_call(run, call_state)}-{request}"
+
+
+def answers_request(run_id: str, caller_id: str) -> bool:
+    """Whether a run that another one called answers a server's request during a call, and is no sub-agent's."""
+    return "-" in run_id.removeprefix(f"{caller_id}-")

@@ -480,14 +480,14 @@ class Driver:
         """Record that the run has ended or waits, and emit its last event.
 
         Args:
-            subruns: The runs of sub-agents that end with it.
+            subruns: The runs of sub-agents that end with it, beside those that were replying to servers.
         """
         run = self._run
         final = self._states[run.state].final
         sink = self.context.recorder.sink
         unread = sink is not None and sink.has_unread
         cut_off = await shielded(read_earlier_messages(self.context)) if unread else None
-        if subruns and final:  # before the run's own end is durable: nobody ends them later
+        if final and (subruns or self.context.visited_before_resume):  # before its own end is durable, or nobody does
             cut_off = await shielded(dismiss_subruns(self.context, subruns)) or cut_off
         try:
             if cut_off is not None:

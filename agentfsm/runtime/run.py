@@ -318,13 +318,13 @@ def send_events(run: Run[Any, Any], listener: Callable[[Event], None]) -> None:
 
 
 async def advance(
-    run: Run[Any, Any], *, until: Callable[[], bool] = after_one, longest_wait_s: float | None = None
+    run: Run[Any, Any], *, until: Callable[[], bool] | None = after_one, longest_wait_s: float | None = None
 ) -> None:
     """Start a run if it has not started, and advance it until it has ended or is suspended, or is to pause.
 
     Args:
         run: The run.
-        until: Asked after each transition whether it is to pause; by default, it does after one.
+        until: Asked after each transition whether it is to pause; by default, it does after one. None for never.
         longest_wait_s: How long it is held while it waits before a retry; None for any time.
 
     Raises:

@@ -318,20 +318,38 @@ def open_subruns(context: Context) -> list[tuple[Tool, str]]:
 
 
 async def dismiss_subruns(context: Context, subruns: Iterable[tuple[Tool, str]]) -> None:
-    """End the runs of sub-agents, because the run that called them ends. What cannot be ended is left, with a warning.
+    """End the runs that a run called, because it ends. What cannot be ended is left, with a warning.
 
     Args:
         context: The calling run.
-        subruns: The runs, each with the tool that is its agent.
+        subruns: The runs of sub-agents, each with the tool that is its agent.
     """
-    reason = f"run {context.run.run_id!r}, which called it, has ended"
+    caller, reason = calling_run(context.config, context.run), f"run {context.run.run_id!r}, which called it, has ended"
     for tool, run_id in subruns:
         if tool.delegate is None:
             continue
         try:
-            await tool.delegate.dismiss(calling_run(context.config, context.run), run_id, reason)
+            await tool.delegate.dismiss(caller, run_id, reason)
         except AgentfsmError as error:
             context.warn(f"run {run_id!r} of the sub-agent {tool.name!r} was not ended: {error}")
+    if context.visited_before_resume:  # else no process has died that was replying to a server
+        await _dismiss_replies(context, caller, reason)
+
+
+async def _dismiss_replies(context: Context, caller: CallingRun, reason: str) -> None:
+    """End the runs that were replying to servers when they were cut off, and whose calls were not made again."""
+    delegates = (tool.delegate for tool in context.config.tools.values())
+    samplers = {id(each.sampler): each.sampler for each in delegates if each is not None}
+    errors: dict[str, AgentfsmError] = {}
+    for sampler in filter(None, samplers.values()):  # which of them began a run, its id does not say
+        for run_id in await sampler.cut_off_replies(caller):
+            try:
+                await sampler.dismiss(caller, run_id, reason)
+                errors.pop(run_id, None)
+            except AgentfsmError as error:
+                errors[run_id] = error
+    for run_id, why in errors.items():
+        context.warn(f"run {run_id!r}, which was replying to a server, was not ended: {why}")
 
 
 def calling_run(config: AgentConfig, run: RunState) -> CallingRun:
@@ -427,6 +445,8 @@ async def _run_one(context: Context, ready: _ReadyCall, attempt: int, share: Bud
             return
     else:
         caller = _live_calling_run(context, call, share, channel)
+        if timer is context.timeout:  # no other call of the batch runs, which would be cut off
+            caller = replace(caller, longest_wait_s=context.longest_wait_s)
         delegation = tool.delegate(caller, call_state, attempt)
         answer = await _delegate(context, call_state, tool, arguments, limit, delegation, channel)
         if isinstance(answer, SuspendedSubRun):

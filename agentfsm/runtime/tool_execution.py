@@ -24,6 +24,7 @@ from agentfsm.loop.human_input import SuspendedSubRun
 from agentfsm.loop.messages import Image, ToolCall, ToolResult, new_tool_result
 from agentfsm.loop.read_only import MAX_NESTING, FrozenDict
 from agentfsm.loop.withholding import MASK, secret_values
+from agentfsm.runtime.context import LongWait
 from agentfsm.runtime.delegation import Delegation
 from agentfsm.runtime.timeout import CutOffError, TimeLimitError, Timeout, reraise_cancellation
 from agentfsm.runtime.tool_context import ToolContext
@@ -172,11 +173,12 @@ async def run_delegation(
         asyncio.CancelledError: The run is being cancelled.
         StoreError: A sub-agent's journal cannot be written.
         JournalError: A sub-agent's journal cannot be read.
+        LongWait: The sub-agent's run is not to continue now.
     """
     try:
         return await timer.run(delegation.execute(arguments), limit_s)
-    except (StoreError, JournalError):
-        raise  # a run that cannot be journaled must not continue
+    except (StoreError, JournalError, LongWait):
+        raise  # the run must not continue
     except (Exception, asyncio.CancelledError, SystemExit) as error:
         reraise_cancellation(error)
         return _exception_result(call, tool, error)

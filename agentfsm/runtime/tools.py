@@ -23,7 +23,7 @@ from agentfsm.loop.quorum import Approval
 from agentfsm.loop.read_only import thaw
 from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.withholding import SecretPaths, marks_secrets, secret_values
-from agentfsm.runtime.delegation import CallingRun, Delegation
+from agentfsm.runtime.delegation import CallingRun, Delegation, Sampler
 from agentfsm.runtime.tool_context import ToolContext
 from agentfsm.runtime.tool_schema import describe_function, has_context_parameter
 
@@ -50,6 +50,11 @@ class Delegate(Protocol):
     @property
     def is_agent(self) -> bool:
         """Whether it is a sub-agent, whose interrupted calls continue where its own journal ends."""
+        ...
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """What answers what a server asks a model during a call; None if nothing does."""
         ...
 
     @property

@@ -32,7 +32,7 @@ from agentfsm.workers.waker import Activation, Waker, timer_key
 from agentfsm.workers.worker_metrics import WorkerCounts
 from agentfsm.workers.worker_settings import WorkerSettings
 
-ogger = logging.getLogger("agentfsm.workers")
+logger = logging.getLogger("agentfsm.workers")
 
 WAKE_AGAIN_S = 10.0
 """Seconds after which a run that is still cut off is woken again."""

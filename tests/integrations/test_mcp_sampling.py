@@ -22,23 +22,30 @@ from agentfsm import (
     Event,
     Host,
     ItDidNotRun,
+    ItRan,
     Message,
     ModelReplied,
     Reply,
     Role,
+    RunCancelled,
+    RunCompleted,
     RunResult,
     SqliteStore,
+    StaleLease,
     SubagentEvent,
     Usage,
     UserInputRequested,
+    hand_over,
 )
 from agentfsm.errors import ProviderError
 from agentfsm.integrations.mcp import MCPSettings, MCPTools
+from agentfsm.journal.purge import purge_runs
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.messages import FinishReason
 from agentfsm.testing import RecordingModel, ScriptedModel, call
 from tests.helpers.mcp_servers import SdkServer, sdk_http, sdk_legacy_http, sdk_stdio
 from tests.helpers.npm_servers import everything_command
+from tests.helpers.scenarios import await_run
 
 FIXTURES = sdk_http, sdk_legacy_http, everything_command  # importing registers the fixtures
 
@@ -318,3 +325,62 @@ def test_a_call_may_ask_a_model_and_a_person(legacy_server: SdkServer, store: Sq
     result = asyncio.run(main())
     assert results(result) == ["short, accept, shorter"]
     assert result.run_state.model_calls == 4
+
+
+# -- hand-over -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("then", ["repeated", "settled", "dismissed"])
+def test_a_run_that_is_handed_over_while_a_model_replies_to_the_server_leaves_nothing_behind(
+    then: str, is_cancelled: bool, legacy_server: SdkServer, store: SqliteStore
+) -> None:
+    """The run of the reply is handed over, too: it is continued, or ends with its caller."""
+    begun, held = asyncio.Event(), asyncio.Event()
+    name = "compare" if then == "repeated" else "summarize"  # the former is idempotent, and asks twice
+
+    class Slow:
+        name = "slow"
+
+        async def reply(self, request: Any) -> Reply:
+            begun.set()
+            await held.wait()
+            return SHORT
+
+    async def hand_over_in_the_reply() -> None:
+        async with over_http(legacy_server, Slow(), idempotent="annotated") as tools:
+            run = agent([call(name, text="long"), "ok"], tools).run("go", run_id="r")
+            awaiting = asyncio.create_task(await_run(run))
+            await begun.wait()
+            await hand_over(run)
+            if is_cancelled:
+                awaiting.cancel()
+            held.set()
+            with pytest.raises(asyncio.CancelledError if is_cancelled else StaleLease):
+                await awaiting
+        assert [(head.status, head.owner) for head in await store.heads()] == [("running", None)] * 2
+
+    async def go_on() -> RunResult:
+        async with over_http(legacy_server, model(SHORT, SHORT), idempotent="annotated") as tools:
+            if then == "dismissed":
+                return await agent([], tools).dismiss("r", "enough")
+            result = await agent(["ok"], tools).resume("r")
+            return result if then == "repeated" else await agent(["ok"], tools).resume("r", ItRan("read by somebody"))
+
+    def agent(script: list[Any], tools: MCPTools) -> Agent:
+        return Agent(ScriptedModel(script), tools=tools, host=Host(secret=SECRET, store=store))
+
+    async def main() -> None:
+        await hand_over_in_the_reply()
+        result = await go_on()
+        assert type(result.outcome) is (RunCancelled if then == "dismissed" else RunCompleted)
+        texts = {"repeated": "short (endTurn) / short (endTurn)", "settled": "read by somebody"}
+        assert results(result) == [texts.get(then, "Interrupted: the run was cancelled before this call had a result.")]
+        keyring = Host(secret=SECRET).keyring
+        for head in await store.heads():
+            assert (head.status, head.owner) == ("finished", None)
+            assert verify(head.run_id, await store.records(head.run_id), head, keyring=keyring).code == GOOD
+        purged = await purge_runs(store, ["r"], keyring)
+        assert (len(purged.purged), purged.kept) == (3 if then == "repeated" else 2, ())
+
+    asyncio.run(main())

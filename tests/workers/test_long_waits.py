@@ -9,11 +9,26 @@ from typing import Any, cast
 
 import pytest
 
-from agentfsm import LOOP, Agent, Approval, Graph, Host, MemoryStore, Runs, TransientProviderError, tool
+from agentfsm import (
+    LOOP,
+    Agent,
+    Approval,
+    Graph,
+    Host,
+    MemoryStore,
+    Runs,
+    StaleLease,
+    TransientProviderError,
+    hand_over,
+    tool,
+)
 from agentfsm.journal.verification import GOOD
+from agentfsm.runtime.run import advance
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from agentfsm.workers import Waker, Worker, WorkerSettings
 from agentfsm.workers.waker import Activation, Deliver
+from tests.helpers.scenarios import await_run
+from tests.helpers.worker_app import Delegates
 
 SECRET = b"the secret of this process, long enough"
 
@@ -119,6 +134,103 @@ def test_a_long_wait_frees_the_worker_and_the_run_goes_on_when_it_is_over(monkey
         assert scene.clock.slept == [45]  # a short wait is waited for
         report = await scene.runs.verify(run_id)
         assert (report.code, (await scene.runs.get(run_id)).info.ending) == (GOOD, "completed")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_long_wait_of_a_sub_agent_frees_the_worker_too(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        scene = Scene(*[90] * 3)
+        monkeypatch.setattr("agentfsm.workers.run_watcher.time.time", scene.clock.time)
+        host = scene.agent.config.host
+        for _ in range(depth):
+            tools = [scene.agent.as_tool("helper", "Helps.")]
+            scene.agent = Agent(Delegates(), tools=tools, host=host)
+        run = scene.agent.run("Go.")
+        await advance(run)
+        await hand_over(run)
+        async with scene.working() as waker:
+            while not waker.queued:
+                await asyncio.sleep(0)
+            ((_, activation),) = waker.queued.values()
+            for _ in range(3):
+                waker.queued.clear()
+                assert await waker.deliver(activation) == "waits"
+                heads = await scene.store.heads()
+                assert {(head.status, head.owner) for head in heads} == {("running", None)}
+                assert len(heads) == 1 + depth
+                ((due, activation),) = waker.queued.values()
+                assert (due - scene.clock.time(), activation.run_id) == (90, run.run_id)
+                scene.clock.advance(90)
+            assert await waker.deliver(activation) == "finished"
+        assert (scene.model.calls, scene.clock.slept) == (4, [])
+        for head in await scene.store.heads():
+            assert ((await scene.runs.verify(head.run_id)).code, head.status) == (GOOD, "finished")
+
+    asyncio.run(scenario())
+
+
+def test_a_long_wait_of_a_sub_agent_beside_other_calls_holds_the_worker() -> None:
+    """Those would be cut off."""
+
+    async def scenario() -> None:
+        scene = Scene(90)
+        host, looked = scene.agent.config.host, list[str]()
+
+        @tool(parallel=True)
+        def look() -> str:
+            """Look."""
+            looked.append("look")
+            return "seen"
+
+        tools = [scene.agent.as_tool("helper", "Helps.", parallel=True), look]
+        scene.agent = Agent(
+            ScriptedModel([[call("helper", task="Go."), call("look")], "Done."]), tools=tools, host=host
+        )
+        run = scene.agent.run("Go.")
+        await advance(run, until=None, longest_wait_s=60)
+        assert (run.result.output, looked, scene.clock.slept) == ("Done.", ["look"], [90])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_run_that_is_handed_over_while_it_or_its_sub_agent_waits_before_a_retry_waits_for_the_rest(
+    depth: int, is_cancelled: bool
+) -> None:
+    async def scenario() -> None:
+        scene = Scene(50)
+        host = scene.agent.config.host
+        for _ in range(depth):
+            tools = [scene.agent.as_tool("helper", "Helps.")]
+            scene.agent = Agent(Delegates(), tools=tools, host=host)
+        waits, held, own = asyncio.Event(), asyncio.Event(), scene.clock.sleep
+
+        async def sleep(seconds: float) -> None:
+            waits.set()
+            await held.wait()
+
+        scene.clock.sleep = sleep  # type: ignore[method-assign]  # until the run was handed over
+        run = scene.agent.run("Go.", run_id="r")
+        awaiting = asyncio.create_task(await_run(run))
+        await waits.wait()
+        await hand_over(run)
+        if is_cancelled:
+            awaiting.cancel()
+        held.set()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else StaleLease):
+            await awaiting
+        heads = await scene.store.heads()
+        assert [(head.status, head.owner) for head in heads] == [("running", None)] * (1 + depth)
+        scene.clock.sleep = own  # type: ignore[method-assign]
+        scene.clock.advance(20)
+        (again,) = await scene.agent.unfinished_runs()
+        result = await again
+        assert (result.output, scene.clock.slept, scene.model.calls) == ("Done.", [30], 2)
+        for head in await scene.store.heads():
+            assert ((await scene.runs.verify(head.run_id)).code, head.status) == (GOOD, "finished")
 
     asyncio.run(scenario())
 

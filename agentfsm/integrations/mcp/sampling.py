@@ -17,7 +17,14 @@ from agentfsm.errors import ToolError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.messages import Image, Message, Role, Usage
 from agentfsm.loop.state import CallState
-from agentfsm.runtime.delegation import CallingRun, Sample, SampledReply, Sampler, SampleRequest
+from agentfsm.runtime.delegation import (
+    CallingRun,
+    Sample,
+    SampledReply,
+    Sampler,
+    SampleRequest,
+    run_id_for_request,
+)
 from agentfsm.runtime.tools import Tool
 
 
@@ -159,12 +166,10 @@ class Samples:
             await asyncio.wait(self._tasks)
 
     def _run_id(self, params: Any, asked: Counter[str]) -> str:
-        parent = self._caller.run
-        index = next(i for i, each in enumerate(parent.batch) if each is self._call_state)
         content = canonical_json(params.model_dump(mode="json", exclude_none=True, exclude={"meta", "metadata"}))
         digest = hashlib.sha256(content.encode()).hexdigest()[:12]
         asked[digest] += 1
-        return f"{parent.run_id}-{parent.turns}.{index}-{digest}.{asked[digest]}"
+        return run_id_for_request(self._caller.run, self._call_state, f"{digest}.{asked[digest]}")
 
     async def _answer(self, request: SampleRequest, run_id: str) -> SampledReply:
         async with self._turn:  # one after the other, so that each knows what is left
