@@ -41,8 +41,8 @@ AT_WORK_S = 10.0
 """Seconds for which nobody looks again at an activation whose run has an owner and records: if its worker dies, that
 run was cut off, and is found as such."""
 
-WAKEN_AT_ONCE = 10
-"""How many such runs are woken at the same time."""
+WAKEN_AT_ONCE = 4
+"""How many such runs are woken at the same time: of the next ones, other workers have woken some by then."""
 
 LOOK_EVERY_S = 30.0
 """Seconds between two looks at what nobody has acted on, what is set aside for a while, and what can be forgotten."""

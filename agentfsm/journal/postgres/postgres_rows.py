@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, LiteralString, TypeVar
 
 import psycopg
 from psycopg.adapt import Dumper
@@ -17,6 +17,9 @@ SELECT_ROWS = """
     FROM agentfsm.journal WHERE run = %s AND seq > %s ORDER BY seq
 """
 """The rows of a run after a sequence number."""
+
+SELECT_NAMED_ROWS: LiteralString = SELECT_ROWS.replace("%s", "(SELECT id FROM agentfsm.run WHERE run_id = %s)", 1)
+"""The same of the run with an id: finding its number with a statement of its own would be one more wait."""
 
 INSERT_ROWS = """
     INSERT INTO agentfsm.journal (run, seq, body, records, hash, hidden, hidden_values, mac)

@@ -30,6 +30,9 @@ Liveness = Literal["session", "lease"]
 READ_CONNECTIONS = 3
 """How many reads there are at a time in one event loop."""
 
+PREPARE_AFTER = 5
+"""After how many uses of a statement the server keeps its plan, which takes it longer to make than to carry out."""
+
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 2.0
 """Seconds between two attempts to connect again; each is twice the one before."""
 
@@ -121,6 +124,11 @@ class PostgresSettings:
         return replace(self, url=self.listen_url or self.url, liveness="session").conninfo
 
     @property
+    def prepare_threshold(self) -> int | None:
+        """After how many uses a connection prepares a statement; None for never: a pooler may change its session."""
+        return PREPARE_AFTER if self.liveness == "session" else None
+
+    @property
     def server(self) -> str:
         """The server and the database, without user and password."""
         parts = read_conninfo(self.url)
@@ -182,7 +190,7 @@ class PostgresSession:
         if self._end is None:
             self._end = self._until_the_loop_ends()
             await anext(self._end)
-        prepare = 5 if self.settings.liveness == "session" else None  # a pooler may change the server's session
+        prepare = self.settings.prepare_threshold
         db = await AsyncConnection.connect(self.settings.conninfo, autocommit=True, prepare_threshold=prepare)
         self._was_connected = True
         try:
@@ -283,7 +291,7 @@ class PostgresSession:
             connection_class=AsyncConnection,
             min_size=0,
             max_size=READ_CONNECTIONS,
-            kwargs={"autocommit": True, "prepare_threshold": None},
+            kwargs={"autocommit": True, "prepare_threshold": self.settings.prepare_threshold},
             timeout=LONGEST_DELAY_S,  # then it is asked again, and connects at once
             reconnect_timeout=LONGEST_DELAY_S,  # it would wait ever longer between two attempts
             open=False,

@@ -24,6 +24,7 @@ from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.postgres.postgres_maintenance import PostgresMaintenance
 from agentfsm.journal.postgres.postgres_rows import (
     INSERT_ROWS,
+    SELECT_NAMED_ROWS,
     SELECT_ROWS,
     bytes_column,
     number_column,
@@ -75,7 +76,8 @@ _CUT_OFF: LiteralString = """
 """Those that no other process owns: of those that are queued there may be many, and workers ask often."""
 
 _SELECT_HASH_BEFORE = """
-    SELECT encode(hash, 'hex') FROM agentfsm.journal WHERE run = %s AND seq <= %s ORDER BY seq DESC LIMIT 1
+    SELECT encode(hash, 'hex') FROM agentfsm.journal
+    WHERE run = (SELECT id FROM agentfsm.run WHERE run_id = %s) AND seq <= %s ORDER BY seq DESC LIMIT 1
 """
 
 _CHANGE_OWNER = """
@@ -353,12 +355,13 @@ class PostgresStore:
         """A run's records, in order, after a sequence number; see ``Store.records``."""
 
         async def select(db: Connection) -> tuple[list[JournalRow], str] | None:
-            run = await (await db.execute("SELECT id FROM agentfsm.run WHERE run_id = %s", (run_id,))).fetchone()
-            if run is None:
+            rows = await _fetch_rows(await db.execute(f"{SELECT_NAMED_ROWS} LIMIT %s", (run_id, after, limit)))
+            if not rows and await _select_run(db, run_id) is None:
                 return None
-            before = await (await db.execute(_SELECT_HASH_BEFORE, (run[0], after))).fetchone()
-            found = await db.execute(f"{SELECT_ROWS} LIMIT %s", (run[0], after, limit))
-            return await _fetch_rows(found), GENESIS_HASH if before is None else before[0]
+            if after <= 0:
+                return rows, GENESIS_HASH
+            before = await (await db.execute(_SELECT_HASH_BEFORE, (run_id, after))).fetchone()
+            return rows, GENESIS_HASH if before is None else before[0]
 
         found = await self._queue().session.read(select, None)
         if found is None:
