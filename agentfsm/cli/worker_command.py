@@ -296,8 +296,12 @@ async def _serve(agents: Mapping[str, Agent[Any, Any]], location: StoreLocation,
         async with contextlib.AsyncExitStack() as around:
             around.enter_context(_stop_on_signals(working))
             if options.health_port is not None:
-                port = await around.enter_async_context(serve_health(working, options.health_host, options.health_port))
-                logging.getLogger("agentfsm.workers").info("health at http://%s:%d/health", options.health_host, port)
+                host, wanted = options.health_host, options.health_port
+                try:
+                    port = await around.enter_async_context(serve_health(working, host, wanted))
+                except OSError as error:
+                    raise ConfigurationError(f"--health-port {wanted} of {host} cannot be used: {error}") from error
+                logging.getLogger("agentfsm.workers").info("health at http://%s:%d/health", host, port)
             if not await working.run():
                 sys.stderr.flush()
                 os._exit(HANDED_OVER)  # what still runs must not write any more, and its threads cannot be ended

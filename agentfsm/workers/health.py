@@ -11,7 +11,10 @@ from http import HTTPStatus
 from agentfsm.workers.worker import Worker
 
 REQUEST_LIMIT_S = 5.0
-"""Seconds for a client to send its request line."""
+"""Seconds for a client to send its request."""
+
+MAX_LINE = 16_384
+"""The longest line of a request, in bytes."""
 
 
 @contextlib.asynccontextmanager
@@ -37,11 +40,13 @@ async def serve_health(worker: Worker, host: str, port: int) -> AsyncGenerator[i
         with contextlib.suppress(OSError, TimeoutError, ValueError):  # a client that goes away, or sends no request
             async with asyncio.timeout(REQUEST_LIMIT_S):
                 words = (await reader.readline()).decode("latin-1").split()
+                while (await reader.readline()).strip():  # the headers: what is not read resets the connection
+                    pass
                 writer.write(_response(worker, words))
                 await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, host, port, limit=1024)
+    server = await asyncio.start_server(answer, host, port, limit=MAX_LINE)
     async with server:
         yield server.sockets[0].getsockname()[1]
 

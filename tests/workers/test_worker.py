@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -111,6 +112,8 @@ def test_a_worker_says_whether_it_is_healthy_and_ready(tmp_path: Path) -> None:
             assert (await get(port, "GET /other HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 404 Not Found"
             assert (await get(port, "POST /health HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 405 Method Not Allowed"
             assert (await get(port, "HEAD /health HTTP/1.1\r\n\r\n")) == ("HTTP/1.1 200 OK", None)
+            many_headers = "x: y\r\n" * 200_000  # which are still on their way when the path is known
+            assert (await get(port, f"GET /health HTTP/1.1\r\n{many_headers}\r\n"))[0] == "HTTP/1.1 200 OK"
             worker.stop()
             status, said = await get(port, "GET /ready HTTP/1.1\r\n\r\n")
             assert (status, said["ready"]) == ("HTTP/1.1 503 Service Unavailable", False)
@@ -591,6 +594,15 @@ def test_looking_for_what_is_set_aside_makes_no_queue(words: list[str], tmp_path
     found = CliRunner().invoke(app, ["worker", *words, "--store", str(file)])
     assert (found.exit_code, found.stdout) == (2 if "r" in words else 0, "")
     assert list(tmp_path.glob("*.queue")) == []
+
+
+def test_an_address_for_health_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTFSM_SECRET", SECRET.decode())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ["worker", "tests.helpers.worker_app:support", "--store", str(tmp_path / "runs.db")]
+        refused = CliRunner().invoke(app, [*words, "--health-port", str(port)])
+    assert (refused.exit_code, f"--health-port {port} of 127.0.0.1 cannot be used" in refused.output) == (2, True)
 
 
 @pytest.mark.parametrize("words", [[], ["shop:support", "--set-aside"], ["--set-aside", "--put-back", "r"]])
