@@ -76,7 +76,7 @@ class StoredRequest:
         return f"{self.kind}: {self.question}{votes}{about}"
 
 
-_ACQUIRED = ("run.resumed", "run.migrated", "run.adopted")
+_NO_STEP = ("run.resumed", "run.migrated", "run.adopted", "effect.intent")
 
 _QUORUM: TypeAdapter[Quorum | None] = TypeAdapter(Quorum | None)
 _LIMIT: TypeAdapter[ReachedLimit | None] = TypeAdapter(ReachedLimit | None)
@@ -135,8 +135,8 @@ async def pending_digest(store: Store, head: Head) -> str:
 
 
 def _stepped_at(records: Sequence[SealedRecord]) -> float | None:
-    """When a run took its last step, in seconds since the epoch: acquiring it again does not count."""
-    last = next((each for each in reversed(records) if not any(is_kind(each, kind) for kind in _ACQUIRED)), None)
+    """When a run took its last step, in seconds since the epoch: acquiring it again, or beginning a call, is none."""
+    last = next((each for each in reversed(records) if not any(is_kind(each, kind) for kind in _NO_STEP)), None)
     return None if last is None else decode(last.body)["ts"] / 1000
 
 

@@ -27,7 +27,7 @@ from agentfsm.machine.declaration import Transition
 from agentfsm.machine.engine import Machine
 from agentfsm.runtime.event_filter import EventFilter
 from agentfsm.runtime.hooks import INFO_EVENTS, Hook, Observer, log_event, logger
-from agentfsm.runtime.host import Host, Memory
+from agentfsm.runtime.host import Clock, Host, Memory
 from agentfsm.runtime.recorder import JournalSink, Recorder, ResumePoint
 from agentfsm.runtime.timeout import TimeLimitError, Timeout
 from agentfsm.runtime.tools import Tool
@@ -58,6 +58,27 @@ class LongWait(Exception):  # noqa: N818  # it is not an error: the run continue
     def __init__(self, until: float) -> None:
         super().__init__(until)
         self.until = until
+
+
+def rest_of_wait_s(clock: Clock, wait_s: float, since: float | None) -> float:
+    """How long a run is still to wait before it repeats something, in seconds; never longer, whatever the clock says.
+
+    Args:
+        clock: The host's clock.
+        wait_s: How long in all.
+        since: When the wait began, for a run that was resumed in it; else None.
+    """
+    return wait_s if since is None else min(wait_s, max(0.0, since + wait_s - clock.time()))
+
+
+def require_short_wait(context: Context, seconds: float) -> None:
+    """Refuse a wait for which whoever advances a run does not hold it.
+
+    Raises:
+        LongWait: It is too long.
+    """
+    if context.longest_wait_s is not None and seconds > context.longest_wait_s:
+        raise LongWait(context.config.host.clock.time() + seconds)
 
 
 class Monitor(Protocol):
@@ -183,8 +204,8 @@ class Context:
         sequential_search: Where tool dispatch has searched the batch: the batch, and two indexes in it.
         charged_at: When the run was last charged for its time, as a reading of ``Clock.monotonic`` in seconds.
         longest_wait_s: How long whoever advances the run holds it while it waits before a retry; None for any time.
-        waits_since: For a run that was resumed in the state of that wait, until it is left: when it entered the state,
-            in seconds since the epoch; else None.
+        waits_since: For a run that was resumed in the state of that wait, until its effect looks: when it began to
+            wait, in seconds since the epoch; else None.
     """
 
     __slots__ = (  # with 30 attributes, instances no longer share their keys: 1.6 KB each, and slower to read

@@ -304,7 +304,8 @@ class Driver:
         self.context.may_lack_values = resume_point is not None or record is not None
         if resume_point is not None:
             recorder.restore_attempts(resume_point.attempts)
-            if self._states[run.state].effect is CHOOSE_RECOVERY:
+            does = self._states[run.state].effect
+            if does is CHOOSE_RECOVERY or callable(does):  # a state of the user's own repeats its model calls, too
                 self.context.waits_since = resume_point.stepped_at
             self.context.visited_before_resume = resume_point.visited
             self.context.completed_results.extend(resume_point.results.values())

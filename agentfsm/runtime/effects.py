@@ -34,7 +34,7 @@ from agentfsm.loop.outcomes import (
 from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.reply_reader import parse_json, read_reply
 from agentfsm.machine.declaration import EffectSpec
-from agentfsm.runtime.context import Context, Effect, LongWait
+from agentfsm.runtime.context import Context, Effect, require_short_wait, rest_of_wait_s
 from agentfsm.runtime.host import Memory
 from agentfsm.runtime.model_call import call_model
 from agentfsm.runtime.output_validators import validate_reply
@@ -137,13 +137,10 @@ def choose_recovery(context: Context) -> Outcome | Awaitable[Outcome]:
 
 async def _back_off(context: Context, decided: RecoveryDecided, since: float | None) -> Outcome:
     context.recorder.push()  # so that nothing is lost if the process dies while it sleeps
-    clock, rest_s = context.config.host.clock, decided.backoff_s
-    if since is not None:
-        rest_s = min(rest_s, since + rest_s - clock.time())  # at most all of it, whatever the clock says
-    if context.longest_wait_s is not None and rest_s > context.longest_wait_s:
-        raise LongWait(clock.time() + rest_s)
-    if rest_s > 0:
-        await clock.sleep(rest_s)
+    rest_s = rest_of_wait_s(context.config.host.clock, decided.backoff_s, since)
+    require_short_wait(context, rest_s)
+    if rest_s:
+        await context.config.host.clock.sleep(rest_s)
     return decided
 
 

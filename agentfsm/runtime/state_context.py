@@ -39,7 +39,7 @@ from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.state import CallState, RunState, RunView, StateCall, request_digest
 from agentfsm.loop.tool_batch import charge
 from agentfsm.machine.declaration import StateSpec
-from agentfsm.runtime.context import Context, Effect
+from agentfsm.runtime.context import Context, Effect, LongWait, require_short_wait, rest_of_wait_s
 from agentfsm.runtime.host import Clock
 from agentfsm.runtime.model_call import reply_or_failure
 from agentfsm.runtime.run_context import AboutRun, Deps
@@ -58,8 +58,8 @@ _WAITING_GUARDS = {"approval": (approval_required, approval_decided), "in_doubt"
 """For what a call may wait for: the guard of the row to a waiting state, and of the row that leads back."""
 
 
-class _EffectWaits(BaseException):  # not an error: it leaves an effect that must wait for a person
-    """Leaves the effect, past its ``except Exception``, when a call must wait for a person."""
+class _EffectWaits(BaseException):  # not an error: it leaves an effect that must wait
+    """Leaves the effect, past its ``except Exception``, when a call must wait for a person or for a long time."""
 
 
 class StateContext(AboutRun, Generic[Deps]):
@@ -170,6 +170,8 @@ class EffectCalls:
         clock: The host's clock.
         visit: The id of the visit; those of its calls begin with it.
         request: What the effect must ask a person, or None.
+        long_wait: How long it must wait before it repeats a call, if whoever advances the run does not hold it for so
+            long; else None.
         deps: The run's dependencies, or None.
     """
 
@@ -179,8 +181,10 @@ class EffectCalls:
         self.clock: Clock = context.config.host.clock
         self.visit = f"{self.state}:{self.run.state_visits.get(self.run.state, 0) + 1}"
         self.request: PendingRequest | None = None
+        self.long_wait: LongWait | None = None
         self.deps = context.deps
         self._context = context
+        self._waits_since, context.waits_since = context.waits_since, None
         self._calls = dict(self.run.state_calls)
         self._count = 0
         self._busy = self._ended = False
@@ -197,7 +201,7 @@ class EffectCalls:
         """
         if self._ended:
             raise StateEffectError(f"the effect of {self.state!r} has ended, and its context with it")
-        if self.request is not None:
+        if self._is_left:
             raise _EffectWaits
         if self._busy:
             raise StateEffectError(f"the effect of {self.state!r} makes one call at a time: await each before the next")
@@ -206,6 +210,11 @@ class EffectCalls:
             yield
         finally:
             self._busy = False
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the effect must be left: it is run again when somebody has replied, or the wait is over."""
+        return self.request is not None or self.long_wait is not None
 
     async def sleep(self, seconds: float) -> None:
         """Wait, if the run's time allows it."""
@@ -266,6 +275,7 @@ class EffectCalls:
         number, known = self._next_call(model.name, request_digest(data))
         if known is not None and (answer := known.reply or known.failure) is not None:
             return answer
+        self._waits_since = None  # it is over
         self._require_budget()
         guardrails, left = context.run.guardrails, self._context.time_left_s
         limit = guardrails.llm_timeout_s if left is None else min(guardrails.llm_timeout_s, left)
@@ -309,10 +319,17 @@ class EffectCalls:
             raise _MODEL_ERRORS.get(failure.kind, ProviderError)(failure.explanation)
         if decision.backoff_s and self._count + 1 not in self._calls:
             left = self._context.time_left_s
-            if left is not None and decision.backoff_s >= left:
+            rest_s = rest_of_wait_s(self.clock, decision.backoff_s, self._waits_since)
+            if left is not None and rest_s >= left:
                 text = f"repeat a model call: the backoff outlasts the run's time ({failure.explanation})"
                 raise self._budget_spent(text, FailureKind.time_limit)
-            await self.sleep(decision.backoff_s)
+            try:
+                require_short_wait(self._context, rest_s)
+            except LongWait as wait:
+                self.long_wait = wait
+                raise _EffectWaits from None
+            if rest_s:
+                await self.sleep(rest_s)
 
     async def _run_tool(self, number: int, call_state: CallState, tool: Tool, arguments: dict[str, Any]) -> ToolResult:
         context, call = self._context, call_state.call
@@ -390,7 +407,7 @@ class EffectCalls:
     # -- the effect -----------------------------------------------------------------------------------
 
     async def run_function(self, function: Callable[[StateContext[Any]], Any]) -> Any:
-        """What the function returns, within what is left of the run's time; None if a person must be asked.
+        """What the function returns, within what is left of the run's time; None if it was left to be run again.
 
         Raises:
             BudgetSpentError: It did not end in time.
@@ -401,12 +418,12 @@ class EffectCalls:
                 value = function(StateContext(self))
                 value = await self._within_time(value) if isawaitable(value) else value
         except BaseException:
-            if self.request is None or being_cancelled():
+            if not self._is_left or being_cancelled():
                 raise
             return None
         finally:
             self._ended = True
-        if self.request is None:
+        if not self._is_left:
             self._require_same_calls()
         return value
 
@@ -484,6 +501,8 @@ def custom_effect(function: Callable[[StateContext[Any]], Any]) -> Effect:
             await recorder.commit()
         context.take_charge = calls.charge
         value = await calls.run_function(function)
+        if calls.long_wait is not None:
+            raise calls.long_wait
         if calls.request is not None:
             outcome: Outcome = calls.blocked(calls.request)
         else:

@@ -12,17 +12,22 @@ import pytest
 from agentfsm import (
     LOOP,
     Agent,
+    AgentGuardrails,
     Approval,
     Graph,
     Host,
     MemoryStore,
     Runs,
     StaleLease,
+    StateContext,
+    StateSpec,
     TransientProviderError,
+    Transition,
     hand_over,
     tool,
 )
 from agentfsm.journal.verification import GOOD
+from agentfsm.runtime.context import LongWait
 from agentfsm.runtime.run import advance
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from agentfsm.workers import Waker, Worker, WorkerSettings
@@ -243,6 +248,72 @@ def test_a_run_that_was_interrupted_while_it_waited_waits_for_the_rest(away_s: f
         scene.clock.advance(away_s)
         result = await scene.agent.resume(run_id)
         assert (result.output, scene.clock.slept) == ("Done.", rest_s)
+        assert (await scene.runs.verify(run_id)).code == GOOD
+
+    asyncio.run(scenario())
+
+
+class Reviewed(Scene):
+    """The same with a state of the user's own, which asks the busy provider, and may catch whatever is raised."""
+
+    def __init__(self, *waits: float, catches: type[BaseException], **guardrails: Any) -> None:
+        super().__init__(*waits)
+        self.reviewed = list[str]()
+
+        async def review(context: StateContext) -> str:
+            self.reviewed.append("begun")
+            try:
+                reply = await context.ask_model("?", model=self.model)
+            except catches as error:
+                return type(error).__name__
+            return reply.message.content
+
+        rows = [Transition("review", None, "call_llm")]
+        graph = LOOP.with_state(StateSpec("review", effect=review), rows, entered_by="pre_step.otherwise")
+        limits = AgentGuardrails(**guardrails)
+        self.agent = Agent(ScriptedModel(["Done."]), graph=graph, host=self.agent.config.host, guardrails=limits)
+
+
+@pytest.mark.parametrize("catches", [KeyError, Exception, BaseException])
+def test_a_long_wait_in_a_state_of_the_users_own_frees_the_worker_too(
+    catches: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        scene = Reviewed(90, 45, 300, catches=catches, max_execution_time_s=400)
+        monkeypatch.setattr("agentfsm.workers.run_watcher.time.time", scene.clock.time)
+        run = scene.agent.run("Go.")
+        with pytest.raises(LongWait):
+            await advance(run, until=None, longest_wait_s=60)
+        await hand_over(run)
+        scene.clock.advance(20)
+        async with scene.working() as waker:
+            while not waker.queued:
+                await asyncio.sleep(0)
+            ((_, activation),) = waker.queued.values()
+            for rest_s in (70, 300):
+                waker.queued.clear()
+                assert await waker.deliver(activation) == "waits"
+                ((due, activation),) = waker.queued.values()
+                assert (due - scene.clock.time(), activation.is_timer) == (rest_s, True)
+                scene.clock.advance(rest_s)
+            assert await waker.deliver(activation) == "finished"
+        assert (scene.model.calls, scene.clock.slept, len(scene.reviewed)) == (4, [45], 4)
+        stored = await scene.runs.get(run.run_id)
+        assert (stored.info.ending, (await scene.runs.verify(run.run_id)).code) == ("completed", GOOD)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("away_s", "rest_s"), [(0, [90]), (50, [40]), (90, []), (1000, []), (-1000, [90])])
+def test_a_state_of_the_users_own_that_was_interrupted_while_it_waited_waits_for_the_rest(
+    away_s: float, rest_s: list[float]
+) -> None:
+    async def scenario() -> None:
+        scene = Reviewed(90, 30, catches=KeyError)
+        run_id = await scene.interrupt()
+        scene.clock.advance(away_s)
+        result = await scene.agent.resume(run_id)
+        assert (result.output, scene.clock.slept) == ("Done.", [*rest_s, 30])
         assert (await scene.runs.verify(run_id)).code == GOOD
 
     asyncio.run(scenario())
