@@ -229,7 +229,7 @@ class RunWatcher:
             await self._waker.put_back(run_id)  # if it is set aside: to end it, nothing is tried again
         if not head.seq:
             await self._waker.bring_forward(Activation(run_id, 0, "").key)
-        elif not await self._was_refused(head, signals) and (served := await self._agent_of(run_id)) is not None:
+        elif not await self._was_refused(head, signals) and (served := await self._agent_of(head)) is not None:
             await self._waker.wake(Activation(run_id, head.epoch, served.queue))
 
     async def _signals_of(self, run_id: str) -> list[Signal]:
@@ -244,10 +244,11 @@ class RunWatcher:
         digest = await pending_digest(self._store, head)
         return all(each.to[1] == digest for each in signals)
 
-    async def _agent_of(self, run_id: str) -> ServedAgent | None:
-        """The agent that can go on with a run; None if this worker has none."""
+    async def _agent_of(self, head: Head) -> ServedAgent | None:
+        """The agent that can go on with a run that has begun; None if this worker has none."""
         with contextlib.suppress(AgentfsmError):  # a run that cannot be read is nothing for a worker
-            return self._agents.for_run(run_id, await self._store.records(run_id))
+            (begun,) = await self._store.records(head.run_id, limit=1)
+            return self._agents.for_run(head, begun)
         return None
 
     # -- sweeps ---------------------------------------------------------------------------------------
@@ -308,7 +309,7 @@ class RunWatcher:
             return
         may_be_due = listed.expires is not None or bool(listed.waiting_for and listed.waiting_for.roles)
         with contextlib.suppress(JournalError):  # what cannot be read is nothing for a worker
-            await self.watch_request(await self._agent_of(head.run_id) if may_be_due else None, head)
+            await self.watch_request(await self._agent_of(head) if may_be_due else None, head)
 
     async def watch_request(self, served: ServedAgent | None, head: Head) -> None:
         """Have a suspended run woken when its request expires or is escalated, and people told of it.
@@ -350,7 +351,7 @@ class RunWatcher:
 
     async def _take_over(self, head: Head) -> None:
         """Wake a run that was cut off, if this worker can go on with it."""
-        served = await self._agent_of(head.run_id)
+        served = await self._agent_of(head)
         if served is not None and await self._waker.wake(Activation(head.run_id, head.epoch, served.queue)):
             self._counts.find_cut_off(served.queue)
             logger.info("run %s was cut off in epoch %d and is taken over", head.run_id, head.epoch)

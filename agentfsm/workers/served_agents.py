@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ from agentfsm.agent.agent import Agent
 from agentfsm.agent.pinned_approvals import is_as_strict, pin_approvals
 from agentfsm.agent.recover import accepts_graph, began_with, pinned_approvals
 from agentfsm.errors import ConfigurationError
-from agentfsm.journal.hash_chain import foreign_key_id
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.journal.run_info import first_info
+from agentfsm.journal.store import Head
 from agentfsm.runtime.toolsets import is_open, toolset_name
 from agentfsm.workers.submission import agent_tag, submission_queue
 
@@ -98,24 +98,28 @@ class ServedAgents:
         """The agent whose queue it is."""
         return self._by_queue[queue]
 
-    def for_run(self, run_id: str, records: Sequence[SealedRecord]) -> ServedAgent | None:
+    def for_run(self, head: Head, begun: SealedRecord) -> ServedAgent | None:
         """The agent that can go on with a stored run, or None if this worker has none.
 
         A run that was submitted belongs to the agent with its name. Another one belongs to the one agent that
         accepts its graph and has the very tools that it began with; a run that fits several of them is left to the
         program that started it, and so is one with the tags of several agents. An agent that requires less approval
-        than the run began with fits neither, and so does any that lacks a secret that sealed the run.
+        than the run began with fits neither, and so does any that lacks the secret under which it was last written.
+
+        Args:
+            head: The head of the run.
+            begun: Its first record.
 
         Raises:
             JournalError: The first record cannot be read.
         """
-        first, tags = open_record(records[0]), first_info(run_id, records[0]).tags
-        if not is_kind(records[0], "run.created") or "call" in first.get("parent", {}):
+        first, tags = open_record(begun), first_info(head.run_id, begun).tags
+        if not is_kind(begun, "run.created") or "call" in first.get("parent", {}):
             return None  # a fork is resumed by whoever made it, and a sub-agent's run by the run that called it
-        if foreign_key_id(records, self.keyring):
+        if self.keyring.foreign_key_id(head.mac):
             return None
         if named := {tag for tag in tags if tag.startswith(agent_tag(""))}:
             own = (each for each in self._served if {agent_tag(each.name)} == named)
             return next((each for each in own if each.knows(first)), None)
-        fitting = [each for each in self._served if began_with(each.agent.config, records[0])]
+        fitting = [each for each in self._served if began_with(each.agent.config, begun)]
         return fitting[0] if len(fitting) == 1 else None

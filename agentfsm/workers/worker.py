@@ -17,6 +17,7 @@ from typing import Any
 from agentfsm.agent.agent import Agent
 from agentfsm.agent.recover import next_run
 from agentfsm.errors import AgentfsmError, JournalError, RunExistsError, StaleLease, StoreError, UnknownRunError
+from agentfsm.journal.hash_chain import foreign_key_id
 from agentfsm.journal.load import pending_request
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.signals import Signal, read_signals
@@ -190,7 +191,10 @@ class Worker:
             logger.warning("run %s: %s", activation.run_id, error)
             word = "store failed"
         except AgentfsmError as error:
-            word = await self._set_aside(activation, f"{type(error).__name__}: {error}")
+            if await self._lacks_secret(activation.run_id):
+                word = "outdated"  # it waits for a worker that has it
+            else:
+                word = await self._set_aside(activation, f"{type(error).__name__}: {error}")
         except Exception as error:  # of the embedding program's code
             logger.exception("run %s failed", activation.run_id)
             word = await self._set_aside(activation, f"{type(error).__name__}")
@@ -205,12 +209,12 @@ class Worker:
         if activation.epoch == 0:
             return await self._begin(served, activation, await self._store.head(activation.run_id))
         try:
-            head, records, cancellation = await self._read(activation.run_id)
+            head, begun, cancellation = await self._read(activation.run_id)
         except UnknownRunError:  # it was purged
             return "outdated"
         if head is None or head.epoch != activation.epoch or head.owner is not None:
             return "outdated"
-        if self._agents.for_run(head.run_id, records) is not served:
+        if not begun or self._agents.for_run(head, begun[0]) is not served:
             return "outdated"  # queues are not sealed: what is in one does not say which agent a run belongs to
         if head.status == "finished":
             await next_run(served.agent.config, head.run_id, lazily=True)  # removes what was sent to it too late
@@ -218,29 +222,38 @@ class Worker:
         if activation.is_timer and head.status == "suspended":
             return await self._act_when_due(served, head)
         if head.status == "running" and cancellation is None:
-            if reason := await self._reason_to_set_aside(activation, head, records):
+            if reason := await self._reason_to_set_aside(activation, head):
                 return await self._set_aside(activation, reason)
             return await self._drive(served, head.run_id, served.agent.resume(head.run_id))
         return await self._drive(served, head.run_id, await next_run(served.agent.config, head.run_id, lazily=True))
 
     async def _read(self, run_id: str) -> tuple[Head | None, Sequence[SealedRecord], Signal | None]:
-        """The head, the records and the cancellation of a run, read at once; if one cannot be read, none is read on."""
+        """The head, the first record and the cancellation of a run, read at once; if one cannot be read, none is."""
         try:
             async with asyncio.TaskGroup() as group:
                 head = group.create_task(self._store.head(run_id))
-                records = group.create_task(self._store.records(run_id))
+                begun = group.create_task(self._store.records(run_id, limit=1))
                 cancellation = group.create_task(self._cancellation(run_id))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        return head.result(), records.result(), cancellation.result()
+        return head.result(), begun.result(), cancellation.result()
+
+    async def _lacks_secret(self, run_id: str) -> bool:
+        """Whether a part of a run was written under a secret that the worker does not have."""
+        with contextlib.suppress(StoreError):
+            return bool(foreign_key_id(await self._store.records(run_id), self._keyring))
+        return False
 
     async def _cancellation(self, run_id: str) -> Signal | None:
         """The cancellation that waits for a run, if one does."""
         signals = await read_signals(self._store.signals, self._keyring, run_id)
         return next((each for each in signals if each.kind == "cancel"), None)
 
-    async def _reason_to_set_aside(self, activation: Activation, head: Head, records: Sequence[SealedRecord]) -> str:
+    async def _reason_to_set_aside(self, activation: Activation, head: Head) -> str:
         most = self._settings.max_attempts
+        if head.epoch < most:  # each attempt is an epoch: a long run is not read for nothing
+            return ""
+        records = await self._store.records(head.run_id)
         if attempts_without_progress(records, head) < most or await self._waker.was_put_back(activation):
             return ""
         attempts = attempts_without_progress(records, head, await progress_below(self._store, head.run_id))

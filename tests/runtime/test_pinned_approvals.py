@@ -214,9 +214,11 @@ def test_recovery_a_worker_and_the_viewer_leave_the_run_to_an_agent_that_is_as_s
         assert await weak(store).unfinished_runs() == []
         assert "'pay' needs an approval there, and none here" in caplog.text
         await AgentRunner(store, [weak(store)])._run_pending("r")
-        assert ServedAgents({"shop": weak(store)}).for_run("r", await store.records("r")) is None
+        head, (begun,) = await store.head("r"), await store.records("r", limit=1)
+        assert head is not None
+        assert ServedAgents({"shop": weak(store)}).for_run(head, begun) is None
         strict = an_agent(store, "done", tools=[paying(True)])
-        found = ServedAgents({"weak": weak(store), "strict": strict}).for_run("r", await store.records("r"))
+        found = ServedAgents({"weak": weak(store), "strict": strict}).for_run(head, begun)
         assert found is not None
         assert found.name == "strict"
         assert [run.run_id for run in await strict.unfinished_runs()] == ["r"]
@@ -230,10 +232,11 @@ def test_a_submitted_run_waits_for_a_worker_whose_agent_of_that_name_is_as_stric
         store = MemoryStore()
         agent = an_agent(store, call("look"), tools=[paying(True)])
         await agent.run("go", run_id="r", tags=["agent:shop"])
-        records = await store.records("r")
+        head, (begun,) = await store.head("r"), await store.records("r", limit=1)
+        assert head is not None
         served = [ServedAgents({"shop": an_agent(store, tools=[paying(rule)])}) for rule in (False, True)]
         assert served[0].queues[1] != served[1].queues[1]
-        return ["" if (found := each.for_run("r", records)) is None else found.name for each in served]
+        return ["" if (found := each.for_run(head, begun)) is None else found.name for each in served]
 
     assert asyncio.run(scenario()) == ["", "shop"]
 

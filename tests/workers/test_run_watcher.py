@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -96,9 +96,9 @@ class LeftRuns:
     async def heads(self, which: str) -> list[Head]:
         return self.left if which == "cut off" else []
 
-    async def records(self, run_id: str) -> list[SealedRecord]:
+    async def records(self, run_id: str, *, limit: int) -> list[SealedRecord]:
         self.read.append(run_id)
-        return []
+        return [SealedRecord(1, "", "", "", "")]
 
     def _reach(self, what: str) -> None:
         """Fail once if that is away."""
@@ -131,7 +131,7 @@ class LeftRuns:
 
 
 def test_each_worker_begins_with_another_one_of_the_runs_that_a_dead_worker_left() -> None:
-    def for_run(run_id: str, kept: Sequence[SealedRecord]) -> Any:
+    def for_run(head: Head, begun: SealedRecord) -> Any:
         return SimpleNamespace(queue="support@1")
 
     async def woken(count: int) -> list[str]:
@@ -152,7 +152,7 @@ def test_a_run_that_another_worker_has_woken_is_left_alone_unless_it_is_still_cu
 ) -> None:
     async def scenario() -> None:
         found: Any = LeftRuns(3)
-        agents: Any = SimpleNamespace(for_run=lambda run_id, kept: SimpleNamespace(queue="support@1"))
+        agents: Any = SimpleNamespace(for_run=lambda head, begun: SimpleNamespace(queue="support@1"))
         watcher = RunWatcher(found, found, agents, WorkerSettings(), WorkerCounts())
         found.queued = {Activation("r1", HEAD.epoch, "").key: 0.0}
         await watcher._wake_cut_off_runs()
@@ -168,7 +168,7 @@ def test_a_run_that_another_worker_has_woken_is_left_alone_unless_it_is_still_cu
 def test_a_run_that_could_not_be_woken_is_woken_by_the_next_sweep(away: str) -> None:
     async def scenario() -> None:
         found: Any = LeftRuns(3, away=[away])
-        agents: Any = SimpleNamespace(for_run=lambda run_id, kept: SimpleNamespace(queue="support@1"))
+        agents: Any = SimpleNamespace(for_run=lambda head, begun: SimpleNamespace(queue="support@1"))
         watcher = RunWatcher(found, found, agents, WorkerSettings(), WorkerCounts())
         with pytest.raises(StoreError, match=away):
             await watcher._wake_cut_off_runs()
@@ -230,7 +230,7 @@ def test_a_watch_goes_on_after_any_error(error: Exception, watch: str, monkeypat
     async def scenario() -> None:
         found: Any = LeftRuns(2, away=["the queue"], error=error)
         agents: Any = SimpleNamespace(
-            for_run=lambda run_id, kept: SimpleNamespace(queue="support@1"),
+            for_run=lambda head, begun: SimpleNamespace(queue="support@1"),
             keyring=SimpleNamespace(foreign_key_id=lambda mac: ""),
         )
         watcher = RunWatcher(found, found, agents, WorkerSettings(sweep_s=1e-6), WorkerCounts())

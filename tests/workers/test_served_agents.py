@@ -39,7 +39,9 @@ def taken_by(tags: Sequence[str], **served: Tool) -> str:
         store = MemoryStore()
         await agent(store, pay).run("Pay 1.", run_id="r", tags=tags)
         agents = ServedAgents({name: agent(store, each) for name, each in served.items()})
-        found = agents.for_run("r", await store.records("r"))
+        head, (begun,) = await store.head("r"), await store.records("r", limit=1)
+        assert head is not None
+        found = agents.for_run(head, begun)
         return "" if found is None else found.name
 
     return asyncio.run(scenario())

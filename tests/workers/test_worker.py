@@ -20,18 +20,22 @@ from click.testing import CliRunner, Result
 import agentfsm.workers
 from agentfsm import (
     Agent,
+    AgentGuardrails,
+    Allow,
     Approval,
     ConfigurationError,
     Host,
     MemoryStore,
     RunContext,
     Runs,
+    SqliteStore,
     UserInputRequested,
     open_store,
     tool,
 )
 from agentfsm.agent.config import with_host
 from agentfsm.cli.app import app, run_app
+from agentfsm.journal.records import SealedRecord
 from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import advance, hand_over
 from agentfsm.testing import ScriptedModel, call
@@ -53,13 +57,13 @@ START_OF_2100 = 4_102_444_800.0
 
 @asynccontextmanager
 async def working(
-    folder: Path, secret: bytes = SECRET, **agents: Agent[Any, Any]
+    folder: Path, secret: bytes = SECRET, old_secrets: tuple[bytes, ...] = (), **agents: Agent[Any, Any]
 ) -> AsyncIterator[tuple[Runs, Worker, Waker]]:
     """A worker at work, and the runs of its store for a process that has the secret of all."""
     file = folder / "runs.db"
     waker = open_waker(file)
     async with open_store(file) as store:
-        worker = Worker(agents, store, waker, secret=secret)
+        worker = Worker(agents, store, waker, secret=secret, old_secrets=old_secrets)
         task = asyncio.create_task(worker.run())
         try:
             yield Runs(store, secret=SECRET, waker=waker), worker, waker
@@ -707,6 +711,72 @@ def test_a_run_that_is_set_aside_ends_when_it_is_cancelled(
 
             assert await until(ending) == "cancelled"
             assert await waker.list_set_aside() == []
+
+    asyncio.run(scenario())
+
+
+@tool(requires_approval=True)
+def refund(order: int) -> str:
+    """Refund an order."""
+    return "refunded"
+
+
+@tool
+def look(place: int) -> str:
+    """Look at a place."""
+    return "seen"
+
+
+def test_a_worker_reads_no_more_than_the_first_record_of_a_run_before_it_acts_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, read = 200, list[int]()
+    looks = [call("look", place=number) for number in range(steps)]
+    agent = Agent(
+        ScriptedModel([*looks, call("refund", order=7)]),
+        tools=[refund, look],
+        guardrails=AgentGuardrails(max_iterations=2 * steps),
+    )
+
+    async def records(self: SqliteStore, run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
+        found = await all_records(self, run_id, after, limit)
+        read.append(len(found))
+        return found
+
+    async def scenario() -> None:
+        async with open_store(tmp_path / "runs.db") as store:
+            mine = agent.with_config(with_host(agent.config, Host(store=store, secret=SECRET)))
+            waiting = await mine.run("Refund order 7.")
+            assert isinstance(waiting.outcome, UserInputRequested)
+        monkeypatch.setattr(SqliteStore, "records", records)
+        async with working(tmp_path, support=agent) as (runs, worker, _):
+            await runs.cancel(waiting.run_id, "no longer needed")
+            await until(lambda: asyncio.sleep(0, worker.counts.handled))
+
+    all_records = SqliteStore.records
+    asyncio.run(scenario())
+    assert sorted(read)[:-1] == [1] * (len(read) - 1)
+    assert max(read) > steps  # the run that is cancelled is verified, once
+
+
+def test_a_run_that_began_under_a_secret_that_a_worker_lacks_is_left_to_workers_that_have_it(tmp_path: Path) -> None:
+    script = [call("refund", order=7), call("look", place=1), call("look", place=2), "Done."]
+    agent = Agent(ScriptedModel(script), tools=[refund, look])
+
+    async def scenario() -> None:
+        async with open_store(tmp_path / "runs.db") as store:
+            before = Host(store=store, secret=OTHER_SECRET)
+            await agent.with_config(with_host(agent.config, before)).run("Refund order 7.", run_id="r")
+            after = Host(store=store, secret=SECRET, old_secrets=(OTHER_SECRET,))
+            run = agent.with_config(with_host(agent.config, after)).resume("r", Allow())
+            await run.step()
+            await hand_over(run)
+        async with working(tmp_path, support=agent) as (_, worker, waker):
+            await until(lambda: asyncio.sleep(0, worker.counts.handled))
+            assert worker.counts.handled == {"outdated": 1}
+            assert await waker.list_set_aside() == []
+        async with working(tmp_path, old_secrets=(OTHER_SECRET,), support=agent) as (runs, _, _):
+            await until(lambda: finished(runs, "r"))
 
     asyncio.run(scenario())
 

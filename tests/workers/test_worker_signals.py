@@ -413,7 +413,7 @@ def test_nothing_of_an_activated_run_is_read_on_where_its_head_cannot_be_read(mo
         scene = Scene()
         reads, ended = asyncio.Event(), asyncio.Event()
 
-        async def read(run_id: str) -> Any:
+        async def read(run_id: str, limit: int) -> Any:
             reads.set()
             try:
                 await asyncio.Event().wait()  # as long as the server is away
