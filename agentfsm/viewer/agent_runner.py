@@ -85,10 +85,10 @@ class AgentRunner:
             logger.warning("run %s: %s", run_id, error)
 
     async def _next(self, run_id: str) -> Any:
-        records = await self._store.records(run_id)
-        if not records:  # it is queued for a worker
+        begun = await self._store.records(run_id, limit=1)
+        if not begun:  # it is queued for a worker
             return None
-        fitting = [agent for agent in self.agents if began_with(agent.config, records[0])]
+        fitting = [agent for agent in self.agents if began_with(agent.config, begun[0])]
         if len(fitting) != 1:
             logger.warning(
                 "run %s is left to another process: %d of the viewer's agents have its graph and its tools, not one",
