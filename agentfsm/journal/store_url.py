@@ -193,6 +193,16 @@ def server_database(url: str | Path) -> str:
     return _without_our_options(_split(url))
 
 
+def is_pooled(url: str | Path) -> bool:
+    """Whether a pooler in transaction mode is before the server of a PostgreSQL store.
+
+    Raises:
+        ConfigurationError: It is not the URL of a store that this release has.
+    """
+    parts = _split(url)
+    return parts.scheme in _POSTGRES and ("liveness", "lease") in _parameters(parts)
+
+
 def _parameters(parts: SplitResult) -> list[tuple[str, str]]:
     """The parameters of a PostgreSQL URL, decoded as libpq decodes them: a plus sign is one."""
     pairs = (each.partition("=") for each in parts.query.split("&"))

@@ -8,16 +8,20 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store import Head
-from agentfsm.journal.store_url import locate_store, server_database
+from agentfsm.journal.store_url import is_pooled, locate_store, server_database
 from agentfsm.workers.notices import Notice, NoticeError, Notify, Webhook
 from agentfsm.workers.submission import Submission, submit
 from agentfsm.workers.waker import Activation, QueueSettings, SetAside, StartRate, Waker, timer_key
 from agentfsm.workers.worker import Worker
 from agentfsm.workers.worker_metrics import WorkerMetrics
 from agentfsm.workers.worker_settings import SpendLimit, WorkerSettings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 __all__ = [
     "Activation",
@@ -65,14 +69,12 @@ def open_waker(
             a SQLite file, and the SQLite of this Python is too old for DBOS.
         agentfsm.errors.MissingExtraError: The package is not installed.
     """
-    from agentfsm.workers.dbos_waker import DbosWaker  # an extra
-
     settings = QueueSettings(concurrency=concurrency, tenant_concurrency=tenant_concurrency, rate=rate, poll_s=poll_s)
     queue = _queue_file(url)
     if queue is not None:
         _require_subseconds()
         queue.touch(mode=0o600)  # it says who runs what
-    return DbosWaker(_queue_database(url, queue), settings)
+    return _waker(url, queue, settings)
 
 
 async def find_set_aside(queues: str | Path | Waker, heads: Iterable[Head]) -> dict[str, SetAside]:
@@ -113,9 +115,22 @@ async def find_waker(url: str | Path) -> Waker | None:
     if queue is not None and not queue.exists():
         return None
     await asyncio.to_thread(import_module, "agentfsm.workers.dbos_waker")  # loading it takes a second
+    return _waker(url, queue, QueueSettings(), create=False)
+
+
+def _waker(url: str | Path, queue: Path | None, settings: QueueSettings, *, create: bool = True) -> Waker:
     from agentfsm.workers.dbos_waker import DbosWaker  # an extra
 
-    return DbosWaker(_queue_database(url, queue), QueueSettings(), create=False)
+    database = _queue_database(url, queue)
+    return DbosWaker(database, settings, create=create, engine=_unprepared(database) if is_pooled(url) else None)
+
+
+def _unprepared(database: str) -> Engine:
+    """Connects without prepared statements: through a pooler, the next one may get another session of the server."""
+    from sqlalchemy import create_engine, make_url  # an extra
+
+    address = make_url(database).set(drivername="postgresql+psycopg")
+    return create_engine(address, pool_size=6, max_overflow=0, connect_args={"prepare_threshold": None})
 
 
 async def _set_aside_by_run(waker: Waker, keys: Sequence[str]) -> dict[str, SetAside]:

@@ -21,16 +21,15 @@ from agentfsm.errors import MissingExtraError, StoreError
 from agentfsm.workers.waker import MAX_PRIORITY, Activation, Deliver, DeliveredActivation, QueueSettings, SetAside
 
 try:
-    import sqlalchemy.exc
     from dbos import DBOS, DBOSClient, DBOSConfig, EnqueueOptions, WorkflowSerializationFormat, WorkflowStatus, error
+    from sqlalchemy import Engine, exc
 
-    from agentfsm.journal.postgres.postgres_schema import MORE_CONNECTIONS, NO_CONNECTION_LEFT
+    from agentfsm.journal.postgres.postgres_schema import connection_advice
 except ImportError as reason:
     raise MissingExtraError("a worker on DBOS", "dbos") from reason
 
 APPLICATION, SCHEMA, WORKFLOW = "agentfsm", "agentfsm_dbos", "agentfsm.activation"
-PORTABLE = WorkflowSerializationFormat.PORTABLE
-DELAYED, DELIVERED = "DELAYED", "PENDING"
+DELAYED, DELIVERED, PORTABLE = "DELAYED", "PENDING", WorkflowSerializationFormat.PORTABLE
 QUEUED, UNFINISHED = ["ENQUEUED", DELAYED], ["ENQUEUED", DELAYED, DELIVERED]
 FINISHED, SET_ASIDE, PUT_BACK = ["SUCCESS", "ERROR", "CANCELLED"], "set aside", "put back"
 FORGET_AT_ONCE, CONNECTIONS, SHARE_EVERY_S = 500, 3, 4.0
@@ -46,10 +45,11 @@ class DbosWaker:
         url: The database of DBOS: ``postgresql://...``, in which it has a schema of its own, or ``sqlite:///FILE``.
         settings: How its queues are served.
         create: Whether its tables are created if they are missing; without them, nothing is set aside.
+        engine: What connects to the database, if DBOS is not to do so itself; it is closed with the waker.
     """
 
-    def __init__(self, url: str, settings: QueueSettings, *, create: bool = True) -> None:
-        self._url, self._settings, self._create = url, settings, create
+    def __init__(self, url: str, settings: QueueSettings, *, create: bool = True, engine: Engine | None = None) -> None:
+        self._url, self._settings, self._create, self._engine = url, settings, create, engine
         self._sharing: asyncio.Task[None] | None = None
         self._opened: DBOSClient | None = None
         self._opening = threading.Lock()
@@ -136,8 +136,8 @@ class DbosWaker:
         """Keep an activation, with a reason; see ``Waker.set_aside``."""
 
         def keep() -> None:
-            attributes = {"state": SET_ASIDE, "reason": reason, "until": until}
-            self._client.update_workflow_attributes(activation.key, attributes)
+            why = {"state": SET_ASIDE, "reason": reason, "until": until}
+            self._client.update_workflow_attributes(activation.key, why)
             self._client.cancel_workflow(activation.key)  # what is cancelled can be resumed, in one transaction
 
         await self._call(keep)
@@ -152,7 +152,7 @@ class DbosWaker:
             found = self._client.list_workflows(
                 workflow_ids=keys, name=WORKFLOW, workflow_id_prefix=prefix, attributes=filtered, load_output=False
             )
-        except sqlalchemy.exc.ProgrammingError as failure:
+        except exc.ProgrammingError as failure:
             if type(failure.orig).__name__ == "UndefinedTable":
                 return
             raise
@@ -182,12 +182,12 @@ class DbosWaker:
         config: DBOSConfig = {
             "name": APPLICATION,
             "system_database_url": self._url,
+            "system_database_engine": self._engine,
             "dbos_system_schema": SCHEMA,
             "executor_id": uuid.uuid4().hex,  # under a shared one, two processes would run each other's workflows
             "application_version": APPLICATION,  # the queues say which worker knows what
             "log_level": "CRITICAL",
-            "sys_db_pool_size": CONNECTIONS,
-            "db_engine_kwargs": {"pool_pre_ping": False},  # what loses its connection is repeated anyway
+            "db_engine_kwargs": {"pool_size": CONNECTIONS, "pool_pre_ping": False},  # what loses one is repeated anyway
         }
 
         async def activation_workflow(arguments: dict[str, Any]) -> str:  # in an event loop of DBOS
@@ -243,6 +243,8 @@ class DbosWaker:
         if self._opened is not None:
             client, self._opened = self._opened, None
             await asyncio.to_thread(client.destroy)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.dispose)
 
     @property
     def _client(self) -> DBOSClient:
@@ -253,6 +255,7 @@ class DbosWaker:
                     DBOS.migrate(self._url, schema=SCHEMA)
                 self._opened = DBOSClient(
                     system_database_url=self._url,
+                    system_database_engine=self._engine,
                     dbos_system_schema=SCHEMA,
                     system_database_pool_size=CONNECTIONS,
                     application_name=APPLICATION,
@@ -264,13 +267,11 @@ class DbosWaker:
         """What a function of the engine returns, which blocks; a ``StoreError`` if its database cannot be used."""
         try:
             return await asyncio.to_thread(work)
-        except (sqlalchemy.exc.SQLAlchemyError, error.DBOSException) as failure:
+        except (exc.SQLAlchemyError, error.DBOSException) as failure:
             reason = getattr(failure, "orig", None) or failure
             said = " ".join(str(reason).split()) or type(reason).__name__
-            hint = RIGHTS if type(reason).__name__ == "InsufficientPrivilege" else ""
-            if any(words in said for words in NO_CONNECTION_LEFT):
-                hint = f"; {MORE_CONNECTIONS}"
-            raise StoreError(f"the queues of DBOS cannot be used: {said}{hint}") from failure
+            advice = RIGHTS if type(reason).__name__ == "InsufficientPrivilege" else connection_advice(said)
+            raise StoreError(f"the queues of DBOS cannot be used: {said}{advice}") from failure
 
 
 def _status(client: DBOSClient, key: str) -> WorkflowStatus | None:
@@ -278,9 +279,9 @@ def _status(client: DBOSClient, key: str) -> WorkflowStatus | None:
 
 
 def _delivered(client: DBOSClient, older_than_s: float, keys: list[str] | None = None) -> list[WorkflowStatus]:
-    before = datetime.fromtimestamp(time.time() - older_than_s, UTC).isoformat()
+    at = datetime.fromtimestamp(time.time() - older_than_s, UTC).isoformat()
     return client.list_workflows(
-        workflow_ids=keys, status=DELIVERED, name=WORKFLOW, dequeued_before=before, load_output=False
+        workflow_ids=keys, status=DELIVERED, name=WORKFLOW, dequeued_before=at, load_output=False
     )
 
 

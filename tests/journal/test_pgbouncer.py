@@ -19,6 +19,7 @@ from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel, call
 from agentfsm.testing.store_conformance import CHECKS, sealed_records
+from agentfsm.workers import Activation, Waker, open_waker
 from tests.helpers.child_process import child_environment
 from tests.helpers.pgbouncer import SERVER_CONNECTIONS, transaction_pooler
 from tests.helpers.postgres import empty_database
@@ -167,3 +168,25 @@ def test_a_pooler_is_reported(url: str) -> None:
             return {fact.name: (fact.value, fact.is_problem) for fact in await store.maintenance.describe()}
 
     assert asyncio.run(facts())["pooler"] == ("there is one between here and the server", False)
+
+
+@pytest.mark.slow
+def test_the_queues_of_workers_are_used_through_a_pooler(url: str) -> None:
+    pytest.importorskip("dbos", reason="dbos is not installed")
+
+    async def use(waker: Waker, name: str) -> bool:
+        """Make the same statements often, whichever session of the server each one gets."""
+        for number in range(10):
+            assert await waker.wake(Activation(f"{name}-{number}", 0, "support:1"), delay_s=3600)
+        return len(await waker.due(prefix=f"{name}-")) == 10
+
+    async def scenario() -> None:
+        wakers = [open_waker(f"{url}&liveness=lease") for _ in range(4)]
+        try:
+            await wakers[0].due(["none"])  # creates the tables
+            assert all(await asyncio.gather(*(use(waker, f"w{number}") for number, waker in enumerate(wakers))))
+        finally:
+            for waker in wakers:
+                await waker.aclose()
+
+    asyncio.run(scenario())

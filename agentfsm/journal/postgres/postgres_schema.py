@@ -345,11 +345,14 @@ async def _wrong_encoding(db: AsyncConnection[Any]) -> str:
     return ""
 
 
-NO_CONNECTION_LEFT = ("too many clients", "too many connections", "remaining connection slots", "no more connections")
+_NO_CONNECTION_LEFT = ("too many clients", "too many connections", "remaining connection slots", "no more connections")
 """What servers and poolers say to one client too many; the error has no code."""
 
-MORE_CONNECTIONS = "raise max_connections, or put a pooler in between"
-"""What to do about that."""
+
+def connection_advice(said: str) -> str:
+    """What to do about an error of a server that has no connection left, to be added to it; empty for any other."""
+    is_full = any(words in said for words in _NO_CONNECTION_LEFT)
+    return "; raise max_connections, or put a pooler in between" if is_full else ""
 
 
 def as_store_error(error: psycopg.Error, server: str) -> StoreError:
@@ -370,12 +373,10 @@ def as_store_error(error: psycopg.Error, server: str) -> StoreError:
             )
         case psycopg.errors.ReadOnlySqlTransaction():
             return StoreError(f"{server} is read-only, as a standby is: connect to the primary server ({said})")
-        case _ if any(words in said for words in NO_CONNECTION_LEFT):
-            return StoreError(f"{server} has no connection left: {MORE_CONNECTIONS} ({said})")
         case _ if "unsupported startup parameter" in said:
             return StoreError(
                 f"{server} is a pooler ({said}): put ?liveness=lease at the end of the URL, and the server's own URL "
                 "in listen_url"
             )
         case _:
-            return StoreError(f"{server}: {said}")
+            return StoreError(f"{server}: {said}{connection_advice(said)}")
