@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     from agentfsm.loop.guardrails import AgentGuardrails, Behavior
     from agentfsm.loop.guards import came_back
     from agentfsm.loop.history import KeepAll, KeepLast, Summarize
-    from agentfsm.loop.human_input import ReachedLimit
+    from agentfsm.loop.human_input import Allow, Deny, Edit, Extend, Fill, GiveUp, ItDidNotRun, ItRan, ReachedLimit
     from agentfsm.loop.messages import (
         Compaction,
         File,
@@ -132,7 +132,6 @@ if TYPE_CHECKING:
     from agentfsm.machine.engine import Decision, Machine
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
     from agentfsm.runs import Runs, StoredRun
-    from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, Fill, GiveUp, ItDidNotRun, ItRan
     from agentfsm.runtime.argument_matcher import ArgumentMatcher
     from agentfsm.runtime.control_tools import ask_user, return_done, return_unable
     from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, HookContext, SkipCall, hook, observer
@@ -140,9 +139,8 @@ if TYPE_CHECKING:
     from agentfsm.runtime.permissions import allow, ask, deny, permissions
     from agentfsm.runtime.result import RunResult
     from agentfsm.runtime.run import Run, hand_over
-    from agentfsm.runtime.run_context import RunContext
+    from agentfsm.runtime.run_context import RunContext, ToolContext
     from agentfsm.runtime.state_context import StateContext
-    from agentfsm.runtime.tool_context import ToolContext
     from agentfsm.runtime.tools import Tool, tool
     from agentfsm.runtime.toolsets import FilteredToolset, Toolset
 
@@ -377,14 +375,13 @@ if not TYPE_CHECKING:
             "agentfsm.loop.partial_output": "PartialOutput",
             "agentfsm.loop.presets": "PRESETS Preset",
             "agentfsm.loop.quorum": "Actor Approval",
-            "agentfsm.loop.human_input": "ReachedLimit",
+            "agentfsm.loop.human_input": "Allow Deny Edit Extend Fill GiveUp ItDidNotRun ItRan ReachedLimit",
             "agentfsm.loop.state": "RunState RunView",
             "agentfsm.loop.suspension": "SuspensionRecord",
             "agentfsm.loop.transition_table": "LOOP",
             "agentfsm.machine.declaration": "Counter Exhausted Guard exhausted",
             "agentfsm.machine.engine": "Decision Machine",
             "agentfsm.machine.graph": "Graph State StateSpec Transition",
-            "agentfsm.runtime.approval": "Allow Deny Edit Extend Fill GiveUp ItDidNotRun ItRan",
             "agentfsm.runtime.control_tools": "ask_user return_done return_unable",
             "agentfsm.runtime.hooks": "AbortRun AskApproval DenyCall HookContext SkipCall hook observer",
             "agentfsm.runtime.host": "Clock FileReplayGuard Host Memory ReplayGuard",
@@ -392,9 +389,8 @@ if not TYPE_CHECKING:
             "agentfsm.runtime.permissions": "allow ask deny permissions",
             "agentfsm.runtime.result": "RunResult",
             "agentfsm.runtime.run": "Run hand_over",
-            "agentfsm.runtime.run_context": "RunContext",
+            "agentfsm.runtime.run_context": "RunContext ToolContext",
             "agentfsm.runtime.state_context": "StateContext",
-            "agentfsm.runtime.tool_context": "ToolContext",
             "agentfsm.runtime.tools": "Tool tool",
             "agentfsm.runtime.toolsets": "FilteredToolset Toolset",
             "agentfsm.runs": "Runs StoredRun",

@@ -36,11 +36,11 @@ from agentfsm.journal.verification import (
     verify,
     with_doubt,
 )
+from agentfsm.loop.human_input import Allow, Deny, HumanInput, to_human_reply
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.report.ledger import RunLedger, read_ledger
 from agentfsm.report.reported_run import graph_of_run, path_of_run
-from agentfsm.runtime.approval import Allow, Deny, HumanInput, to_human_reply
 from agentfsm.runtime.host import Host
 
 if TYPE_CHECKING:

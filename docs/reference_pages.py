@@ -83,7 +83,7 @@ TOPICS = {
     "agentfsm.runtime.tool": "Tools",
     "agentfsm.runtime.permissions": "Permissions",
     "agentfsm.runtime.argument_matcher": "Permissions",
-    "agentfsm.runtime.approval": "Asking people",
+    "agentfsm.loop.human_input": "Asking people",
     "agentfsm.loop.quorum": "Asking people",
     "agentfsm.loop.suspension": "Asking people",
     "agentfsm.runtime.hooks": "Hooks",

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
     from agentfsm.loop.guardrails import AgentGuardrails, Behavior
     from agentfsm.loop.history import HistoryPolicy
+    from agentfsm.loop.human_input import HumanInput
     from agentfsm.loop.messages import File, Image, Message
     from agentfsm.loop.model import Model
     from agentfsm.loop.presets import Preset
     from agentfsm.loop.recovery_policy import RecoveryPolicy
     from agentfsm.loop.suspension import SuspensionRecord
     from agentfsm.machine.graph import Graph
-    from agentfsm.runtime.approval import HumanInput
     from agentfsm.runtime.context import AgentConfig
     from agentfsm.runtime.hooks import Hook, Observer
     from agentfsm.runtime.host import Host, Memory

@@ -22,11 +22,10 @@ from agentfsm.errors import (
     SuspensionRegistryError,
     SuspensionUsedError,
 )
-from agentfsm.loop.human_input import HumanReply
+from agentfsm.loop.human_input import HumanInput, HumanReply, to_human_reply
 from agentfsm.loop.model import Model
 from agentfsm.loop.state import RunState, withhold_secrets_of
 from agentfsm.loop.suspension import IN_STORE, SuspensionRecord, check_digest, check_human_reply, open_record
-from agentfsm.runtime.approval import HumanInput, to_human_reply
 from agentfsm.runtime.context import AgentConfig, Context
 from agentfsm.runtime.event_filter import WITHHELD
 from agentfsm.runtime.host import Host, InMemoryReplayGuard

@@ -24,7 +24,7 @@ from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.event_filter import WITHHELD
 from agentfsm.runtime.hooks import DenyCall, HookContext
 from agentfsm.runtime.run_request import require_extension
-from agentfsm.runtime.tool_dispatch import calling_run
+from agentfsm.runtime.subruns import calling_run
 from agentfsm.runtime.tools import Tool, describe_validation_error
 
 _GRANTING_REPLIES = frozenset({"allow", "edit", "did_not_run"})

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Generic
 from agentfsm.agent.resume import ResumeRequest, load_dismissed, load_resumed, require_store
 from agentfsm.agent.run_options import RunOptions, run_details, with_options
 from agentfsm.errors import RunError, RunExistsError, SessionBusyError, SessionOpenError, StaleLease
+from agentfsm.loop.human_input import HumanInput
 from agentfsm.loop.messages import File, Image, Message
 from agentfsm.loop.model import Model
 from agentfsm.loop.prompts import compacted, prompt_text
 from agentfsm.loop.state import NO_DETAILS, RunDetails, RunState
-from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.preparation import check_prompt, new_run, normalize_history
 from agentfsm.runtime.recorder import JournalSink, ResumePoint

@@ -31,10 +31,9 @@ from agentfsm.loop.events import (
     RunCompleted,
     UserInputRequested,
 )
-from agentfsm.loop.extension import GUARDRAIL_OF_UNIT
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
-from agentfsm.loop.human_input import HumanReply, PendingRequest, ReachedLimit, SuspendedSubRun
+from agentfsm.loop.human_input import GUARDRAIL_OF_UNIT, HumanReply, PendingRequest, ReachedLimit, SuspendedSubRun
 from agentfsm.loop.messages import NO_USAGE, Message, Role, ToolResult, Usage
 from agentfsm.loop.recovery_policy import Recovery, RecoveryPolicy
 from agentfsm.loop.state import CallState, RunState, RunView

@@ -28,9 +28,9 @@ from agentfsm.journal.send_signal import SentSignal, find_refusal
 from agentfsm.journal.signals import SignalQueue, read_signals
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
+from agentfsm.loop.human_input import Edit, Extend, HumanInput
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
-from agentfsm.runtime.approval import Edit, Extend, HumanInput
 
 
 @dataclass(frozen=True, kw_only=True)

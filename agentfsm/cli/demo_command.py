@@ -24,11 +24,11 @@ from agentfsm.cli.run_report import exit_code, print_json, print_report
 from agentfsm.cli.terminal_prompt import TerminalPrompter
 from agentfsm.errors import TransientProviderError
 from agentfsm.loop.events import UserInputRequested
+from agentfsm.loop.human_input import Allow, HumanInput
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall
 from agentfsm.loop.model import Model, ModelRequest
 from agentfsm.loop.presets import FUNNEL
 from agentfsm.models import resolve
-from agentfsm.runtime.approval import Allow, HumanInput
 from agentfsm.runtime.host import Host, SystemClock
 from agentfsm.runtime.tools import Tool, tool
 

@@ -49,9 +49,9 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.signals import SignalQueue, read_signals
 from agentfsm.journal.store import Store
+from agentfsm.loop.human_input import HumanInput
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.runs import Runs
-from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.run import Run
 from agentfsm.runtime.run_request import escalation_is_due
 

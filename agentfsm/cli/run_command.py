@@ -36,12 +36,12 @@ from agentfsm.cli.run_report import RunReport, exit_code, print_failure, print_j
 from agentfsm.cli.terminal_prompt import TerminalPrompter, must_say_who, valid_replies
 from agentfsm.errors import ConfigurationError, HumanReplyError, SessionOpenError
 from agentfsm.loop.events import UserInputRequested
+from agentfsm.loop.human_input import HumanInput
 from agentfsm.loop.keys import SECRET_VARIABLE
 from agentfsm.loop.messages import File, Image, image_media_type
 from agentfsm.loop.quorum import Quorum
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision
-from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
 

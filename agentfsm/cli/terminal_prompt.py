@@ -16,10 +16,19 @@ from rich.text import Text
 
 from agentfsm.cli.console import parse_json_object, sanitize
 from agentfsm.errors import HumanReplyError
-from agentfsm.loop.extension import GUARDRAIL_OF_UNIT
-from agentfsm.loop.human_input import ReachedLimit
+from agentfsm.loop.human_input import (
+    GUARDRAIL_OF_UNIT,
+    Allow,
+    Deny,
+    Edit,
+    Extend,
+    GiveUp,
+    HumanInput,
+    ItDidNotRun,
+    ItRan,
+    ReachedLimit,
+)
 from agentfsm.loop.quorum import Actor, Quorum
-from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, GiveUp, HumanInput, ItDidNotRun, ItRan
 
 with contextlib.suppress(ImportError):
     import readline as readline  # importing it is enough to give the prompt line editing

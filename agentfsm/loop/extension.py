@@ -25,7 +25,7 @@ from agentfsm.loop.guards import (
     replied,
     vote_recorded,
 )
-from agentfsm.loop.human_input import HumanReply, PendingRequest, ReachedLimit
+from agentfsm.loop.human_input import GUARDRAIL_OF_UNIT, HumanReply, PendingRequest, ReachedLimit
 from agentfsm.loop.outcomes import RUN_CALLS
 from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import Graph, StateSpec, Transition
@@ -35,14 +35,6 @@ if TYPE_CHECKING:
 
 EXTENDING_REPLIES = frozenset({"text", "extend"})
 """The kinds of replies that extend the limit that a run asks about."""
-
-GUARDRAIL_OF_UNIT = {
-    "model_calls": "max_iterations",
-    "seconds": "max_execution_time_s",
-    "tokens": "max_tokens",
-    "usd": "max_cost_usd",
-}
-"""The field of ``AgentGuardrails`` that limits each unit, which is an argument of ``Extend``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,26 @@
-"""What a suspended run asks a person for, and what the person answers."""
+"""What a suspended run asks a person for, what the person replies, and how the run records that."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentfsm.errors import HumanReplyError
+from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.messages import Usage
 from agentfsm.loop.quorum import Actor, Quorum
 from agentfsm.loop.read_only import FrozenDict, freeze_field, read_only
+
+GUARDRAIL_OF_UNIT = {
+    "model_calls": "max_iterations",
+    "seconds": "max_execution_time_s",
+    "tokens": "max_tokens",
+    "usd": "max_cost_usd",
+}
+"""The field of ``AgentGuardrails`` that limits each unit, which is an argument of ``Extend``."""
 
 
 @read_only
@@ -153,3 +164,130 @@ class HumanReply:
     def answered_by(self) -> Actor | None:
         """Who answered; a name alone is an actor without roles, for which nobody vouches."""
         return self.actor or (Actor(self.by) if self.by.strip() else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """Reply to an approval request: run the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """Reply to an approval request: do not run the call, and give the model the reason. To a form: decline it."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Reply to an approval request: run the call with other arguments; the model is told that they were changed."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class ItRan:
+    """Reply about an interrupted call: it did run, with this result."""
+
+    result: str = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class ItDidNotRun:
+    """Reply about an interrupted call: it did not run; run it now."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Reply about an interrupted call: it is not known whether it ran; continue without it. To a form: cancel it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Reply to a form: its fields. Those that have a default may be left out."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Reply to a request about a limit: continue with another amount than the default. Give one, of what ran out.
+
+    Attributes:
+        tokens: So many tokens beyond those that the run might use.
+        usd: So many USD beyond those that the run might use.
+        seconds: So many seconds of active time from now on.
+        model_calls: So many model calls from now on; at most ``max_iterations``.
+        message: What the model is told, as a string reply would; empty for nothing.
+    """
+
+    tokens: int | None = None
+    usd: float | None = None
+    seconds: float | None = None
+    model_calls: int | None = None
+    message: str = ""
+
+
+HumanInput = str | Extend | Fill | Allow | Deny | Edit | ItRan | ItDidNotRun | GiveUp
+"""What a human may reply: a string answers a question."""
+
+
+def to_human_reply(human_input: HumanInput) -> HumanReply:
+    """A human's reply in the form that the run state stores.
+
+    Raises:
+        HumanReplyError: It is not a valid reply.
+    """
+    match human_input:
+        case str():
+            return HumanReply("text", human_input)
+        case Extend():
+            return _to_extension(human_input)
+        case Allow():
+            return HumanReply("allow")
+        case Deny(str(reason)):
+            return HumanReply("deny", reason)
+        case Edit(arguments):
+            return HumanReply("edit", arguments=_json_object(arguments, "the arguments of Edit()"))
+        case Fill(fields):
+            return HumanReply("fill", arguments=_json_object(fields, "the fields of Fill()"))
+        case ItRan(str(result)):
+            return HumanReply("ran", result)
+        case ItDidNotRun():
+            return HumanReply("did_not_run")
+        case GiveUp():
+            return HumanReply("give_up")
+        case _:
+            raise HumanReplyError(
+                "a reply must be a string, Extend(), Fill(), Allow(), Deny(), Edit(), ItRan(), ItDidNotRun() or "
+                f"GiveUp(), not {human_input!r}"
+            )
+
+
+_MAX_AMOUNT = 10**12
+
+
+def _to_extension(extend: Extend) -> HumanReply:
+    named: dict[str, Any] = {unit: getattr(extend, unit) for unit in GUARDRAIL_OF_UNIT}
+    named = {unit: amount for unit, amount in named.items() if amount is not None}
+    if len(named) > 1:
+        raise HumanReplyError(f"Extend() takes one amount, of what ran out, not {' and '.join(named)}")
+    message: Any = extend.message
+    if not isinstance(message, str):
+        raise HumanReplyError(f"Extend(message=...) must be a string, not {message!r}")
+    for unit, amount in named.items():
+        whole = unit in ("tokens", "model_calls")
+        if isinstance(amount, bool) or not isinstance(amount, int if whole else (int, float)):
+            raise HumanReplyError(f"Extend({unit}=...) is {'a whole number' if whole else 'a number'}, not {amount!r}")
+        if not 0 < amount <= _MAX_AMOUNT:  # not NaN either
+            raise HumanReplyError(f"Extend({unit}={amount!r}): an amount is more than 0 and at most {_MAX_AMOUNT:,}")
+        return HumanReply("extend", message, unit=unit, amount=float(amount))
+    return HumanReply("extend", message)
+
+
+def _json_object(arguments: Mapping[str, Any], what: str) -> dict[str, Any]:
+    try:
+        copy: dict[str, Any] = json.loads(canonical_json(dict(arguments)))
+    except (TypeError, ValueError) as error:
+        raise HumanReplyError(f"{what} are not a JSON object: {error}") from None
+    return copy

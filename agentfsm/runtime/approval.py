@@ -1,4 +1,4 @@
-"""Human in the loop: checks hooks and approval before a tool call runs, and defines the replies a human may give.
+"""Whether a tool call may run: its validation, hooks and approval, and what a person must decide before.
 
 The check fails closed: if it cannot be evaluated, the call does not run.
 """
@@ -6,154 +6,30 @@ The check fails closed: if it cannot be evaluated, the call does not run.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 
-from agentfsm.errors import HumanReplyError, ReadOnlyError
-from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.extension import GUARDRAIL_OF_UNIT
+from agentfsm.errors import GraphError, ReadOnlyError
+from agentfsm.loop.approval_rows import check_undecided_rows, counts_votes
 from agentfsm.loop.failures import describe_exception
-from agentfsm.loop.human_input import HumanReply, PendingRequest
+from agentfsm.loop.human_input import PendingRequest
 from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.loop.quorum import Approval, Quorum
 from agentfsm.loop.read_only import contains_objects, freeze, user_code
 from agentfsm.loop.state import CallState
+from agentfsm.loop.withholding import lacks_values
 from agentfsm.machine.graph import State
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, Hook, HookContext, HookDecision, SkipCall
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.timeout import TimeLimitError, reraise_cancellation
+from agentfsm.runtime.tool_execution import validate_call
 from agentfsm.runtime.tools import Tool
 
-
-@dataclass(frozen=True, slots=True)
-class Allow:
-    """Reply to an approval request: run the call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deny:
-    """Reply to an approval request: do not run the call, and give the model the reason. To a form: decline it."""
-
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Reply to an approval request: run the call with other arguments; the model is told that they were changed."""
-
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class ItRan:
-    """Reply about an interrupted call: it did run, with this result."""
-
-    result: str = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class ItDidNotRun:
-    """Reply about an interrupted call: it did not run; run it now."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Reply about an interrupted call: it is not known whether it ran; continue without it. To a form: cancel it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fill:
-    """Reply to a form: its fields. Those that have a default may be left out."""
-
-    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """Reply to a request about a limit: continue with another amount than the default. Give one, of what ran out.
-
-    Attributes:
-        tokens: So many tokens beyond those that the run might use.
-        usd: So many USD beyond those that the run might use.
-        seconds: So many seconds of active time from now on.
-        model_calls: So many model calls from now on; at most ``max_iterations``.
-        message: What the model is told, as a string reply would; empty for nothing.
-    """
-
-    tokens: int | None = None
-    usd: float | None = None
-    seconds: float | None = None
-    model_calls: int | None = None
-    message: str = ""
-
-
-HumanInput = str | Extend | Fill | Allow | Deny | Edit | ItRan | ItDidNotRun | GiveUp
-"""What a human may reply: a string answers a question."""
-
-
-def to_human_reply(human_input: HumanInput) -> HumanReply:
-    """A human's reply in the form that the run state stores.
-
-    Raises:
-        HumanReplyError: It is not a valid reply.
-    """
-    match human_input:
-        case str():
-            return HumanReply("text", human_input)
-        case Extend():
-            return _to_extension(human_input)
-        case Allow():
-            return HumanReply("allow")
-        case Deny(str(reason)):
-            return HumanReply("deny", reason)
-        case Edit(arguments):
-            return HumanReply("edit", arguments=_json_object(arguments, "the arguments of Edit()"))
-        case Fill(fields):
-            return HumanReply("fill", arguments=_json_object(fields, "the fields of Fill()"))
-        case ItRan(str(result)):
-            return HumanReply("ran", result)
-        case ItDidNotRun():
-            return HumanReply("did_not_run")
-        case GiveUp():
-            return HumanReply("give_up")
-        case _:
-            raise HumanReplyError(
-                "a reply must be a string, Extend(), Fill(), Allow(), Deny(), Edit(), ItRan(), ItDidNotRun() or "
-                f"GiveUp(), not {human_input!r}"
-            )
-
-
-_MAX_AMOUNT = 10**12
-
-
-def _to_extension(extend: Extend) -> HumanReply:
-    named: dict[str, Any] = {unit: getattr(extend, unit) for unit in GUARDRAIL_OF_UNIT}
-    named = {unit: amount for unit, amount in named.items() if amount is not None}
-    if len(named) > 1:
-        raise HumanReplyError(f"Extend() takes one amount, of what ran out, not {' and '.join(named)}")
-    message: Any = extend.message
-    if not isinstance(message, str):
-        raise HumanReplyError(f"Extend(message=...) must be a string, not {message!r}")
-    for unit, amount in named.items():
-        whole = unit in ("tokens", "model_calls")
-        if isinstance(amount, bool) or not isinstance(amount, int if whole else (int, float)):
-            raise HumanReplyError(f"Extend({unit}=...) is {'a whole number' if whole else 'a number'}, not {amount!r}")
-        if not 0 < amount <= _MAX_AMOUNT:  # not NaN either
-            raise HumanReplyError(f"Extend({unit}={amount!r}): an amount is more than 0 and at most {_MAX_AMOUNT:,}")
-        return HumanReply("extend", message, unit=unit, amount=float(amount))
-    return HumanReply("extend", message)
-
-
-def _json_object(arguments: Mapping[str, Any], what: str) -> dict[str, Any]:
-    try:
-        copy: dict[str, Any] = json.loads(canonical_json(dict(arguments)))
-    except (TypeError, ValueError) as error:
-        raise HumanReplyError(f"{what} are not a JSON object: {error}") from None
-    return copy
+CheckedCall = tuple[Tool, dict[str, Any]] | ToolResult | PendingRequest
+"""A call's tool and validated arguments if it may run; else its result, or what a human must decide."""
 
 
 class HookAbortError(Exception):
@@ -224,6 +100,70 @@ def hook_limit_s(context: Context) -> float:
     """Seconds for one user function: until the run's time is up, unless it is up already and the run ends."""
     limit, left = context.run.guardrails.hook_timeout_s, context.time_left_s
     return limit if left is None or left <= 0 else min(limit, left)
+
+
+async def check_call(context: Context, call_state: CallState) -> CheckedCall:
+    """Whether a call may run.
+
+    Returns:
+        Its tool and validated arguments if it may; the result if it may not; or what a human must decide.
+    """
+    checked = check_without_approval(context, call_state)
+    if isinstance(checked, (ToolResult, PendingRequest)):
+        return checked
+    if checked[0].requires_approval is False and not context.config.hooks:
+        return checked
+    return await check_approval(context, call_state, *checked) or checked
+
+
+def check_without_approval(context: Context, call_state: CallState) -> CheckedCall:
+    """Whether a call may run, but for its approval: for most calls there is nothing to await."""
+    call, tools = call_state.call, context.config.tools
+    if call_state.denied is not None:
+        return ToolResult(call.id, call.name, call_state.denied, status="denied")
+    if context.may_lack_values and (request := _missing_values_request(call, tools)) is not None:
+        return request
+    checked = validate_call(call, tools)
+    if type(checked) is not tuple:
+        return checked
+    tool = checked[0]
+    if call_state.started and not is_repeatable(context, tool):
+        question = f"The call of {call.name!r} was interrupted, and it is not known whether it ran. Did it?"
+        request = request_about(call, tool, "in_doubt", question)
+        return replace(request, quorum=_who_settles_doubt(context, call_state.quorum))
+    if call_state.held is not None and call_state.answer is None:
+        return call_state.held.waiting
+    return checked
+
+
+def _who_settles_doubt(context: Context, approved: Quorum | None) -> Quorum | None:
+    """Who may say whether a call ran: one of those who may approve it, because it runs again if it did not."""
+    if approved is None or not approved.rule.asks_who:
+        return None
+    rule = Approval(roles=approved.roles, not_requester=approved.rule.not_requester)
+    return Quorum(rule, approved.requester, context.config.host.clock.time()) if rule.asks_who else None
+
+
+def _missing_values_request(call: ToolCall, tools: Mapping[str, Tool]) -> PendingRequest | None:
+    """The request for arguments that were withheld when the run was stored, and that cannot be opened."""
+    tool = tools.get(call.name)
+    missing = sorted(name for name, value in call.arguments.items() if lacks_values(value))
+    if tool is None or not missing:
+        return None
+    return request_about(
+        call,
+        tool,
+        "approval",
+        f"The call of {call.name!r} needs {', '.join(missing)}, which held a secret and is not stored (the extra "
+        "'sealing' stores secrets encrypted). Reply with Edit(arguments), giving all of them, or with Deny(reason).",
+    )
+
+
+def is_repeatable(context: Context, tool: Tool) -> bool:
+    """Whether an interrupted call may be repeated: with a store, a sub-agent continues where its own journal ends."""
+    if tool.idempotent:
+        return True
+    return tool.delegate is not None and tool.delegate.is_agent and context.config.host.store is not None
 
 
 async def check_approval(
@@ -325,3 +265,40 @@ def shown_arguments(tool: Tool, call: ToolCall, arguments: Mapping[str, Any]) ->
     """
     shown: Mapping[str, Any] = freeze(arguments)
     return freeze(tool.arguments(call.arguments)) if contains_objects(shown) else shown
+
+
+def require_row(context: Context, request: PendingRequest) -> None:
+    """Check that the graph has a row for a call that must wait.
+
+    Raises:
+        GraphError: It has none, or its rows do not fit the rule of the approval.
+    """
+    graph, state = context.config.machine.graph, context.run.state
+    outcome = "in_doubt" if request.kind == "in_doubt" else "approval_required"
+    if not graph.takes(state, outcome):
+        raise GraphError(
+            f"the call of {request.tool!r} must wait for a person, and no row of the state takes {outcome!r}",
+            state,
+            f"add the row {outcome!r} that LOOP has",
+        )
+    require_rows_for_rule(context, request)
+
+
+def require_rows_for_rule(context: Context, request: PendingRequest) -> None:
+    """Check that the graph counts votes if an approval needs them, and that no row leads past those that are missing.
+
+    For rules that are known when the agent is created, this was checked then.
+
+    Raises:
+        GraphError: It does not, or one does.
+    """
+    graph, quorum = context.config.machine.graph, request.quorum
+    if quorum is None or request.asker:
+        return
+    if quorum.rule.needs_rows and not counts_votes(graph):
+        raise GraphError(
+            f"the call of {request.tool!r} needs several approvals or escalation, and the graph counts no votes",
+            context.run.state,
+            "give the agent graph=with_votes(LOOP), or annotate the function for requires_approval with '-> Approval'",
+        )
+    check_undecided_rows(graph, request.tool, quorum.rule)

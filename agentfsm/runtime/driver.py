@@ -72,8 +72,8 @@ from agentfsm.runtime.run_request import (
     run_header,
     would_transition,
 )
+from agentfsm.runtime.subruns import dismiss_subruns, open_subruns
 from agentfsm.runtime.timeout import CancelRequests, being_cancelled
-from agentfsm.runtime.tool_dispatch import dismiss_subruns, open_subruns
 from agentfsm.runtime.tools import Tool
 from agentfsm.runtime.watchdog import WATCHDOG
 

@@ -1,14 +1,14 @@
-"""``RunContext``: what a run was given when it was started, for the functions of an agent that depend on it."""
+"""What the functions of an agent are given: ``RunContext`` about their run, and ``ToolContext`` about a tool's call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, cast, get_origin
+from typing import Any, Generic, Protocol, cast, get_origin
 
 from typing_extensions import TypeVar
 
-from agentfsm.errors import RunError
+from agentfsm.errors import RunError, ToolError
 from agentfsm.loop.quorum import Actor
 from agentfsm.loop.read_only import FrozenDict
 from agentfsm.loop.state import RunState, RunView
@@ -42,6 +42,74 @@ class RunContext(Generic[Deps]):
     tags: tuple[str, ...] = field(default=(), kw_only=True, repr=False)
     metadata: Mapping[str, Any] = field(default_factory=FrozenDict, kw_only=True, repr=False)
     deps: Deps = field(default=cast("Any", None), kw_only=True, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext(RunContext[Deps]):
+    """Information about a tool call and its run; a tool that declares it as its first parameter receives it.
+
+    It has the attributes of ``RunContext``, too.
+
+    Attributes:
+        call_id: The call's id in the transcript.
+        idempotency_key: The same for every attempt at this call, and different for every other call.
+        attempt: Which attempt this is, from 1.
+        channel: What ``progress`` and ``ask`` use; None in a context that was not made by a run.
+    """
+
+    call_id: str
+    idempotency_key: str
+    attempt: int
+    channel: ToolChannel | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def progress(self, message: str, fraction: float | None = None) -> None:
+        """Say how far the tool is: whoever follows the run gets a ``ToolProgress`` event.
+
+        It costs nearly nothing if nobody follows the run, and may be called as often as you like, from any thread: at
+        most ten events a second are sent, the last one always. It is not journaled.
+
+        Args:
+            message: What the tool does now.
+            fraction: How much of its work is done, from 0 to 1; None if that is not known.
+
+        Raises:
+            ValueError: The fraction is not between 0 and 1.
+        """
+        if self.channel is not None:
+            self.channel.progress(message, fraction)
+
+    async def ask(self, question: str, *, context: str = "", choices: Iterable[str] = ()) -> str:
+        """Ask a person, and continue with the answer; for tools that are made with ``@tool(asks=True)``.
+
+        The tool is left here and the run suspended. Once it is resumed with an answer, in whatever process, the tool
+        is called again from its start, and gets the answers so far from ``ask``. So what it does before its last
+        question is done several times: ask before you act, or make it idempotent. It has to ask the same questions in
+        the same order.
+
+        Args:
+            question: The question.
+            context: Background for it.
+            choices: Answers to choose from, if there are only a few. A person may answer something else.
+
+        Raises:
+            ToolError: The tool does not declare that it asks, the question is blank, or it asks another question than
+                the one that was answered.
+        """
+        if self.channel is None:
+            raise ToolError("only a tool that a run has called can ask a person")
+        return self.channel.ask(question, context, tuple(choices))
+
+
+class ToolChannel(Protocol):
+    """What a running tool tells its run; arguments as those of ``ToolContext``."""
+
+    def progress(self, message: str, fraction: float | None) -> None:
+        """Say how far the tool is."""
+        ...
+
+    def ask(self, question: str, context: str, choices: tuple[str, ...]) -> str:
+        """A person's answer."""
+        ...
 
 
 class AboutRun:

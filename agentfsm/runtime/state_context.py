@@ -39,13 +39,14 @@ from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.state import CallState, RunState, RunView, StateCall, request_digest
 from agentfsm.loop.tool_batch import charge
 from agentfsm.machine.declaration import StateSpec
+from agentfsm.runtime.approval import check_call, is_repeatable, require_rows_for_rule
 from agentfsm.runtime.context import Context, Effect, LongWait, require_short_wait, rest_of_wait_s
 from agentfsm.runtime.host import Clock
 from agentfsm.runtime.model_call import reply_or_failure
 from agentfsm.runtime.run_context import AboutRun, Deps
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 from agentfsm.runtime.tool_channel import CallChannel
-from agentfsm.runtime.tool_dispatch import check_call, is_repeatable, require_rows_for_rule, tool_call_context
+from agentfsm.runtime.tool_dispatch import tool_call_context
 from agentfsm.runtime.tool_execution import invalid_arguments, run_call
 from agentfsm.runtime.tools import Tool
 

@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from pydantic_core import to_json
 
-from agentfsm.errors import AgentfsmError, GraphError
 from agentfsm.loop import prompts
-from agentfsm.loop.approval_rows import check_undecided_rows, counts_votes
 from agentfsm.loop.detectors import cost_limit, time_limit, token_limit
 from agentfsm.loop.events import ToolFinished, ToolStarted
 from agentfsm.loop.failures import Failure, FailureKind
 from agentfsm.loop.human_input import PendingRequest, SuspendedSubRun
-from agentfsm.loop.messages import ToolCall, ToolResult, Usage
+from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
-from agentfsm.loop.quorum import Approval, Quorum
-from agentfsm.loop.state import CallState, RunState
-from agentfsm.loop.withholding import lacks_values
-from agentfsm.runtime.approval import check_approval, request_about
-from agentfsm.runtime.context import AgentConfig, Context
-from agentfsm.runtime.delegation import BudgetShare, CallingRun, Delegation, run_id_for_call
+from agentfsm.loop.state import CallState
+from agentfsm.runtime.approval import check_approval, check_without_approval, is_repeatable, require_row
+from agentfsm.runtime.context import Context
+from agentfsm.runtime.delegation import BudgetShare
 from agentfsm.runtime.output_validators import AnswerRefusedError, validate_answer
-from agentfsm.runtime.permissions import policies_of
+from agentfsm.runtime.run_context import ToolContext
+from agentfsm.runtime.subruns import FULL_SHARE, budget_share, delegate_call, live_calling_run
 from agentfsm.runtime.timeout import CancelRequests, Timeout
 from agentfsm.runtime.tool_channel import CallChannel, ToolWaits
-from agentfsm.runtime.tool_context import ToolContext
-from agentfsm.runtime.tool_execution import failed_result, run_call, run_delegation, validate_call
-from agentfsm.runtime.tools import Tool, call_secrets, describe_validation_error, run_secrets
+from agentfsm.runtime.tool_execution import failed_result, run_call
+from agentfsm.runtime.tools import Tool, call_secrets, describe_validation_error
 
 T = TypeVar("T")
 
-_FULL_SHARE = BudgetShare()
 _NONE: frozenset[str] = frozenset()
 
 _ReadyCall = tuple[str, CallState, Tool, dict[str, Any]]
 """The id of a call's effect, the call, its tool and its validated arguments."""
-
-_Checked = tuple[Tool, dict[str, Any]] | ToolResult | PendingRequest
-"""A call's tool and validated arguments if it may run; else its result, or what a human must decide."""
 
 
 CALLS_STARTED_TOGETHER = 32
@@ -66,7 +56,7 @@ async def run_calls(context: Context) -> Outcome:
             continue
         if several:  # before a single call the driver has yielded
             await context.yield_if_due()
-        checked = _check_without_approval(context, call_state)
+        checked = check_without_approval(context, call_state)
         if type(checked) is tuple and (checked[0].requires_approval is not False or config.hooks):
             checked = await check_approval(context, call_state, *checked) or checked
         if type(checked) is tuple:
@@ -74,7 +64,7 @@ async def run_calls(context: Context) -> Outcome:
             effect_id = f"{run.turns}.{index}"  # the number of the model call that requested it, and its index there
             ready.append((effect_id, call_state, tool, arguments))
         elif isinstance(checked, PendingRequest):
-            _require_row(context, checked)
+            require_row(context, checked)
             return CallBlocked(checked, tuple(context.completed_results))
         elif isinstance(checked, ToolResult):
             _complete_call(context, checked)
@@ -85,7 +75,7 @@ async def run_calls(context: Context) -> Outcome:
         sub_agents += tool.delegate is not None
     if context.recorder.sink is not None:  # one commit for all calls that run together
         await context.recorder.commit()
-    share = _budget_share(context, sub_agents) if sub_agents else _FULL_SHARE
+    share = budget_share(context, sub_agents) if sub_agents else FULL_SHARE
     if len(ready) == 1:
         await _run_one(context, ready[0], attempts[0], share, context.timeout)
     elif ready:
@@ -114,85 +104,6 @@ def _repeat_results(context: Context) -> frozenset[str]:
     for result in earlier.values():
         _complete_call(context, result)
     return frozenset(earlier)
-
-
-def _require_row(context: Context, request: PendingRequest) -> None:
-    """Check that the graph has a row for a call that must wait.
-
-    Raises:
-        GraphError: It has none, or its rows do not fit the rule of the approval.
-    """
-    graph, state = context.config.machine.graph, context.run.state
-    outcome = "in_doubt" if request.kind == "in_doubt" else "approval_required"
-    if not graph.takes(state, outcome):
-        raise GraphError(
-            f"the call of {request.tool!r} must wait for a person, and no row of the state takes {outcome!r}",
-            state,
-            f"add the row {outcome!r} that LOOP has",
-        )
-    require_rows_for_rule(context, request)
-
-
-def require_rows_for_rule(context: Context, request: PendingRequest) -> None:
-    """Check that the graph counts votes if an approval needs them, and that no row leads past those that are missing.
-
-    For rules that are known when the agent is created, this was checked then.
-
-    Raises:
-        GraphError: It does not, or one does.
-    """
-    graph, quorum = context.config.machine.graph, request.quorum
-    if quorum is None or request.asker:
-        return
-    if quorum.rule.needs_rows and not counts_votes(graph):
-        raise GraphError(
-            f"the call of {request.tool!r} needs several approvals or escalation, and the graph counts no votes",
-            context.run.state,
-            "give the agent graph=with_votes(LOOP), or annotate the function for requires_approval with '-> Approval'",
-        )
-    check_undecided_rows(graph, request.tool, quorum.rule)
-
-
-async def check_call(context: Context, call_state: CallState) -> _Checked:
-    """Whether a call may run.
-
-    Returns:
-        Its tool and validated arguments if it may; the result if it may not; or what a human must decide.
-    """
-    checked = _check_without_approval(context, call_state)
-    if isinstance(checked, (ToolResult, PendingRequest)):
-        return checked
-    if checked[0].requires_approval is False and not context.config.hooks:
-        return checked
-    return await check_approval(context, call_state, *checked) or checked
-
-
-def _check_without_approval(context: Context, call_state: CallState) -> _Checked:
-    """Whether a call may run, but for its approval: for most calls there is nothing to await."""
-    call, tools = call_state.call, context.config.tools
-    if call_state.denied is not None:
-        return ToolResult(call.id, call.name, call_state.denied, status="denied")
-    if context.may_lack_values and (request := _missing_values_request(call, tools)) is not None:
-        return request
-    checked = validate_call(call, tools)
-    if type(checked) is not tuple:
-        return checked
-    tool = checked[0]
-    if call_state.started and not is_repeatable(context, tool):
-        question = f"The call of {call.name!r} was interrupted, and it is not known whether it ran. Did it?"
-        request = request_about(call, tool, "in_doubt", question)
-        return replace(request, quorum=_who_settles_doubt(context, call_state.quorum))
-    if call_state.held is not None and call_state.answer is None:
-        return call_state.held.waiting
-    return checked
-
-
-def _who_settles_doubt(context: Context, approved: Quorum | None) -> Quorum | None:
-    """Who may say whether a call ran: one of those who may approve it, because it runs again if it did not."""
-    if approved is None or not approved.rule.asks_who:
-        return None
-    rule = Approval(roles=approved.roles, not_requester=approved.rule.not_requester)
-    return Quorum(rule, approved.requester, context.config.host.clock.time()) if rule.asks_who else None
 
 
 def _runnable_calls(context: Context) -> list[tuple[int, CallState]]:
@@ -259,28 +170,6 @@ def _skip_rest(context: Context, limit: Failure) -> ToolsRan:
     return ToolsRan(tuple(context.completed_results))
 
 
-def _missing_values_request(call: ToolCall, tools: Mapping[str, Tool]) -> PendingRequest | None:
-    """The request for arguments that were withheld when the run was stored, and that cannot be opened."""
-    tool = tools.get(call.name)
-    missing = sorted(name for name, value in call.arguments.items() if lacks_values(value))
-    if tool is None or not missing:
-        return None
-    return request_about(
-        call,
-        tool,
-        "approval",
-        f"The call of {call.name!r} needs {', '.join(missing)}, which held a secret and is not stored (the extra "
-        "'sealing' stores secrets encrypted). Reply with Edit(arguments), giving all of them, or with Deny(reason).",
-    )
-
-
-def is_repeatable(context: Context, tool: Tool) -> bool:
-    """Whether an interrupted call may be repeated: with a store, a sub-agent continues where its own journal ends."""
-    if tool.idempotent:
-        return True
-    return tool.delegate is not None and tool.delegate.is_agent and context.config.host.store is not None
-
-
 def _record_intent(context: Context, effect_id: str, tool: Tool) -> int:
     """Record that a tool is about to run.
 
@@ -292,97 +181,6 @@ def _record_intent(context: Context, effect_id: str, tool: Tool) -> int:
     return context.recorder.record_intent(
         effect_id, tool.spec.name, "again" if is_repeatable(context, tool) else "once"
     )
-
-
-def _budget_share(context: Context, shared_by: int) -> BudgetShare:
-    """The share of the remaining budget for each of some sub-agents that are about to run."""
-    ended = [r for r in context.completed_results if r.usage is not None]
-    usage = sum((r.usage for r in ended if r.usage is not None), Usage())
-    return BudgetShare(shared_by, usage, sum(r.model_calls for r in ended))
-
-
-def open_subruns(context: Context) -> list[tuple[Tool, str]]:
-    """The runs of sub-agents that may not have ended, and that nobody continues if the calling run ends now.
-
-    They are those of calls without a result that wait for a person, or that a crash has cut off.
-    """
-    run, config = context.run, context.config
-    if config.host.store is None:  # they are in the calling run's record
-        return []
-    calls = ((config.tools.get(each.call.name), each) for each in run.batch if each.result is None)
-    return [
-        (tool, each.held.run_id if each.held is not None else run_id_for_call(run, each))
-        for tool, each in calls
-        if tool is not None and tool.delegate is not None and tool.delegate.is_agent
-    ]
-
-
-async def dismiss_subruns(context: Context, subruns: Iterable[tuple[Tool, str]]) -> None:
-    """End the runs that a run called, because it ends. What cannot be ended is left, with a warning.
-
-    Args:
-        context: The calling run.
-        subruns: The runs of sub-agents, each with the tool that is its agent.
-    """
-    caller, reason = calling_run(context.config, context.run), f"run {context.run.run_id!r}, which called it, has ended"
-    for tool, run_id in subruns:
-        if tool.delegate is None:
-            continue
-        try:
-            await tool.delegate.dismiss(caller, run_id, reason)
-        except AgentfsmError as error:
-            context.warn(f"run {run_id!r} of the sub-agent {tool.name!r} was not ended: {error}")
-    if context.visited_before_resume:  # else no process has died that was replying to a server
-        await _dismiss_replies(context, caller, reason)
-
-
-async def _dismiss_replies(context: Context, caller: CallingRun, reason: str) -> None:
-    """End the runs that were replying to servers when they were cut off, and whose calls were not made again."""
-    delegates = (tool.delegate for tool in context.config.tools.values())
-    samplers = {id(each.sampler): each.sampler for each in delegates if each is not None}
-    errors: dict[str, AgentfsmError] = {}
-    for sampler in filter(None, samplers.values()):  # which of them began a run, its id does not say
-        for run_id in await sampler.cut_off_replies(caller):
-            try:
-                await sampler.dismiss(caller, run_id, reason)
-                errors.pop(run_id, None)
-            except AgentfsmError as error:
-                errors[run_id] = error
-    for run_id, why in errors.items():
-        context.warn(f"run {run_id!r}, which was replying to a server, was not ended: {why}")
-
-
-def calling_run(config: AgentConfig, run: RunState) -> CallingRun:
-    """A run as a sub-agent's caller, with the permission policies that bind the sub-agent, too."""
-    return CallingRun(
-        run, config.host, _FULL_SHARE, permissions=policies_of(config.hooks), secrets=run_secrets(run, config.tools)
-    )
-
-
-def _live_calling_run(context: Context, call: ToolCall, share: BudgetShare, channel: CallChannel | None) -> CallingRun:
-    """A run as a sub-agent's caller, while it makes a call."""
-    caller = calling_run(context.config, context.run)
-    if channel is not None:
-        caller = replace(caller, progress=channel.progress)
-    on_event = partial(context.emit_subagent, call) if context.has_listeners else None
-    uncharged_s, deps = context.uncharged_s, context.deps
-    on_run = partial(_add_subrun, context)
-    return replace(caller, share=share, uncharged_s=uncharged_s, on_event=on_event, on_run=on_run, deps=deps)
-
-
-def _add_subrun(context: Context, subrun: Any) -> None:
-    """Note the run of a sub-agent that is about to begin: it is handed over with the run that calls it.
-
-    Raises:
-        StoreError: The calling run was handed over, or its journal cannot be written.
-        JournalError: An entry of its journal cannot be written as JSON.
-    """
-    sink = context.recorder.sink
-    if sink is not None and (error := sink.error) is not None:
-        raise error
-    if context.subruns is None:
-        context.subruns = WeakSet()
-    context.subruns.add(subrun)
 
 
 async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: list[int], share: BudgetShare) -> None:
@@ -444,11 +242,11 @@ async def _run_one(context: Context, ready: _ReadyCall, attempt: int, share: Bud
             context.suspended_subruns[call.id] = channel.suspended(channel.request)
             return
     else:
-        caller = _live_calling_run(context, call, share, channel)
+        caller = live_calling_run(context, call, share, channel)
         if timer is context.timeout:  # no other call of the batch runs, which would be cut off
             caller = replace(caller, longest_wait_s=context.longest_wait_s)
         delegation = tool.delegate(caller, call_state, attempt)
-        answer = await _delegate(context, call_state, tool, arguments, limit, delegation, channel)
+        answer = await delegate_call(context, call_state, tool, arguments, limit, delegation, channel)
         if isinstance(answer, SuspendedSubRun):
             context.suspended_subruns[call.id] = answer
             return
@@ -464,48 +262,6 @@ async def _run_one(context: Context, ready: _ReadyCall, attempt: int, share: Bud
         if timer is not context.timeout:  # other calls of the batch still run: do not wait for them to store it
             context.recorder.push()
     _complete_call(context, result)
-
-
-async def _delegate(
-    context: Context,
-    call_state: CallState,
-    tool: Tool,
-    arguments: dict[str, Any],
-    limit_s: float,
-    delegation: Delegation,
-    channel: CallChannel | None,
-) -> ToolResult | SuspendedSubRun:
-    """The result of a call that a sub-agent's run answers, with that run's usage, even if it is cancelled."""
-    call = call_state.call
-    timer = Timeout(grace_s=None)  # everything that its run awaits has a limit and a grace of its own
-    context.running_calls[call.id] = timer
-    try:
-        answer = await run_delegation(call, tool, arguments, delegation, timer, limit_s)
-    except asyncio.CancelledError:
-        cancelled = ToolResult(call.id, call.name, prompts.NOT_RUN_TEXTS["cancelled"], "cut_off")
-        context.completed_results.append(_charged(context, cancelled, delegation))
-        raise
-    finally:
-        del context.running_calls[call.id]
-        timer.close()
-        if channel is not None:
-            channel.close()
-    if isinstance(answer, SuspendedSubRun):
-        context.model_requests += answer.model_calls
-        return answer
-    return _charged(context, answer, delegation)
-
-
-def _charged(context: Context, result: ToolResult, delegation: Delegation) -> ToolResult:
-    """A sub-agent's result with what its run used."""
-    context.model_requests += delegation.model_calls
-    return replace(
-        result,
-        run_id=delegation.run_id,
-        usage=delegation.usage,
-        model_calls=delegation.model_calls,
-        withheld=delegation.secrets,
-    )
 
 
 def _validate_output(context: Context, call: ToolCall, result: ToolResult) -> ToolResult:

@@ -26,8 +26,8 @@ from agentfsm.loop.read_only import MAX_NESTING, FrozenDict
 from agentfsm.loop.withholding import MASK, secret_values
 from agentfsm.runtime.context import LongWait
 from agentfsm.runtime.delegation import Delegation
+from agentfsm.runtime.run_context import ToolContext
 from agentfsm.runtime.timeout import CutOffError, TimeLimitError, Timeout, reraise_cancellation
-from agentfsm.runtime.tool_context import ToolContext
 from agentfsm.runtime.tools import Tool, call_secrets, problems
 
 

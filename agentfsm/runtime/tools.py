@@ -24,7 +24,7 @@ from agentfsm.loop.read_only import thaw
 from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.withholding import SecretPaths, marks_secrets, secret_values
 from agentfsm.runtime.delegation import CallingRun, Delegation, Sampler
-from agentfsm.runtime.tool_context import ToolContext
+from agentfsm.runtime.run_context import ToolContext
 from agentfsm.runtime.tool_schema import describe_function, has_context_parameter
 
 if TYPE_CHECKING:

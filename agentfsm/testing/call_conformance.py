@@ -38,14 +38,14 @@ from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.store import Lease, SealedSnapshot, Status, consistent_read
 from agentfsm.loop.approval_rows import counts_votes, with_votes
 from agentfsm.loop.events import RunCompleted, RunResumed, ToolFinished, ToolProgress, ToolStarted, UserInputRequested
+from agentfsm.loop.human_input import Allow, Deny, Edit, Extend, Fill, GiveUp, ItDidNotRun, ItRan, to_human_reply
 from agentfsm.loop.messages import Image, Message, Reply, Role, ToolCall, Usage
 from agentfsm.loop.quorum import Actor, Approval
 from agentfsm.machine.graph import Graph
-from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, Fill, GiveUp, ItDidNotRun, ItRan, to_human_reply
 from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, HookContext, SkipCall, hook
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.result import RunResult
-from agentfsm.runtime.tool_context import ToolContext
+from agentfsm.runtime.run_context import ToolContext
 from agentfsm.runtime.tools import tool
 from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, call
 from agentfsm.testing.loop_conformance import (

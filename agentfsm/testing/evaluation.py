@@ -22,7 +22,7 @@ from agentfsm.runtime.preparation import normalize_history
 from agentfsm.runtime.result import RunResult
 
 if TYPE_CHECKING:
-    from agentfsm.runtime.approval import HumanInput
+    from agentfsm.loop.human_input import HumanInput
 
 CaseEnding = Literal["completed", "handed_off", "partial", "cancelled", "aborted", "suspended"]
 """How a run ends; ``suspended`` if it waits for a person."""

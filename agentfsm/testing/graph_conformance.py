@@ -31,6 +31,7 @@ from agentfsm.loop.events import Event, ModelReplied, RunWarning, Transitioned
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guards import approval_decided, approval_required, came_back, doubt_settled, in_doubt
 from agentfsm.loop.history import KeepLast, Summarize
+from agentfsm.loop.human_input import Allow, Deny, Edit, Extend, Fill, GiveUp, ItDidNotRun, ItRan
 from agentfsm.loop.messages import Message, Reply, Role, Usage
 from agentfsm.loop.outcomes import StateResult
 from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery
@@ -38,7 +39,6 @@ from agentfsm.loop.state import RunView
 from agentfsm.machine.declaration import Counter, StateSpec, Transition, exhausted
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph
-from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, Fill, GiveUp, ItDidNotRun, ItRan
 from agentfsm.runtime.hooks import AbortRun, hook, observer
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.run_context import RunContext

@@ -12,11 +12,11 @@ from agentfsm.loop import guards
 from agentfsm.loop.detectors import Example
 from agentfsm.loop.failures import Action
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.human_input import Allow, ItDidNotRun
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
 from agentfsm.loop.outcomes import CHECK_BUDGETS, StateResult
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.graph import Graph, Guard, Transition
-from agentfsm.runtime.approval import Allow, ItDidNotRun
 from agentfsm.runtime.tools import Tool, tool
 from agentfsm.testing.path_assumptions import loop_guard
 

@@ -32,6 +32,7 @@ from agentfsm.loop.events import (
 )
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.human_input import Extend, HumanInput
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, Usage
 from agentfsm.loop.model import ModelRequest
 from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery
@@ -39,7 +40,6 @@ from agentfsm.loop.state import RunView
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.declaration import OTHERWISE
 from agentfsm.machine.graph import Graph
-from agentfsm.runtime.approval import Extend, HumanInput
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run

@@ -16,6 +16,7 @@ from agentfsm.loop.detectors import DEFAULT_RESULT, Example
 from agentfsm.loop.events import UserInputRequested
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.human_input import Allow, HumanInput, ItDidNotRun
 from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, JUDGE_RESULTS, RUN_CALLS
 from agentfsm.loop.presets import Preset
 from agentfsm.loop.reply_reader import parse_json
@@ -24,7 +25,6 @@ from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.declaration import guard_name
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, Guard, Transition
-from agentfsm.runtime.approval import Allow, HumanInput, ItDidNotRun
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
 from agentfsm.testing.fakes import ScriptedModel

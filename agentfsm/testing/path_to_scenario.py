@@ -31,12 +31,12 @@ from agentfsm.loop.guards import (
     retry_tool,
     vote_recorded,
 )
+from agentfsm.loop.human_input import ItDidNotRun, ItRan
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult
 from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, JUDGE_RESULTS, RUN_CALLS
 from agentfsm.loop.quorum import Approval
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.graph import Graph, Guard, Transition
-from agentfsm.runtime.approval import ItDidNotRun, ItRan
 from agentfsm.runtime.tool_execution import validate_call
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.guard_examples import BY_APPROVAL_RULE, GuardExampleSet

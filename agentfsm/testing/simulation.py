@@ -41,7 +41,7 @@ from agentfsm.runtime.hooks import AbortRun, AskApproval, Hook, HookContext, Hoo
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run, live_state
-from agentfsm.runtime.tool_context import ToolContext
+from agentfsm.runtime.run_context import ToolContext
 from agentfsm.runtime.tool_execution import run_in_thread
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.fakes import FakeClock, ScriptedModel

@@ -23,11 +23,11 @@ from agentfsm.agent import Agent
 from agentfsm.errors import ContextOverflowError, ProviderError, ToolError, TransientProviderError
 from agentfsm.loop.detectors import DEFAULT_RESULT
 from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS
+from agentfsm.loop.human_input import Allow, Deny, Extend, GiveUp, ItDidNotRun, ItRan
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
 from agentfsm.loop.outcomes import CALL_MODEL, CHECK_BUDGETS, RUN_CALLS
 from agentfsm.loop.state import RunState
 from agentfsm.machine.declaration import EffectSpec
-from agentfsm.runtime.approval import Allow, Deny, Extend, GiveUp, ItDidNotRun, ItRan
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.guard_examples import DEFAULT_TOOLS
 from agentfsm.testing.invariants import approved_before_run, journal_verifies, one_result_per_call, within_budgets

@@ -20,12 +20,12 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.detectors import DEFAULT_RESULT, Example
 from agentfsm.loop.failures import Action
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.human_input import Allow, Deny, Edit, Extend, GiveUp, ItDidNotRun, ItRan
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall, Usage
 from agentfsm.loop.quorum import Approval
 from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.graph import Graph
-from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, GiveUp, ItDidNotRun, ItRan
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.simulation import (
     DISMISSED,

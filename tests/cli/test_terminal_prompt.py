@@ -23,7 +23,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.cli.terminal_prompt import TerminalPrompter, parse_reply
-from agentfsm.runtime.approval import HumanInput
+from agentfsm.loop.human_input import HumanInput
 from agentfsm.testing import ScriptedModel, call
 
 

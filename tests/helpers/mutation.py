@@ -317,7 +317,7 @@ MUTANTS = (
     ),
     Mutant(
         "a call in doubt is run again",
-        "agentfsm/runtime/tool_dispatch.py",
+        "agentfsm/runtime/approval.py",
         "if call_state.started and not is_repeatable(context, tool):",
         "if False:",
         "crashes linear",
@@ -500,7 +500,7 @@ MUTANTS = (
     ),
     Mutant(
         "missing secrets are not asked for",
-        "agentfsm/runtime/tool_dispatch.py",
+        "agentfsm/runtime/approval.py",
         "    if tool is None or not missing:\n",
         "    if True:\n",
         SECRETS,

@@ -58,9 +58,8 @@ from agentfsm.loop.guards import (
     in_doubt,
     replied,
 )
-from agentfsm.loop.human_input import PendingRequest
+from agentfsm.loop.human_input import HumanInput, PendingRequest
 from agentfsm.machine.declaration import exhausted
-from agentfsm.runtime.approval import HumanInput
 from agentfsm.testing import FakeClock
 
 SECRET = b"of the tests"

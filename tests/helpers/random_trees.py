@@ -62,11 +62,10 @@ from agentfsm.loop.guards import (
     expired,
     in_doubt,
 )
-from agentfsm.loop.human_input import PendingRequest
+from agentfsm.loop.human_input import HumanInput, PendingRequest
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.messages import FinishReason
 from agentfsm.loop.quorum import Quorum
-from agentfsm.runtime.approval import HumanInput
 from tests.helpers.random_states import APPROVALS, SECRET, VALIDITY_S, StateWorld, done, tools_of
 
 KEYRING = Keyring(SECRET)

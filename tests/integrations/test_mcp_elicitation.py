@@ -33,7 +33,7 @@ from agentfsm import (
 )
 from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.journal.verification import GOOD, verify
-from agentfsm.runtime.approval import HumanInput
+from agentfsm.loop.human_input import HumanInput
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.mcp_servers import SdkServer, sdk_http, sdk_legacy_http, sdk_stdio
 from tests.helpers.npm_servers import everything_command, everything_http

@@ -85,7 +85,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(graph: Graph, tool: str, rule: Approval | None) -> None:
         """Accept any."""
 
-    for module in ("agent.agent_options", "runtime.tool_dispatch"):
+    for module in ("agent.agent_options", "runtime.approval"):
         monkeypatch.setattr(f"agentfsm.{module}.check_undecided_rows", check)
 
 

@@ -39,8 +39,8 @@ from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.guards import replied
+from agentfsm.loop.human_input import HumanInput
 from agentfsm.loop.state_json import dump_state
-from agentfsm.runtime.approval import HumanInput
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.scenarios import await_run
 

@@ -22,8 +22,7 @@ from agentfsm.loop.events import (
     UserInputRequested,
 )
 from agentfsm.loop.failures import FailureKind
-from agentfsm.loop.human_input import HumanReply
-from agentfsm.runtime.approval import GiveUp, ItDidNotRun, ItRan, to_human_reply
+from agentfsm.loop.human_input import GiveUp, HumanReply, ItDidNotRun, ItRan, to_human_reply
 from agentfsm.runtime.hooks import DenyCall, Hook, observer
 from agentfsm.testing import call
 from tests.helpers.scenarios import check_result, run_async, run_script, scripted_agent, transcript_of

@@ -25,9 +25,9 @@ from agentfsm.journal.records import export_lines
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, verify, verify_export
+from agentfsm.loop.human_input import HumanInput
 from agentfsm.loop.state_json import dump_state
 from agentfsm.report.ledger import read_ledger
-from agentfsm.runtime.approval import HumanInput
 from agentfsm.testing.invariants import one_result_per_call
 from tests.helpers.postgres import empty_database
 from tests.helpers.random_states import APPROVALS

@@ -20,8 +20,8 @@ from agentfsm.errors import ToolError
 from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind
 from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.runtime import tool_execution
+from agentfsm.runtime.run_context import ToolContext
 from agentfsm.runtime.timeout import Timeout
-from agentfsm.runtime.tool_context import ToolContext
 from agentfsm.runtime.tool_execution import run_call, run_in_thread, validate_call
 from agentfsm.runtime.tools import Tool, as_tool, tool
 from tests.helpers.scenarios import run_async

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from agentfsm.errors import ConfigurationError, ToolDefinitionError
-from agentfsm.runtime.tool_context import ToolContext
+from agentfsm.runtime.run_context import ToolContext
 from agentfsm.runtime.tools import Tool, as_tool, problems, tool, tools_by_name
 
 

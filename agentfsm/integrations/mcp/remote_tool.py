@@ -16,7 +16,7 @@ from agentfsm.integrations.mcp.sampling import SamplingAgent, sampler_of
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.model import ToolSpec
 from agentfsm.runtime.delegation import Sampler
-from agentfsm.runtime.tool_context import ToolContext
+from agentfsm.runtime.run_context import ToolContext
 from agentfsm.runtime.tools import ApprovalRequirement, SchemaTool
 
 if TYPE_CHECKING:

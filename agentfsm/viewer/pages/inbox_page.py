@@ -33,8 +33,8 @@ from agentfsm.journal.records import open_record
 from agentfsm.journal.run_info import RunInfo, RunQuery
 from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head
+from agentfsm.loop.human_input import Allow, Deny, Edit, Extend, Fill, GiveUp, HumanInput, ItDidNotRun, ItRan
 from agentfsm.loop.quorum import Actor
-from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, Fill, GiveUp, HumanInput, ItDidNotRun, ItRan
 from agentfsm.viewer.access import Visitor, visitor_of
 from agentfsm.viewer.step_reader import plain
 from agentfsm.viewer.viewer_context import ViewerContext, context_of, run_json, ticks
