@@ -402,7 +402,7 @@ class Agent(Generic[AgentDeps, Output]):
         """
         from dataclasses import replace
 
-        from agentfsm.agent.subagent import subagent_tool
+        from agentfsm.agent.subagent_tool import subagent_tool
         from agentfsm.errors import ToolDefinitionError
 
         if timeout is not None and not timeout > 0:

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from agentfsm import Actor, Graph, Host, MemoryStore, RunQuery, RunResult, Usage, UserInputRequested, open_store
-from agentfsm.agent.subagent import SubagentFactory
+from agentfsm.agent.subagent import Subagent
 from agentfsm.errors import AgentfsmError, RunError
 from agentfsm.journal import send_signal
 from agentfsm.journal.maintenance import Hold, end_hold, hold_run
@@ -154,7 +154,7 @@ def graphs_of(drawn: DrawnTree, store: Any) -> dict[str, Graph]:
     configs = [drawn.agent(store).config]
     for config in configs:
         delegates = (tool.delegate for tool in config.tools.values())
-        configs += [each.config for each in delegates if isinstance(each, SubagentFactory)]
+        configs += [each.config for each in delegates if isinstance(each, Subagent)]
     return {config.machine.graph.fingerprint: config.machine.graph for config in configs}
 
 

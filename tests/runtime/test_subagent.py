@@ -61,7 +61,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm import ask as ask_first
-from agentfsm.agent.shared_budget import cap_guardrails
+from agentfsm.agent.subagent import cap_guardrails
 from agentfsm.errors import HumanReplyError, JournalGraphError, StoreError, SuspensionGraphError, SuspensionToolError
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.purge import purge_runs
