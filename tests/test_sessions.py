@@ -211,7 +211,7 @@ def test_a_session_that_waits_says_for_what_and_goes_on_after_the_answer():
         assert request is not None
         assert (request.tool, dict(request.arguments)) == ("pay", {"usd": 7})
         assert (await session.resume(Allow(), to=request.digest)).output == "Paid."
-        with pytest.raises(RunError, match=r"has ended: go on with session\.run"):
+        with pytest.raises(RunError, match=r"has ended: continue with session\.run"):
             await session.resume(Allow())
         await session.run("Bye.")
         assert [role for role, _ in sent(model)] == ["user", "assistant", "tool", "assistant", "user"]
@@ -263,7 +263,7 @@ def test_a_killed_process_leaves_a_run_that_the_session_resumes(tmp_path: Path):
             await session.run("Hello?")
         assert raised.value.request is None
         for more in ({"tags": ["t"]}, {"actor": "kim"}, {"options": RunOptions()}):
-            with pytest.raises(RunError, match="goes on as it was started"):
+            with pytest.raises(RunError, match="continues as it was started"):
                 await session.run(**more)
         doubt = await session.run()  # nobody knows whether the tool has done its work
         assert doubt.run_state.pending_request.kind == "in_doubt"

@@ -237,7 +237,7 @@ class Session(Generic[AgentDeps, Output]):
                 raise RunError(f"session {self.session_id!r} has no run yet: begin with session.run(prompt)")
             if last.status == "finished":
                 text = f"the last run of session {self.session_id!r}, {last.run_id!r}, has ended"
-                raise RunError(f"{text}: go on with session.run(prompt)")
+                raise RunError(f"{text}: continue with session.run(prompt)")
             await self._require_idle(last)
             await self._conversation(last.run_id)
             return await load(last.run_id)
@@ -272,7 +272,7 @@ class Session(Generic[AgentDeps, Output]):
                 last.run_id,
             )
         if given:
-            raise RunError(f"{run} was interrupted and goes on as it was started: actor, tags, metadata and options "
+            raise RunError(f"{run} was interrupted and continues as it was started: actor, tags, metadata and options "
                            "are those of a new run")  # fmt: skip
         return await load_resumed(self._config, last.run_id, ResumeRequest(None, deps=deps))
 

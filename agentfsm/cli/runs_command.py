@@ -192,7 +192,7 @@ class _ListedRun:
 
     @property
     def is_left_to_workers(self) -> bool:
-        """Whether it is for a worker to begin, to go on with or to end, and none does."""
+        """Whether it is for a worker to begin, to continue or to end, and none does."""
         return self.head is not None and self.head.is_left_to_workers(has_news=bool(self.sent) or self.expired)
 
     def as_json(self) -> dict[str, Any]:

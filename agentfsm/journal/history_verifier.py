@@ -329,7 +329,7 @@ class HistoryVerifier:
             undecided = reply in APPROVING_REPLIES or kind in ("escalated", "expired")
             if not (reply == "deny" or settled or approved or (undecided and may_leave_undecided(target))):
                 raise InvalidRecordError(
-                    f"it goes on with {len(quorum.votes)} of the {quorum.rule.n} approvals that the request needs"
+                    f"it continues with {len(quorum.votes)} of the {quorum.rule.n} approvals that the request needs"
                 )
         self._quorum = None
 

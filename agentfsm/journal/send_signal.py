@@ -85,7 +85,7 @@ async def send_answer(
     if to is not None:
         check_digest(to, run_id, (request.seq, request.digest), str(request))
     if request.is_redacted:
-        raise JournalError(f"what run {run_id!r} asks was redacted, so it cannot go on: cancel it")
+        raise JournalError(f"what run {run_id!r} asks was redacted, so it cannot continue: cancel it")
     if request.has_expired(now := time.time()):
         raise SuspensionExpiredError(f"the request of run {run_id!r} expired without a reply; cancel the run")
     check_human_reply(request.kind, reply)

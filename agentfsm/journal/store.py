@@ -67,7 +67,7 @@ class Head:
         return self.status == "running" and self.owner is None and self.seq > 0
 
     def is_left_to_workers(self, *, has_news: bool) -> bool:
-        """Whether the run is for a worker to begin, to go on with or to end, and none does.
+        """Whether the run is for a worker to begin, to continue or to end, and none does.
 
         Args:
             has_news: Whether something was sent to it that nobody has acted on, or its request has expired.

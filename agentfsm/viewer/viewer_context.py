@@ -82,7 +82,7 @@ class SetAsideRuns:
         return {run_id: aside for run_id, aside in known.items() if aside is not None}
 
     async def _left_to_workers(self, infos: Sequence[RunInfo]) -> list[Head]:
-        """The heads of the runs that are for a worker to begin, to go on with or to end, and none does."""
+        """The heads of the runs that are for a worker to begin, to continue or to end, and none does."""
         waiting = any(each.status == "suspended" for each in infos)
         sent = {each.run_id for each in await self._store.signals.pending()} if waiting else set[str]()
         heads: list[Head] = []

@@ -141,7 +141,7 @@ async def _set_aside_by_run(waker: Waker, keys: Sequence[str]) -> dict[str, SetA
 
 
 def _activation_keys(head: Head) -> tuple[str, ...]:
-    """The keys of the activations that go on with a run as it is now."""
+    """The keys of the activations that continue a run as it is now."""
     if not head.seq:
         return (Activation(head.run_id, 0, "").key,)
     return Activation(head.run_id, head.epoch, "").key, timer_key(head.run_id, head.epoch)

@@ -152,7 +152,7 @@ async def require_secret(store: Store, keyring: Keyring) -> None:
     if foreign and "" not in foreign:
         raise ConfigurationError(
             f"the runs of the store were written under another secret, with key id {' and '.join(sorted(foreign))}; "
-            f"that of this worker has key id {keyring.current.key_id}, and it could go on with none of them: "
+            f"that of this worker has key id {keyring.current.key_id}, and it could continue none of them: "
             f"{WHICH_SECRET}"
         )
 
@@ -245,7 +245,7 @@ class RunWatcher:
         return all(each.to[1] == digest for each in signals)
 
     async def _agent_of(self, head: Head) -> ServedAgent | None:
-        """The agent that can go on with a run that has begun; None if this worker has none."""
+        """The agent that can continue a run that has begun; None if this worker has none."""
         with contextlib.suppress(AgentfsmError):  # a run that cannot be read is nothing for a worker
             (begun,) = await self._store.records(head.run_id, limit=1)
             return self._agents.for_run(head, begun)
@@ -315,7 +315,7 @@ class RunWatcher:
         """Have a suspended run woken when its request expires or is escalated, and people told of it.
 
         Args:
-            served: The agent that can go on with the run; None to leave that to another worker.
+            served: The agent that can continue the run; None to leave that to another worker.
             head: The head of the run.
 
         Raises:
@@ -331,7 +331,7 @@ class RunWatcher:
             await self._waker.wake(timer, delay_s=delay_s)
 
     async def _wake_cut_off_runs(self) -> None:
-        """Wake the runs that were left by their owner, if this worker can go on with them.
+        """Wake the runs that were left by their owner, if this worker can continue them.
 
         One that another worker has just woken is left to the workers of the queue that it is in, for a while.
         """
@@ -350,7 +350,7 @@ class RunWatcher:
             self._seen = self._seen | dict.fromkeys(map(_place, some.values()), now)  # not if that failed
 
     async def _take_over(self, head: Head) -> None:
-        """Wake a run that was cut off, if this worker can go on with it."""
+        """Wake a run that was cut off, if this worker can continue it."""
         served = await self._agent_of(head)
         if served is not None and await self._waker.wake(Activation(head.run_id, head.epoch, served.queue)):
             self._counts.find_cut_off(served.queue)

@@ -1,4 +1,4 @@
-"""``ServedAgents``: the agents of a worker, the queues that it serves, and which stored runs it can go on with."""
+"""``ServedAgents``: the agents of a worker, the queues that it serves, and which stored runs it can continue."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ServedAgent:
         return (*new, self.queue)
 
     def knows(self, first: Mapping[str, Any]) -> bool:
-        """Whether a run that was submitted to it can go on with it: its tools may have changed since.
+        """Whether a run that was submitted to it can continue with it: its tools may have changed since.
 
         Which tools a toolset returns is known only when the run continues.
 
@@ -99,7 +99,7 @@ class ServedAgents:
         return self._by_queue[queue]
 
     def for_run(self, head: Head, begun: SealedRecord) -> ServedAgent | None:
-        """The agent that can go on with a stored run, or None if this worker has none.
+        """The agent that can continue a stored run, or None if this worker has none.
 
         A run that was submitted belongs to the agent with its name. Another one belongs to the one agent that
         accepts its graph and has the very tools that it began with; a run that fits several of them is left to the

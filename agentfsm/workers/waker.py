@@ -1,6 +1,6 @@
 """``Waker``: what an engine of durable queues and timers has to do for workers.
 
-A waker delivers *activations*: each is a reason to look at one run and to go on with it. It knows nothing of what the
+A waker delivers *activations*: each is a reason to look at one run and to continue it. It knows nothing of what the
 run is or how far it has come; the store does. So an activation that is delivered twice, late, or to a worker that dies
 does no harm: whoever acquires the run first, in a new epoch, continues it, and all others find that they came too late.
 """

@@ -318,7 +318,7 @@ class Worker:
         return await self._drive(served, head.run_id, run)
 
     async def _has_moved(self, head: Head) -> bool:
-        """Whether somebody has gone on with a run since its head was read."""
+        """Whether somebody has continued a run since its head was read."""
         now = await self._store.head(head.run_id)
         return now is None or (now.epoch, now.seq, now.owner) != (head.epoch, head.seq, head.owner)
 

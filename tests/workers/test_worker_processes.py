@@ -180,7 +180,7 @@ def test_a_worker_with_a_wrong_secret_or_none_ends_with_an_error_that_says_which
     async def scenario(url: str) -> None:
         async with opened(url) as (runs, waker):
             run_id = await runs.submit("support", "Ship three orders.")
-            for secret, said in (("of another system entirely", "could go on with none"), ("", "no secret here")):
+            for secret, said in (("of another system entirely", "could continue none"), ("", "no secret here")):
                 child = started.start(f"{APP}:support", AGENTFSM_SECRET=secret, XDG_DATA_HOME=str(tmp_path / "data"))
                 _, error = child.communicate(timeout=60)
                 assert (child.returncode, said in error, "AGENTFSM_SECRET" in error) == (2, True, True), error
