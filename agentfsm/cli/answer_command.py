@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import click
@@ -19,7 +18,7 @@ from agentfsm.cli.local_store import (
     store_option,
     tenant_option,
 )
-from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.options import collect_options
 from agentfsm.cli.terminal_prompt import TerminalPrompter, claimed_actor, parse_extension, parse_reply, require_name
 from agentfsm.errors import HumanReplyError
 from agentfsm.journal.load import StoredRequest
@@ -54,11 +53,13 @@ class SenderOptions:
         click.echo(single_line(f"run {sent.run_id} {what}: {who}"))
 
 
-SENDER_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
+sender_options = collect_options(
+    SenderOptions,
+    "sender",
     click.option("--by", default="", metavar="NAME", help="Who sends it; recorded as claimed, not verified."),
     click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role of that person; repeatable."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-]
+)
 
 ACTED_ON_WITHIN_S, LOOK_AGAIN_S = 2.0, 0.05
 """Seconds to wait for a process that has the agent to check an answer, and between two looks at what came of it."""
@@ -85,7 +86,7 @@ Examples:
     help="Extend the limit that the run waits at: tokens=, usd=, seconds= or model_calls=.",
 )
 @click.option("--to", "digest", metavar="DIGEST", help="The digest of the request that you saw.")
-@collect_options(SenderOptions, "sender", SENDER_OPTIONS)
+@sender_options
 @store_option
 @tenant_option
 def answer(
@@ -167,7 +168,7 @@ Examples:
 @click.command(epilog=_CANCEL_EXAMPLES)
 @click.argument("run_id", metavar="RUN", shell_complete=complete_run_id)
 @click.option("--reason", default="cancelled", metavar="TEXT", help="Why; recorded in the journal.")
-@collect_options(SenderOptions, "sender", SENDER_OPTIONS)
+@sender_options
 @store_option
 @tenant_option
 def cancel(run_id: str, reason: str, sender: SenderOptions, location: StoreLocation) -> None:

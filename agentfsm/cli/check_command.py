@@ -24,7 +24,7 @@ from agentfsm.analysis import (
     needs_approvals,
     never_after,
 )
-from agentfsm.cli.options import CommandFunction, collect_options, guardrails_option
+from agentfsm.cli.options import collect_options, guardrails_option
 from agentfsm.cli.reviewed_file import ReviewOptions, matches_review, review_options
 from agentfsm.cli.user_code import load_graph_and_owner, load_object
 from agentfsm.diagrams import Counterexample, write
@@ -49,24 +49,21 @@ class _ReportOptions:
     promela: Path | None
 
 
-def _report_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of ``_ReportOptions`` to a command, which gets them as ``report_opts``."""
-    file = click.Path(dir_okay=False, path_type=Path)
-    return collect_options(
-        _ReportOptions,
-        "report_opts",
-        [
-            click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-            click.option("-o", "--output", metavar="PATH", type=file, help="Draw the first counterexample."),
-            click.option(
-                "--counterexample",
-                metavar="FILE",
-                type=file,
-                help="Write the first counterexample as a pytest file that replays it on the real loop.",
-            ),
-            click.option("--promela", metavar="FILE", type=file, help="Write the model and the properties for SPIN."),
-        ],
-    )(command)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+_report_options = collect_options(
+    _ReportOptions,
+    "report_opts",
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    click.option("-o", "--output", metavar="PATH", type=_FILE, help="Draw the first counterexample."),
+    click.option(
+        "--counterexample",
+        metavar="FILE",
+        type=_FILE,
+        help="Write the first counterexample as a pytest file that replays it on the real loop.",
+    ),
+    click.option("--promela", metavar="FILE", type=_FILE, help="Write the model and the properties for SPIN."),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,29 +75,25 @@ class _PropertyOptions:
     needs_approvals: tuple[str, ...]
 
 
-def _property_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of ``_PropertyOptions`` to a command, which gets them as ``wanted``."""
-    return collect_options(
-        _PropertyOptions,
-        "wanted",
-        [
-            click.option(
-                "--must-pass",
-                metavar="TARGET:THROUGH[:WHEN]",
-                multiple=True,
-                help="TARGET is reached only through THROUGH.",
-            ),
-            click.option(
-                "--never-after", metavar="EVENT:AFTER[:UNTIL]", multiple=True, help="EVENT never happens after AFTER."
-            ),
-            click.option(
-                "--needs-approvals",
-                metavar="TOOL=N",
-                multiple=True,
-                help="No call of TOOL has an effect before N approvals.",
-            ),
-        ],
-    )(command)
+_property_options = collect_options(
+    _PropertyOptions,
+    "wanted",
+    click.option(
+        "--must-pass",
+        metavar="TARGET:THROUGH[:WHEN]",
+        multiple=True,
+        help="TARGET is reached only through THROUGH.",
+    ),
+    click.option(
+        "--never-after", metavar="EVENT:AFTER[:UNTIL]", multiple=True, help="EVENT never happens after AFTER."
+    ),
+    click.option(
+        "--needs-approvals",
+        metavar="TOOL=N",
+        multiple=True,
+        help="No call of TOOL has an effect before N approvals.",
+    ),
+)
 
 
 _EXAMPLES = """\b

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 from agentfsm.cli.local_store import await_result, open_existing_store, store_option, tenant_option
-from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.options import collect_options
 from agentfsm.cli.reviewed_file import show_change
 from agentfsm.cli.run_report import RunReport
 from agentfsm.cli.user_code import load_graph
@@ -98,19 +98,16 @@ class _OverlayOptions:
     location: StoreLocation
 
 
-def _overlay_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of ``_OverlayOptions`` to a command, which gets them as ``overlay_opts``."""
-    coverage_file = click.Path(exists=True, dir_okay=False, path_type=Path)
-    return collect_options(
-        _OverlayOptions,
-        "overlay_opts",
-        [
-            click.option("--run", "run_id", metavar="RUN", help="Show the path of a run of the store."),
-            click.option("--coverage", metavar="FILE", type=coverage_file, help="Show the rows that tests took."),
-            store_option,
-            tenant_option,
-        ],
-    )(command)
+_COVERAGE_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+_overlay_options = collect_options(
+    _OverlayOptions,
+    "overlay_opts",
+    click.option("--run", "run_id", metavar="RUN", help="Show the path of a run of the store."),
+    click.option("--coverage", metavar="FILE", type=_COVERAGE_FILE, help="Show the rows that tests took."),
+    store_option,
+    tenant_option,
+)
 
 
 @click.command(epilog=_EXAMPLES)

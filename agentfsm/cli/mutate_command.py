@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from agentfsm.agent import Agent
-from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.options import collect_options
 from agentfsm.cli.paths_command import load_path_source
 from agentfsm.errors import ConfigurationError, MissingExtraError
 from agentfsm.loop.presets import Preset
@@ -62,7 +62,9 @@ class _MutateOptions:
     exclusions: Path | None
 
 
-_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
+_mutate_options = collect_options(
+    _MutateOptions,
+    "which",
     click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only this kind; repeatable."),
     click.option("--only", metavar="PATTERN", multiple=True, help="Only ids that match, such as '*:post_llm.*'."),
     click.option("--sample", type=click.IntRange(1), help="Only this many mutants, drawn at random."),
@@ -74,7 +76,7 @@ _OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Leave out those of a file, one ID=REASON per line.",
     ),
-]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class _Suite:
 @click.command(epilog=_EXAMPLES, context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="MODULE:GRAPH_OR_AGENT")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[PYTEST ARGUMENTS]...")
-@collect_options(_MutateOptions, "which", _OPTIONS)
+@_mutate_options
 @click.option(
     "--jobs", type=click.IntRange(1), default=1, show_default=True, help="How many mutants are tested in parallel."
 )

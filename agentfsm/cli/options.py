@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -43,7 +44,7 @@ USED_RECORDS_VARIABLE = "AGENTFSM_USED_RECORDS"
 
 
 def collect_options(
-    kind: type[Any], parameter: str, options: list[Callable[[CommandFunction], CommandFunction]]
+    kind: type[Any], parameter: str, *options: Callable[[CommandFunction], CommandFunction]
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Add options to a command, which gets their values as one object.
 
@@ -67,17 +68,12 @@ def collect_options(
     return decorate
 
 
-def guardrails_option(command: CommandFunction) -> CommandFunction:
-    """Add ``--guardrails``, repeatable, to a command, which gets the changed limits by name as ``limits``."""
-    return click.option(
-        "-g",
-        "--guardrails",
-        "limits",
-        metavar="NAME=VALUE",
-        multiple=True,
-        callback=_parse_limits,
-        help="Change a limit: max_iterations=5, or '{\"max_iterations\": 5}'; repeatable.",
-    )(command)
+TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"])
+
+
+def to_timestamp(at: datetime | None) -> float | None:
+    """A time of the command line in seconds since the epoch; it is in UTC unless it says otherwise."""
+    return None if at is None else (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def _parse_limits(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
@@ -95,6 +91,18 @@ def _parse_limits(ctx: click.Context, parameter: click.Parameter, texts: tuple[s
                 "'{\"max_iterations\": 8}'"
             ) from None
     return limits
+
+
+guardrails_option = click.option(
+    "-g",
+    "--guardrails",
+    "limits",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_parse_limits,
+    help="Change a limit: max_iterations=5, or '{\"max_iterations\": 5}'; repeatable.",
+)
+"""Adds ``--guardrails`` to a command, which gets the changed limits by name as ``limits``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,63 +309,59 @@ def agent_options(command: CommandFunction) -> CommandFunction:
     return collect_options(
         AgentCliOptions,
         "agent_opts",
-        [
-            click.option(
-                "-m",
-                "--model",
-                required=True,
-                envvar="AGENTFSM_MODEL",
-                show_envvar=True,
-                metavar="NAME",
-                help="The model: openai:gpt-5-mini, anthropic:claude-sonnet-4-6, ollama:llama3.2 ...",
-            ),
-            click.option("--base-url", metavar="URL", help="An address to use instead of the provider's."),
-            click.option("--api-key-env", metavar="VAR", help="The variable that holds the API key for --base-url."),
-            click.option(
-                "--api-key-command",
-                metavar="COMMAND",
-                help="A command that prints the API key, and is run again when the key is rejected.",
-            ),
-            click.option(
-                "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of every call; repeatable."
-            ),
-            click.option("--query", multiple=True, metavar="NAME=VALUE", help="A parameter of every URL; repeatable."),
-            click.option(
-                "--ca-bundle",
-                type=click.Path(exists=True, path_type=Path),
-                metavar="PATH",
-                help="The certificates of the authorities to trust, in PEM format.",
-            ),
-            click.option("--proxy", metavar="URL", help="A proxy for every call; default: HTTPS_PROXY and the like."),
-            click.option("--timeout", type=float, metavar="SECONDS", help="Maximum time of one reply."),
-            click.option("--temperature", type=float, metavar="NUMBER", help="Randomness of the replies."),
-            click.option(
-                "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Maximum length of one reply, in tokens."
-            ),
-            click.option("--effort", type=click.Choice(EFFORTS), help="How much a reasoning model may think."),
-            click.option("--no-stream", is_flag=True, help="Ask for each reply whole, instead of streamed."),
-            click.option("-t", "--tools", multiple=True, type=path, help="A Python file with tools; repeatable."),
-            click.option("--instructions", default="", metavar="TEXT", help="The system prompt."),
-            click.option(
-                "--preset",
-                type=click.Choice(list(PRESETS)),
-                default="standard",
-                show_default=True,
-                help="The behavior of the loop.",
-            ),
-            click.option("--graph", metavar="MODULE:GRAPH", help="Your own graph, instead of the preset's."),
-            click.option("--max-iterations", type=click.IntRange(min=1), metavar="N", help="Maximum model calls."),
-            click.option("--max-time", type=float, metavar="SECONDS", help="Maximum active time."),
-            click.option(
-                "--store",
-                type=parse_store,
-                metavar="STORE",
-                envvar="AGENTFSM_STORE",
-                show_envvar=True,
-                help=STORE_HELP,
-            ),
-            click.option("--no-store", is_flag=True, help="Do not store the run."),
-        ],
+        click.option(
+            "-m",
+            "--model",
+            required=True,
+            envvar="AGENTFSM_MODEL",
+            show_envvar=True,
+            metavar="NAME",
+            help="The model: openai:gpt-5-mini, anthropic:claude-sonnet-4-6, ollama:llama3.2 ...",
+        ),
+        click.option("--base-url", metavar="URL", help="An address to use instead of the provider's."),
+        click.option("--api-key-env", metavar="VAR", help="The variable that holds the API key for --base-url."),
+        click.option(
+            "--api-key-command",
+            metavar="COMMAND",
+            help="A command that prints the API key, and is run again when the key is rejected.",
+        ),
+        click.option("--header", multiple=True, metavar="'NAME: VALUE'", help="A header of every call; repeatable."),
+        click.option("--query", multiple=True, metavar="NAME=VALUE", help="A parameter of every URL; repeatable."),
+        click.option(
+            "--ca-bundle",
+            type=click.Path(exists=True, path_type=Path),
+            metavar="PATH",
+            help="The certificates of the authorities to trust, in PEM format.",
+        ),
+        click.option("--proxy", metavar="URL", help="A proxy for every call; default: HTTPS_PROXY and the like."),
+        click.option("--timeout", type=float, metavar="SECONDS", help="Maximum time of one reply."),
+        click.option("--temperature", type=float, metavar="NUMBER", help="Randomness of the replies."),
+        click.option(
+            "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Maximum length of one reply, in tokens."
+        ),
+        click.option("--effort", type=click.Choice(EFFORTS), help="How much a reasoning model may think."),
+        click.option("--no-stream", is_flag=True, help="Ask for each reply whole, instead of streamed."),
+        click.option("-t", "--tools", multiple=True, type=path, help="A Python file with tools; repeatable."),
+        click.option("--instructions", default="", metavar="TEXT", help="The system prompt."),
+        click.option(
+            "--preset",
+            type=click.Choice(list(PRESETS)),
+            default="standard",
+            show_default=True,
+            help="The behavior of the loop.",
+        ),
+        click.option("--graph", metavar="MODULE:GRAPH", help="Your own graph, instead of the preset's."),
+        click.option("--max-iterations", type=click.IntRange(min=1), metavar="N", help="Maximum model calls."),
+        click.option("--max-time", type=float, metavar="SECONDS", help="Maximum active time."),
+        click.option(
+            "--store",
+            type=parse_store,
+            metavar="STORE",
+            envvar="AGENTFSM_STORE",
+            show_envvar=True,
+            help=STORE_HELP,
+        ),
+        click.option("--no-store", is_flag=True, help="Do not store the run."),
     )(command)
 
 
@@ -371,20 +375,17 @@ class ReportOptions:
     quiet: bool
 
 
-def report_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of ``ReportOptions`` to a command, which gets them as ``report_opts``."""
-    path = click.Path(dir_okay=False, writable=True)
-    return collect_options(
-        ReportOptions,
-        "report_opts",
-        [
-            click.option(
-                "--record",
-                type=path,
-                help=f"Save a suspension record there if the run suspends; {SECRET_VARIABLE} signs it.",
-            ),
-            click.option("--diagram", type=path, help="Draw the run's path there: .svg, .png, .dot, .mmd or .md."),
-            click.option("--json", "as_json", is_flag=True, help="Print the outcome and every transition as JSON."),
-            click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
-        ],
-    )(command)
+_PATH = click.Path(dir_okay=False, writable=True)
+
+report_options = collect_options(
+    ReportOptions,
+    "report_opts",
+    click.option(
+        "--record",
+        type=_PATH,
+        help=f"Save a suspension record there if the run suspends; {SECRET_VARIABLE} signs it.",
+    ),
+    click.option("--diagram", type=_PATH, help="Draw the run's path there: .svg, .png, .dot, .mmd or .md."),
+    click.option("--json", "as_json", is_flag=True, help="Print the outcome and every transition as JSON."),
+    click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from agentfsm.cli.local_store import (
     tenant_option,
     write_for_a_moment,
 )
-from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.options import collect_options
 from agentfsm.journal.redact import TextRedaction
 from agentfsm.journal.sqlite.sqlite_maintenance import truncate_wal
 from agentfsm.journal.store import Store
@@ -44,7 +44,9 @@ class TextOptions:
         return {"--session": self.session, "--tag": self.tag, "--run": self.run, "--dry-run": self.dry_run}
 
 
-_TEXT_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
+_text_options = collect_options(
+    TextOptions,
+    "wanted",
     click.option("--text", default="", metavar="TEXT", help="Delete every value that has TEXT, in all runs."),
     click.option("--session", default="", metavar="ID", help="With --text: only in runs of this conversation."),
     click.option("--tag", default="", metavar="TAG", help="With --text: only in runs with this tag."),
@@ -52,7 +54,7 @@ _TEXT_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
     click.option("--dry-run", is_flag=True, help="With --text: show what would be deleted, and delete nothing."),
     click.option("-y", "--yes", is_flag=True, help="With --text: do not ask."),
     click.option("--json", "as_json", is_flag=True, help="With --text: print one JSON object."),
-]
+)
 
 _EXAMPLES = """\b
 Examples:
@@ -66,7 +68,7 @@ Examples:
 @click.command(epilog=_EXAMPLES)
 @click.argument("run_id", metavar="[RUN", required=False, shell_complete=complete_run_id)
 @click.argument("field", metavar="FIELD]", required=False)
-@collect_options(TextOptions, "wanted", _TEXT_OPTIONS)
+@_text_options
 @click.option("--by", default="", metavar="NAME", help="Who requested the deletion; recorded in the journal.")
 @store_option
 @tenant_option

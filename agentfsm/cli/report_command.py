@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -21,10 +20,10 @@ from agentfsm.cli.local_store import (
     tenant_option,
     write_private,
 )
-from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.options import TIME, collect_options, to_timestamp
 from agentfsm.cli.verify_command import (
-    CHECKPOINT_OPTIONS,
     CheckpointOptions,
+    checkpoint_options,
     signed_heads,
     verify_runs,
 )
@@ -79,16 +78,12 @@ class _PeriodOptions:
         """The decisions that are wanted, or None for whole runs."""
         if not (self.tool or self.since or self.until):
             return None
-        since, until = (
-            None if at is None else (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-            for at in (self.since, self.until)
-        )
-        return DecisionFilter(self.tool, since, until)
+        return DecisionFilter(self.tool, to_timestamp(self.since), to_timestamp(self.until))
 
 
-_TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"])
-
-_FORMAT_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
+_format_options = collect_options(
+    _FormatOptions,
+    "form",
     click.option(
         "-o",
         "--output",
@@ -98,21 +93,23 @@ _FORMAT_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
     ),
     click.option("--markdown", is_flag=True, help="Write Markdown that fits a comment on a pull request."),
     click.option("--pdf", is_flag=True, help="Write a PDF; needs Chromium or Chrome."),
-]
+)
 
-_PERIOD_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
+_period_options = collect_options(
+    _PeriodOptions,
+    "period",
     click.option("--all", "every", is_flag=True, help="Report on every run of the store, and on the store itself."),
     click.option("--tool", default="", metavar="NAME", help="List who allowed and denied this tool, in any run."),
-    click.option("--since", type=_TIME, metavar="TIME", help="List what people decided from then on, in UTC."),
-    click.option("--until", type=_TIME, metavar="TIME", help="List what people decided before then, in UTC."),
-]
+    click.option("--since", type=TIME, metavar="TIME", help="List what people decided from then on, in UTC."),
+    click.option("--until", type=TIME, metavar="TIME", help="List what people decided before then, in UTC."),
+)
 
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("run_ids", metavar="[RUN]...", nargs=-1, shell_complete=complete_run_id)
-@collect_options(_FormatOptions, "form", _FORMAT_OPTIONS)
-@collect_options(_PeriodOptions, "period", _PERIOD_OPTIONS)
-@collect_options(CheckpointOptions, "witness", CHECKPOINT_OPTIONS)
+@_format_options
+@_period_options
+@checkpoint_options
 @store_option
 @tenant_option
 @click.pass_context

@@ -17,7 +17,6 @@ from agentfsm.cli.console import CliConsole, open_console, shorten
 from agentfsm.cli.local_store import await_result, complete_run_id, default_store, tenant_option
 from agentfsm.cli.options import (
     AgentCliOptions,
-    CommandFunction,
     ReportOptions,
     agent_options,
     collect_options,
@@ -286,31 +285,27 @@ class _ReplyOptions:
         )
 
 
-def _reply_options(command: CommandFunction) -> CommandFunction:
-    """Add the argument REPLY and its options to a command, which gets them as ``reply_opts``."""
-    return collect_options(
-        _ReplyOptions,
-        "reply_opts",
-        [
-            click.argument("reply", required=False),
-            click.option(
-                "--extend",
-                metavar="UNIT=AMOUNT",
-                help="Extend the limit that the run waits at by another amount than the default: tokens=, usd=, "
-                "seconds= or model_calls=. REPLY, if given, is what the model is told.",
-            ),
-            click.option("--dismiss", metavar="REASON", help="End the run without a reply."),
-            click.option(
-                "--to",
-                "digest",
-                default=None,
-                metavar="DIGEST",
-                help="The digest of the request that you saw; fail if the run asks something else now.",
-            ),
-            click.option("--by", default="", metavar="NAME", help="Who replies; recorded as claimed, not verified."),
-            click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role of that person; repeatable."),
-        ],
-    )(command)
+_reply_options = collect_options(
+    _ReplyOptions,
+    "reply_opts",
+    click.argument("reply", required=False),
+    click.option(
+        "--extend",
+        metavar="UNIT=AMOUNT",
+        help="Extend the limit that the run waits at by another amount than the default: tokens=, usd=, "
+        "seconds= or model_calls=. REPLY, if given, is what the model is told.",
+    ),
+    click.option("--dismiss", metavar="REASON", help="End the run without a reply."),
+    click.option(
+        "--to",
+        "digest",
+        default=None,
+        metavar="DIGEST",
+        help="The digest of the request that you saw; fail if the run asks something else now.",
+    ),
+    click.option("--by", default="", metavar="NAME", help="Who replies; recorded as claimed, not verified."),
+    click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role of that person; repeatable."),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,23 +345,17 @@ class _MigrationOptions:
         return names
 
 
-def _migration_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of ``_MigrationOptions`` to a command, which gets them as ``migration_opts``."""
-    return collect_options(
-        _MigrationOptions,
-        "migration_opts",
-        [
-            click.option("--migrate", is_flag=True, help="Accept a run of another graph if its path is the same here."),
-            click.option(
-                "--rename", multiple=True, metavar="OLD=NEW", help="A renamed state, or STATE.GUARD; repeatable."
-            ),
-            click.option(
-                "--skip-path-check",
-                is_flag=True,
-                help="Accept RUN of another graph even if its path would be different here.",
-            ),
-        ],
-    )(command)
+_migration_options = collect_options(
+    _MigrationOptions,
+    "migration_opts",
+    click.option("--migrate", is_flag=True, help="Accept a run of another graph if its path is the same here."),
+    click.option("--rename", multiple=True, metavar="OLD=NEW", help="A renamed state, or STATE.GUARD; repeatable."),
+    click.option(
+        "--skip-path-check",
+        is_flag=True,
+        help="Accept RUN of another graph even if its path would be different here.",
+    ),
+)
 
 
 def _signals(agent: Agent) -> SignalQueue:

@@ -30,10 +30,8 @@ def review_options(what: str) -> Callable[[CommandFunction], CommandFunction]:
     return collect_options(
         ReviewOptions,
         "review_opts",
-        [
-            click.option("--reviewed", type=file, metavar="FILE", help=f"Exit 1 if {what} are not those in FILE."),
-            click.option("--update", is_flag=True, help="Write FILE instead, after a review of the change."),
-        ],
+        click.option("--reviewed", type=file, metavar="FILE", help=f"Exit 1 if {what} are not those in FILE."),
+        click.option("--update", is_flag=True, help="Write FILE instead, after a review of the change."),
     )
 
 

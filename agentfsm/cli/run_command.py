@@ -307,19 +307,15 @@ _FILE_ARGUMENT = click.Path(exists=True, dir_okay=False, path_type=Path)
 _prompt_options = collect_options(
     _PromptOptions,
     "prompt_opts",
-    [
-        click.option(
-            "--image", multiple=True, type=_FILE_ARGUMENT, help="An image that follows the prompt; repeatable."
-        ),
-        click.option(
-            "--file",
-            multiple=True,
-            type=_FILE_ARGUMENT,
-            help="A PDF, text or image that follows the prompt and its images; repeatable.",
-        ),
-        click.option("--session", metavar="ID", help="Continue or begin this conversation; PROMPT may be left out."),
-        click.option("--actor", metavar="NAME", help="Who requests the run; recorded as claimed, not verified."),
-    ],
+    click.option("--image", multiple=True, type=_FILE_ARGUMENT, help="An image that follows the prompt; repeatable."),
+    click.option(
+        "--file",
+        multiple=True,
+        type=_FILE_ARGUMENT,
+        help="A PDF, text or image that follows the prompt and its images; repeatable.",
+    ),
+    click.option("--session", metavar="ID", help="Continue or begin this conversation; PROMPT may be left out."),
+    click.option("--actor", metavar="NAME", help="Who requests the run; recorded as claimed, not verified."),
 )
 
 

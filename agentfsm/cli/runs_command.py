@@ -19,7 +19,7 @@ from agentfsm.cli.local_store import (
     store_option,
     tenant_option,
 )
-from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.options import TIME, collect_options, to_timestamp
 from agentfsm.errors import AgentfsmError, JournalError, MissingExtraError, StoreError
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.run_info import RunInfo, RunQuery, Status
@@ -72,18 +72,11 @@ class _Search:
             model=self.model,
             waiting_role=self.role,
             text=self.text,
-            since=_seconds(self.since),
-            until=_seconds(self.until),
+            since=to_timestamp(self.since),
+            until=to_timestamp(self.until),
             limit=self.limit,
             after=self.after,
         )
-
-
-def _seconds(at: datetime | None) -> float | None:
-    return None if at is None else (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-
-
-_TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"])
 
 
 def _parse_entries(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
@@ -96,44 +89,34 @@ def _parse_entries(_ctx: click.Context, _parameter: click.Parameter, texts: tupl
     return entries
 
 
-def _search_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of ``_Search`` to a command, which gets them as ``search``."""
-    return collect_options(
-        _Search,
-        "search",
-        [
-            click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status."),
-            click.option("--ending", type=click.Choice(ENDINGS), help="Only runs with this ending."),
-            click.option("--actor", metavar="ID", help="Only runs requested by this id."),
-            click.option("--session", metavar="ID", help="Only runs of this conversation."),
-            click.option("--tag", metavar="TAG", help="Only runs with this tag."),
-            click.option(
-                "--metadata",
-                metavar="NAME=VALUE",
-                multiple=True,
-                callback=_parse_entries,
-                help="Only runs with this entry in their metadata; repeatable.",
-            ),
-            click.option("--model", metavar="NAME", help="Only runs that called this model first."),
-            click.option("--role", metavar="ROLE", help="Only runs that wait for somebody with this role."),
-            click.option("--text", metavar="TEXT", help="Only runs whose prompt contains this text."),
-            click.option(
-                "--since", type=_TIME, metavar="TIME", help="Only runs that started at this time or later, in UTC."
-            ),
-            click.option(
-                "--until", type=_TIME, metavar="TIME", help="Only runs that started before this time, in UTC."
-            ),
-            click.option(
-                "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of runs."
-            ),
-            click.option(
-                "--after",
-                metavar="MARK",
-                default="",
-                help="Continue a list that was cut off, from the mark that it ended with.",
-            ),
-        ],
-    )(command)
+_search_options = collect_options(
+    _Search,
+    "search",
+    click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status."),
+    click.option("--ending", type=click.Choice(ENDINGS), help="Only runs with this ending."),
+    click.option("--actor", metavar="ID", help="Only runs requested by this id."),
+    click.option("--session", metavar="ID", help="Only runs of this conversation."),
+    click.option("--tag", metavar="TAG", help="Only runs with this tag."),
+    click.option(
+        "--metadata",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=_parse_entries,
+        help="Only runs with this entry in their metadata; repeatable.",
+    ),
+    click.option("--model", metavar="NAME", help="Only runs that called this model first."),
+    click.option("--role", metavar="ROLE", help="Only runs that wait for somebody with this role."),
+    click.option("--text", metavar="TEXT", help="Only runs whose prompt contains this text."),
+    click.option("--since", type=TIME, metavar="TIME", help="Only runs that started at this time or later, in UTC."),
+    click.option("--until", type=TIME, metavar="TIME", help="Only runs that started before this time, in UTC."),
+    click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of runs."),
+    click.option(
+        "--after",
+        metavar="MARK",
+        default="",
+        help="Continue a list that was cut off, from the mark that it ended with.",
+    ),
+)
 
 
 @click.command(epilog=_RUNS_EXAMPLES)

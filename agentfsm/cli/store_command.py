@@ -249,14 +249,12 @@ class _PurgeOptions:
 @collect_options(
     _PurgeOptions,
     "wanted",
-    [
-        click.option("--days", type=click.FloatRange(min=0), metavar="N", help="Runs that ended over N days ago."),
-        click.option("--tag", metavar="TAG", help="With --days: only runs with this tag."),
-        click.option("--session", metavar="ID", help="With --days: only runs of this conversation."),
-        click.option("--abandoned", is_flag=True, help="Runs without a record, whose process died at once."),
-        click.option("--by", default="", metavar="NAME", help="Who requested it; kept in the tombstones."),
-        click.option("--reason", default="", metavar="TEXT", help="Why; kept in the tombstones."),
-    ],
+    click.option("--days", type=click.FloatRange(min=0), metavar="N", help="Runs that ended over N days ago."),
+    click.option("--tag", metavar="TAG", help="With --days: only runs with this tag."),
+    click.option("--session", metavar="ID", help="With --days: only runs of this conversation."),
+    click.option("--abandoned", is_flag=True, help="Runs without a record, whose process died at once."),
+    click.option("--by", default="", metavar="NAME", help="Who requested it; kept in the tombstones."),
+    click.option("--reason", default="", metavar="TEXT", help="Why; kept in the tombstones."),
 )
 @click.option("--compact", "compacts", is_flag=True, help="Then return the space, as agentfsm store compact does.")
 @click.option("--dry-run", is_flag=True, help="Show what would be purged, and purge nothing.")
@@ -360,12 +358,10 @@ class _Person:
 @collect_options(
     _Person,
     "person",
-    [
-        click.option("--actor", default="", metavar="ID", help="Purge the runs that this person requested."),
-        click.option("--session", default="", metavar="ID", help="Purge the runs of this conversation."),
-        click.option("--tag", default="", metavar="TAG", help="Purge the runs with this tag."),
-        click.option("--text", default="", metavar="TEXT", help="Delete each value with this text in all other runs."),
-    ],
+    click.option("--actor", default="", metavar="ID", help="Purge the runs that this person requested."),
+    click.option("--session", default="", metavar="ID", help="Purge the runs of this conversation."),
+    click.option("--tag", default="", metavar="TAG", help="Purge the runs with this tag."),
+    click.option("--text", default="", metavar="TEXT", help="Delete each value with this text in all other runs."),
 )
 @click.option("--by", default="", metavar="NAME", help="Who requested it; recorded.")
 @click.option("--dry-run", is_flag=True, help="Show what would be erased, and erase nothing.")

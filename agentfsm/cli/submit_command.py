@@ -10,7 +10,7 @@ import click
 
 from agentfsm.cli.console import parse_json_object
 from agentfsm.cli.local_store import await_result, chosen_tenant, secrets_to_write, store_option, tenant_option
-from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.options import collect_options
 from agentfsm.journal.store_url import StoreLocation, open_store
 from agentfsm.runs import Runs
 from agentfsm.workers import open_waker
@@ -36,41 +36,37 @@ def _json_object(_context: click.Context, _parameter: click.Parameter, value: st
         raise click.BadParameter(str(error)) from error
 
 
-def _run_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of ``_RunOptions`` to a command, which gets them as ``run_opts``."""
-    return collect_options(
-        _RunOptions,
-        "run_opts",
-        [
-            click.option("--session", default="", metavar="ID", help="The conversation's id."),
-            click.option("--actor", metavar="NAME", help="Who requests it; recorded as claimed, not verified."),
-            click.option(
-                "--tag",
-                "tags",
-                multiple=True,
-                metavar="TAG",
-                help="A tag; repeatable. tenant:NAME says whose run it is, for limits by tenant.",
-            ),
-            click.option(
-                "--metadata", metavar="JSON", callback=_json_object, help="A JSON object, for the agent's own purposes."
-            ),
-            click.option("--key", metavar="KEY", help="The same key again is the same run, which is started once."),
-            click.option(
-                "--priority",
-                type=click.IntRange(-1000, 1000),
-                default=0,
-                show_default=True,
-                help="Lower numbers are started first.",
-            ),
-            click.option(
-                "--delay",
-                type=click.FloatRange(min=0),
-                default=0.0,
-                metavar="SECONDS",
-                help="Wait before it is started.",
-            ),
-        ],
-    )(command)
+_run_options = collect_options(
+    _RunOptions,
+    "run_opts",
+    click.option("--session", default="", metavar="ID", help="The conversation's id."),
+    click.option("--actor", metavar="NAME", help="Who requests it; recorded as claimed, not verified."),
+    click.option(
+        "--tag",
+        "tags",
+        multiple=True,
+        metavar="TAG",
+        help="A tag; repeatable. tenant:NAME says whose run it is, for limits by tenant.",
+    ),
+    click.option(
+        "--metadata", metavar="JSON", callback=_json_object, help="A JSON object, for the agent's own purposes."
+    ),
+    click.option("--key", metavar="KEY", help="The same key again is the same run, which is started once."),
+    click.option(
+        "--priority",
+        type=click.IntRange(-1000, 1000),
+        default=0,
+        show_default=True,
+        help="Lower numbers are started first.",
+    ),
+    click.option(
+        "--delay",
+        type=click.FloatRange(min=0),
+        default=0.0,
+        metavar="SECONDS",
+        help="Wait before it is started.",
+    ),
+)
 
 
 _EXAMPLES = """\b

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from agentfsm.cli.local_store import (
     store_option,
     tenant_option,
 )
-from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.options import collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.checkpoint import (
@@ -67,15 +67,6 @@ _log_option = click.option(
 )
 
 
-CHECKPOINT_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
-    click.option(
-        "--checkpoint", "checkpoint_file", type=_EXISTING_FILE, help="A signed checkpoint that the runs must match."
-    ),
-    click.option("--key", type=_EXISTING_FILE, help="The public key of the checkpoint, as PEM."),
-    _log_option,
-]
-
-
 @dataclass(frozen=True)
 class CheckpointOptions:
     """The files that say what a store had: a checkpoint, its public key, and the log of the store's checkpoints."""
@@ -101,6 +92,17 @@ class CheckpointOptions:
         return read_checkpoint(self.checkpoint_file.read_text("utf-8", "replace"), self.key.read_bytes())
 
 
+checkpoint_options = collect_options(
+    CheckpointOptions,
+    "witness",
+    click.option(
+        "--checkpoint", "checkpoint_file", type=_EXISTING_FILE, help="A signed checkpoint that the runs must match."
+    ),
+    click.option("--key", type=_EXISTING_FILE, help="The public key of the checkpoint, as PEM."),
+    _log_option,
+)
+
+
 _VERIFY_EXAMPLES = """\b
 Examples:
   agentfsm verify                          every run of the store
@@ -113,7 +115,7 @@ Examples:
 @click.command(epilog=_VERIFY_EXAMPLES)
 @click.argument("run_ids", metavar="[RUN]...", nargs=-1, shell_complete=complete_run_id)
 @click.option("--file", "export_file", type=_EXISTING_FILE, help="Verify an exported journal instead of a store.")
-@collect_options(CheckpointOptions, "witness", CHECKPOINT_OPTIONS)
+@checkpoint_options
 @click.option("--proof", is_flag=True, help="Also check that each run stayed inside the model of its graph's proofs.")
 @click.option("--agent", metavar="MODULE:AGENT", help="For --proof, the agent that made the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")

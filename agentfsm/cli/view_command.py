@@ -23,9 +23,8 @@ from agentfsm.cli.local_store import (
     tenant_option,
     used_links_folder,
 )
-from agentfsm.cli.options import collect_options
 from agentfsm.cli.user_code import load_graph
-from agentfsm.cli.verify_command import CHECKPOINT_OPTIONS, CheckpointOptions, signed_heads
+from agentfsm.cli.verify_command import CheckpointOptions, checkpoint_options, signed_heads
 from agentfsm.errors import JournalError, MissingExtraError
 from agentfsm.journal.checkpoint import SignedHeads
 from agentfsm.journal.store_url import StoreLocation
@@ -73,7 +72,7 @@ Examples:
     metavar="MODULE:GRAPH",
     help="Your own graph, under which runs can be replayed; repeatable.",
 )
-@collect_options(CheckpointOptions, "witness", CHECKPOINT_OPTIONS)
+@checkpoint_options
 def view(
     location: StoreLocation,
     name: str,

@@ -23,7 +23,7 @@ from agentfsm.cli.local_store import (
     secrets_to_write,
     store_option,
 )
-from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.options import collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store_url import StoreLocation, open_store
@@ -102,7 +102,76 @@ def _parse_rate(_context: click.Context, _parameter: click.Parameter, given: str
         raise click.BadParameter(f"{given!r} is not of the form RUNS/SECONDS, as in 100/60") from error
 
 
-_NOTICE_OPTIONS = [
+_POSITIVE = click.IntRange(min=1)
+
+_worker_options = collect_options(
+    _WorkerOptions,
+    "worker_opts",
+    click.option(
+        "--concurrency",
+        type=_POSITIVE,
+        default=10,
+        show_default=True,
+        help="How many new runs of an agent, and how many that go on, are handled at a time.",
+    ),
+    click.option(
+        "--tenant-concurrency",
+        type=_POSITIVE,
+        metavar="N",
+        help="The same for runs with one tag tenant:NAME, in all workers together; default: no limit.",
+    ),
+    click.option(
+        "--grace",
+        type=click.FloatRange(min=0),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long calls that have begun may take after SIGTERM.",
+    ),
+    click.option(
+        "--max-attempts",
+        type=_POSITIVE,
+        default=5,
+        show_default=True,
+        help="How often a run is tried without progress before it is set aside.",
+    ),
+    click.option(
+        "--spend-limit",
+        "spend_limits",
+        multiple=True,
+        metavar="TAG=USD",
+        callback=_parse_limits,
+        help="Start no run with TAG once those with it cost so much in 24 hours; repeatable. tenant:*=5 is a "
+        "limit for each tenant.",
+    ),
+    click.option(
+        "--health-port",
+        type=click.IntRange(0, 65535),
+        metavar="PORT",
+        help="Answer GET /health and GET /ready at this port.",
+    ),
+    click.option(
+        "--health-host",
+        default="127.0.0.1",
+        show_default=True,
+        metavar="ADDRESS",
+        help="The address of that port; 0.0.0.0 for probes from elsewhere.",
+    ),
+    click.option(
+        "--rate",
+        metavar="RUNS/SECONDS",
+        callback=_parse_rate,
+        help="How many new runs of an agent are started in so many seconds, in all workers together; as in 100/60.",
+    ),
+    click.option(
+        "--poll",
+        type=click.FloatRange(min=0, min_open=True),
+        default=0.2,
+        show_default=True,
+        metavar="SECONDS",
+        help="How often each queue is polled; busy workers share the polling. Idle workers cost less with a "
+        "longer interval.",
+    ),
     click.option(
         "--notify-url",
         metavar="URL",
@@ -120,87 +189,7 @@ _NOTICE_OPTIONS = [
         metavar="URL",
         help="Where the viewer is, for a link in each notice.",
     ),
-]
-
-
-_RATE_OPTION = click.option(
-    "--rate",
-    metavar="RUNS/SECONDS",
-    callback=_parse_rate,
-    help="How many new runs of an agent are started in so many seconds, in all workers together; as in 100/60.",
 )
-
-
-def _worker_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of ``_WorkerOptions`` to a command, which gets them as ``worker_opts``."""
-    positive = click.IntRange(min=1)
-    return collect_options(
-        _WorkerOptions,
-        "worker_opts",
-        [
-            click.option(
-                "--concurrency",
-                type=positive,
-                default=10,
-                show_default=True,
-                help="How many new runs of an agent, and how many that go on, are handled at a time.",
-            ),
-            click.option(
-                "--tenant-concurrency",
-                type=positive,
-                metavar="N",
-                help="The same for runs with one tag tenant:NAME, in all workers together; default: no limit.",
-            ),
-            click.option(
-                "--grace",
-                type=click.FloatRange(min=0),
-                default=30.0,
-                show_default=True,
-                metavar="SECONDS",
-                help="How long calls that have begun may take after SIGTERM.",
-            ),
-            click.option(
-                "--max-attempts",
-                type=positive,
-                default=5,
-                show_default=True,
-                help="How often a run is tried without progress before it is set aside.",
-            ),
-            click.option(
-                "--spend-limit",
-                "spend_limits",
-                multiple=True,
-                metavar="TAG=USD",
-                callback=_parse_limits,
-                help="Start no run with TAG once those with it cost so much in 24 hours; repeatable. tenant:*=5 is a "
-                "limit for each tenant.",
-            ),
-            click.option(
-                "--health-port",
-                type=click.IntRange(0, 65535),
-                metavar="PORT",
-                help="Answer GET /health and GET /ready at this port.",
-            ),
-            click.option(
-                "--health-host",
-                default="127.0.0.1",
-                show_default=True,
-                metavar="ADDRESS",
-                help="The address of that port; 0.0.0.0 for probes from elsewhere.",
-            ),
-            _RATE_OPTION,
-            click.option(
-                "--poll",
-                type=click.FloatRange(min=0, min_open=True),
-                default=0.2,
-                show_default=True,
-                metavar="SECONDS",
-                help="How often each queue is polled; busy workers share the polling. Idle workers cost less with a "
-                "longer interval.",
-            ),
-            *_NOTICE_OPTIONS,
-        ],
-    )(command)
 
 
 _EXAMPLES = """\b
