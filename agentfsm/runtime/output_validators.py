@@ -7,17 +7,21 @@ budget for it bounds how often the model may try again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 
 from pydantic_core import to_json
 
+from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.loop.outcomes import ReplyParsed
 from agentfsm.loop.prompts import REFUSED_ANSWER
 from agentfsm.loop.read_only import code_name, thaw, user_code
 from agentfsm.runtime.approval import hook_limit_s
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.run_context import run_context
+from agentfsm.runtime.tool_execution import failed_result
 from agentfsm.runtime.tools import describe_validation_error
 
 
@@ -28,13 +32,31 @@ class AnswerRefusedError(Exception):
 async def validate_reply(context: Context, parsed: ReplyParsed) -> ReplyParsed:
     """What a reply with an answer says after the agent's output validators."""
     try:
-        answer = await validate_answer(context, parsed.answer)
+        answer = await _validate_answer(context, parsed.answer)
     except AnswerRefusedError as error:
         return ReplyParsed(malformed=f"{REFUSED_ANSWER}{error}")
     return parsed if answer is parsed.answer else ReplyParsed(answer=answer)
 
 
-async def validate_answer(context: Context, answer: Any) -> Any:
+async def validate_ending(context: Context, call: ToolCall, result: ToolResult) -> ToolResult:
+    """The result of a call that ends the run; a failed one if its value has another type, or a validator refuses it."""
+    adapter = context.config.output_adapter
+    if adapter is not None:
+        try:
+            adapter.validate_json(to_json(result.value))
+        except Exception as error:  # a validator of the type may raise anything
+            text = f"its result does not have the required format ({describe_validation_error(error)})"
+            return failed_result(call, FailureKind.tool_error, text, type(error).__name__)
+    if not context.config.output_validators:
+        return result
+    try:
+        return replace(result, value=await _validate_answer(context, result.value))
+    except AnswerRefusedError as error:
+        text = f"the answer was checked and refused: {error}"
+        return failed_result(call, FailureKind.tool_error, text, type(error).__name__)
+
+
+async def _validate_answer(context: Context, answer: Any) -> Any:
     """An answer as JSON data, as the agent's output validators leave it; the same object if they change nothing.
 
     Args:

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pydantic_core import to_json
-
 from agentfsm.loop import prompts
 from agentfsm.loop.detectors import cost_limit, time_limit, token_limit
 from agentfsm.loop.events import ToolFinished, ToolStarted
-from agentfsm.loop.failures import Failure, FailureKind
+from agentfsm.loop.failures import Failure
 from agentfsm.loop.human_input import PendingRequest, SuspendedSubRun
 from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
@@ -20,13 +18,13 @@ from agentfsm.loop.state import CallState
 from agentfsm.runtime.approval import check_approval, check_without_approval, is_repeatable, require_row
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.delegation import BudgetShare
-from agentfsm.runtime.output_validators import AnswerRefusedError, validate_answer
+from agentfsm.runtime.output_validators import validate_ending
 from agentfsm.runtime.run_context import ToolContext
 from agentfsm.runtime.subruns import FULL_SHARE, budget_share, delegate_call, live_calling_run
 from agentfsm.runtime.timeout import CancelRequests, Timeout
 from agentfsm.runtime.tool_channel import CallChannel, ToolWaits
-from agentfsm.runtime.tool_execution import failed_result, run_call
-from agentfsm.runtime.tools import Tool, call_secrets, describe_validation_error
+from agentfsm.runtime.tool_execution import run_call
+from agentfsm.runtime.tools import Tool, call_secrets
 
 T = TypeVar("T")
 
@@ -254,36 +252,12 @@ async def _run_one(context: Context, ready: _ReadyCall, attempt: int, share: Bud
     if call_state.edited:  # the transcript has the arguments that the model gave
         result = replace(result, withheld=(*result.withheld, *call_secrets(tool, call.arguments)))
     if result.ending == "done":
-        result = _validate_output(context, call, result)
-        if context.config.output_validators and result.ending == "done":
-            result = await _validated_result(context, call, result)
+        result = await validate_ending(context, call, result)
     if tool.control is None:
         context.recorder.record_result(eid, result)
         if timer is not context.timeout:  # other calls of the batch still run: do not wait for them to store it
             context.recorder.push()
     _complete_call(context, result)
-
-
-def _validate_output(context: Context, call: ToolCall, result: ToolResult) -> ToolResult:
-    """The result of a call that ends the run, or a failed result if its value does not have the output type."""
-    adapter = context.config.output_adapter
-    if adapter is None:
-        return result
-    try:
-        adapter.validate_json(to_json(result.value))
-    except Exception as error:  # a validator of the type may raise anything
-        text = f"its result does not have the required format ({describe_validation_error(error)})"
-        return failed_result(call, FailureKind.tool_error, text, type(error).__name__)
-    return result
-
-
-async def _validated_result(context: Context, call: ToolCall, result: ToolResult) -> ToolResult:
-    """The result of a call that ends the run, as the output validators leave it, or a failed one if they refuse it."""
-    try:
-        return replace(result, value=await validate_answer(context, result.value))
-    except AnswerRefusedError as error:
-        text = f"the answer was checked and refused: {error}"
-        return failed_result(call, FailureKind.tool_error, text, type(error).__name__)
 
 
 def tool_call_context(
