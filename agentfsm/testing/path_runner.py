@@ -388,11 +388,8 @@ class WitnessDriver:
             if row.guard is None or run_through is None:
                 continue
             rows, index = run_through
-            if self.graph.spec(row.source).effect not in (
-                RUN_CALLS,
-                JUDGE_RESULTS,
-            ):  # later rows must not change the reply
-                rows = rows[: index + 1]
+            if self.graph.spec(row.source).effect not in (RUN_CALLS, JUDGE_RESULTS):
+                rows = rows[: index + 1]  # later rows must not change the reply
             yield Path(0, rows, guardrails, behavior), index
 
     def undriven_rows(self) -> list[Infeasible]:

@@ -315,10 +315,7 @@ class Simulation:
         except HumanReplyError:  # the approval's rule refuses whoever replies, or the reply
             self._run = await self._agent.dismiss(self._suspension).load()
             return True
-        except (
-            MoveLimitError,
-            NoTransitionError,
-        ):  # NoTransitionError: this table has no row for what the run waits for
+        except (MoveLimitError, NoTransitionError):  # the latter: the table has no row for what the run waits for
             return False
         except SimulatedCrashError as crash:
             crash.__traceback__ = None  # a reference to the error must not keep the crashed run alive
@@ -427,7 +424,7 @@ class Simulator:
         graph = config.machine.graph
         states = [s.name for s in graph.states if not (s.final or s.waits or s.effect is RUN_CALLS)]
         hooks = {
-            state: (Hook(state, _ScriptHook(self), fail_open=False, name="script"), *config.hooks.get(state, ()))
+            state: (Hook(state, self._decide_side_event, fail_open=False, name="script"), *config.hooks.get(state, ()))
             for state in (*states, State.DISPATCH_TOOL)  # where hooks of calls are kept, whatever their states' names
         }
         self._config = replace(
@@ -490,7 +487,7 @@ class Simulator:
 
     # -- called by the run ----------------------------------------------------------------------------
 
-    def side_event_decision(self, context: HookContext[Any]) -> HookDecision:
+    def _decide_side_event(self, context: HookContext[Any]) -> HookDecision:
         """What the scenario's next side event makes a hook decide."""
         cursor = self._cursor
         side_event = cursor.take_side_event("hook")
@@ -654,17 +651,6 @@ class _ObservedMachine(Machine):
     def step(self, run: Steppable) -> Decision:
         """Make one step through the callback."""
         return self._on_step(self, run)
-
-
-class _ScriptHook:
-    """The hook through which a simulation's side events happen."""
-
-    def __init__(self, simulator: Simulator) -> None:
-        self._simulator = simulator
-
-    def __call__(self, context: HookContext[Any]) -> HookDecision:
-        """What the scenario has for this move."""
-        return self._simulator.side_event_decision(context)
 
 
 class _ScenarioModel:
