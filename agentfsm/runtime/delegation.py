@@ -13,23 +13,27 @@ from agentfsm.loop.state import CallState, RunState
 from agentfsm.runtime.host import Host
 
 
-class Delegation(Protocol):
-    """One call that is answered by a sub-agent's run, or by a server that may ask a person or a model."""
+class AnsweringRun(Protocol):
+    """The run that answers a call or a request, and what it has used."""
 
     @property
     def run_id(self) -> str:
-        """The id of the run that answers it; empty until it exists, and if there is none."""
+        """The id of the run; empty until it exists, and if there is none."""
         ...
 
     @property
     def usage(self) -> Usage:
-        """What the call has used since it was started or resumed."""
+        """What it has used since it was started or resumed for this."""
         ...
 
     @property
     def model_calls(self) -> int:
         """How many model calls were made for it since then, the one that was cut off included."""
         ...
+
+
+class Delegation(AnsweringRun, Protocol):
+    """One call that is answered by a sub-agent's run, or by a server that may ask a person or a model."""
 
     @property
     def secrets(self) -> tuple[Any, ...]:
@@ -123,23 +127,8 @@ class SampledReply:
     model: str
 
 
-class Sample(Protocol):
+class Sample(AnsweringRun, Protocol):
     """One request of a server for a model's reply, which is answered by a run."""
-
-    @property
-    def run_id(self) -> str:
-        """The id of that run."""
-        ...
-
-    @property
-    def usage(self) -> Usage:
-        """What it has used."""
-        ...
-
-    @property
-    def model_calls(self) -> int:
-        """How many model calls were made for it."""
-        ...
 
     async def reply(self, spent: Usage, model_calls: int, elapsed_s: float) -> SampledReply:
         """The reply.
