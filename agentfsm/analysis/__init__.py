@@ -2,14 +2,20 @@
 
 from agentfsm.analysis.analyse import Analysis, DeadTransition, Verdict, analyse
 from agentfsm.analysis.analysis_limits import AnalysisLimits
-from agentfsm.analysis.approval_property import ApprovalProperty, needs_approvals
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption, Update, Variable, iff
 from agentfsm.analysis.bounds import Bounds
 from agentfsm.analysis.compared_table import DeclarationChange
 from agentfsm.analysis.decision_diff import DecisionChange, MovedRow
 from agentfsm.analysis.graph_diff import GraphDiff, Renamed, diff, format_reviewed, graph_from_table, reviewed_table
 from agentfsm.analysis.loop_assumptions import AgentTraits, exported_model, graph_assumptions
-from agentfsm.analysis.model_checker import Property, SafetyProperty, must_pass, never_after
+from agentfsm.analysis.safety_properties import (
+    ApprovalProperty,
+    Property,
+    SafetyProperty,
+    must_pass,
+    needs_approvals,
+    never_after,
+)
 
 __all__ = [
     "AgentTraits",

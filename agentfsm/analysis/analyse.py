@@ -19,7 +19,8 @@ from agentfsm.analysis.bounds import (
     with_unseen_calls,
 )
 from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions, makes_unseen_calls
-from agentfsm.analysis.model_checker import ModelChecker, SafetyProperty, Trace, find_lasso, row_ids
+from agentfsm.analysis.model_checker import ModelChecker, Trace, find_lasso, row_ids
+from agentfsm.analysis.safety_properties import SafetyProperty
 from agentfsm.analysis.state_space import BreadthFirstSearch, CompiledRow, Configuration, StateSpace
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior, check_counter_limits
 from agentfsm.machine.graph import Graph

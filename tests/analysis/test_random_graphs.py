@@ -17,7 +17,7 @@ import pytest
 from agentfsm import Agent
 from agentfsm.agent.config import proof_traits
 from agentfsm.analysis import Analysis, AnalysisLimits, Property, analyse, must_pass, never_after
-from agentfsm.analysis.model_checker import VIOLATED
+from agentfsm.analysis.safety_properties import VIOLATED
 from agentfsm.loop.outcomes import CALL_MODEL
 from agentfsm.machine.graph import Graph
 from tests.helpers.random_agents import FEATURES, Stretch, draw_agent, run_in_world
