@@ -34,17 +34,14 @@ ENDINGS_WIDTH = 230  # pixels: the widest line of the endings in a final state
 PNG_DPI = 144  # twice the 72 dpi of the layout, for sharp screens
 
 
-def dot(view: View, theme: Theme = "light") -> str:
+def dot(view: View, theme: Theme = "light", dpi: int | None = None) -> str:
     """A view as DOT.
 
     Args:
         view: The view.
         theme: ``light`` or ``dark``; ``auto`` is light.
+        dpi: Dots per inch of an image made from it; None for Graphviz's default.
     """
-    return _text(view, theme)
-
-
-def _text(view: View, theme: Theme, dpi: int | None = None) -> str:
     return "\n".join(_document(view, palette_for(theme), dpi)) + "\n"
 
 
@@ -65,7 +62,7 @@ def render_image(image_format: str, view: View, theme: Theme = "light") -> bytes
         raise ConfigurationError(
             f"a {image_format} image needs the package 'graphviz': pip install graphviz"
         ) from error
-    source = graphviz.Source(_text(view, theme, PNG_DPI if image_format == "png" else None))
+    source = graphviz.Source(dot(view, theme, PNG_DPI if image_format == "png" else None))
     try:
         return bytes(source.pipe(format=image_format))
     except graphviz.ExecutableNotFound as error:

@@ -72,13 +72,9 @@ def _text(value: str) -> str:
     return f'<span class="said" dir="auto">{escape(value)}</span>' if value else ""
 
 
-def _block(value: str) -> str:
-    return f'<pre class="said" dir="auto">{escape(value)}</pre>' if value else ""
-
-
 def text_html(value: str) -> str:
     """Somebody else's text with its line breaks."""
-    return _block(value)
+    return f'<pre class="said" dir="auto">{escape(value)}</pre>' if value else ""
 
 
 def list_html(lines: Sequence[str], otherwise: str) -> str:
@@ -106,11 +102,11 @@ def summary_html(ledger: RunLedger, verdict: str) -> str:
     return _definitions(
         [
             ("Verification", verdict_html(verdict)),
-            ("Asked", _block(ledger.asked)),
+            ("Asked", text_html(ledger.asked)),
             ("Asked by", _text(ledger.requester)),
             ("Ended", _text(ending)),
-            ("Answer", _block(ledger.answer if ledger.ending == "completed" else "")),
-            ("Waits for", _block(ledger.waiting_for)),
+            ("Answer", text_html(ledger.answer if ledger.ending == "completed" else "")),
+            ("Waits for", text_html(ledger.waiting_for)),
             ("Started", escape(format_time(ledger.started)) if ledger.records else ""),
             ("Last record", escape(f"{format_time(ledger.ended)}, {seconds:.1f} s later") if ledger.records else ""),
             ("Moves", escape(f"{len(ledger.moves)}, in {ledger.last_seq} records")),
@@ -197,18 +193,18 @@ def decision_cells(decision: HumanDecision) -> list[Cell]:
     who = decision.by and f"{_text(decision.by)}<br>{'' if decision.verified else 'claimed, not verified'}"
     request = [
         f"{escape(decision.kind)} {_text(decision.tool)}",
-        _block(decision.arguments or decision.question),
+        text_html(decision.arguments or decision.question),
         escape(decision.rule),
         f"request: record {decision.requested_seq}, {escape(decision.requested_hash[:12])}",
     ]
     happened = decision.came_to
     if decision.result and not decision.is_counted:
-        happened = decision.vote + _block(clip(decision.result, 400))
+        happened = decision.vote + text_html(clip(decision.result, 400))
     return [
         str(decision.seq),
         escape(format_time(decision.time)),
         who or "not recorded",
-        f"<b>{escape(_ANSWERS.get(decision.answer, decision.answer))}</b>{_block(decision.text)}",
+        f"<b>{escape(_ANSWERS.get(decision.answer, decision.answer))}</b>{text_html(decision.text)}",
         "".join(f"<div>{part}</div>" for part in request if part),
         happened,
         "<br>".join(
@@ -236,14 +232,14 @@ def transcript_html(entries: Sequence[TranscriptEntry]) -> str:
 
 
 def _message(entry: TranscriptEntry) -> str:
-    calls = "".join(f"<div>calls {_text(name)}{_block(arguments)}</div>" for name, arguments in entry.calls)
+    calls = "".join(f"<div>calls {_text(name)}{text_html(arguments)}</div>" for name, arguments in entry.calls)
     plural = "s" * (entry.images != 1)
     images = f"<div>{entry.images} image{plural} or file{plural}, not shown</div>" if entry.images else ""
     name = f" {_text(entry.name)}" if entry.name else ""
     failed = " <em>failed</em>" if entry.failed else ""
     by = f", by run {_text(entry.run_id)}" if entry.run_id else ""
     head = f"<b>{escape(entry.role)}</b>{name}{failed} <small>record {entry.seq}{by}</small>"
-    return f"<li class={_ROLES.get(entry.role, 'other')}>{head}{_block(entry.text)}{calls}{images}"
+    return f"<li class={_ROLES.get(entry.role, 'other')}>{head}{text_html(entry.text)}{calls}{images}"
 
 
 _ROLES = {"user": "user", "assistant": "model", "tool": "tool", "system": "user", "person": "person"}
@@ -266,10 +262,10 @@ def _common(request: SentRequest) -> str:
 
 def _sent(message: Message) -> str:
     calls = "".join(
-        f"<div>calls {_text(call.name)}{_block(json_of(call.arguments))}</div>" for call in message.tool_calls
+        f"<div>calls {_text(call.name)}{text_html(json_of(call.arguments))}</div>" for call in message.tool_calls
     )
     head = f"<b>{escape(message.role.value)}</b>{f' {_text(message.name)}' if message.name else ''}"
-    return f"<li class={_ROLES.get(message.role.value, 'other')}>{head}{_block(message.content)}{calls}"
+    return f"<li class={_ROLES.get(message.role.value, 'other')}>{head}{text_html(message.content)}{calls}"
 
 
 def sub_runs_html(runs: Sequence[tuple[str, RunLedger]]) -> str:
@@ -292,7 +288,7 @@ def failures_html(failures: Sequence[FailureEntry]) -> str:
     if not failures:
         return "<p>None.</p>"
     rows = (
-        [str(f.seq), escape(f.state), escape(f.kind), _block(f.explanation), escape(f.action) or "none"]
+        [str(f.seq), escape(f.state), escape(f.kind), text_html(f.explanation), escape(f.action) or "none"]
         for f in failures
     )
     return table_html("Failures and what was done", ("record", "in", "kind", "explanation", "action"), rows)

@@ -211,7 +211,7 @@ class Run(Generic[Deps, Output]):
     # -- await ----------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, None, RunResult[Output]]:
-        yield from _advance(self, _run_to_end).__await__()
+        yield from _advance(self, Driver.advance).__await__()
         return self.result
 
     # -- step -----------------------------------------------------------------------------------------
@@ -455,10 +455,6 @@ async def _load_and_advance(
         await _await_step(step)
     driver.cancel_requests = requests
     return await advance(driver)
-
-
-def _run_to_end(driver: Driver) -> Coroutine[Any, Any, None]:
-    return driver.advance()
 
 
 async def _run_step(driver: Driver) -> tuple[Decision, ...]:
