@@ -80,7 +80,10 @@ TOPICS = {
     "agentfsm.runtime.host": "Hosts",
     "agentfsm.loop.guardrails": "Limits and presets",
     "agentfsm.loop.presets": "Limits and presets",
-    "agentfsm.runtime.tool": "Tools",
+    "agentfsm.runtime.tools": "Tools",
+    "agentfsm.runtime.toolsets": "Tools",
+    "agentfsm.runtime.control_tools": "Tools",
+    "agentfsm.runtime.run_context": "Tools",
     "agentfsm.runtime.permissions": "Permissions",
     "agentfsm.runtime.argument_matcher": "Permissions",
     "agentfsm.loop.human_input": "Asking people",
@@ -96,6 +99,7 @@ TOPICS = {
     "agentfsm.machine": "The table",
     "agentfsm.runtime.state_context": "The table",
     "agentfsm.journal": "Journal and stores",
+    "agentfsm.runs": "Journal and stores",
     "agentfsm.errors": "Errors",
 }
 """Sections of the page of ``agentfsm``, in order, by the module that defines a name; the longest prefix counts."""
