@@ -94,18 +94,17 @@ def parse_store(value: str | StoreLocation) -> StoreLocation:
     return location
 
 
-def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--store STORE``, which the command gets as ``location``."""
-    return click.option(
-        "--store",
-        "location",
-        metavar="STORE",
-        type=parse_store,
-        default=default_store,
-        envvar="AGENTFSM_STORE",
-        show_envvar=True,
-        help=STORE_HELP,
-    )(command)
+store_option = click.option(
+    "--store",
+    "location",
+    metavar="STORE",
+    type=parse_store,
+    default=default_store,
+    envvar="AGENTFSM_STORE",
+    show_envvar=True,
+    help=STORE_HELP,
+)
+"""Adds ``--store STORE`` to a command, which gets it as ``location``."""
 
 
 def tenant_option(command: Callable[..., Any]) -> Callable[..., Any]:
