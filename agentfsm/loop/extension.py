@@ -26,6 +26,7 @@ from agentfsm.loop.guards import (
     vote_recorded,
 )
 from agentfsm.loop.human_input import GUARDRAIL_OF_UNIT, HumanReply, PendingRequest, ReachedLimit
+from agentfsm.loop.messages import round_usd
 from agentfsm.loop.outcomes import RUN_CALLS
 from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import Graph, StateSpec, Transition
@@ -137,7 +138,7 @@ def check_extension(run: RunState, reply: HumanReply, guardrails: AgentGuardrail
             f"rests on that limit, and the reply names {reply.amount:g}; the run still waits, and can be extended "
             "again later"
         )
-    beyond = reached.spent - reached.limit
+    beyond = round_usd(reached.spent - reached.limit)
     if reached.unit in ("tokens", "usd") and reply.amount <= beyond:
         raise HumanReplyError(
             f"{reply.amount:g} more {reached.unit_name} are not enough ({reached}), and the run still waits: name more "

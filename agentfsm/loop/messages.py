@@ -468,10 +468,15 @@ def with_missing_results(messages: Iterable[Message]) -> list[Message]:
     return complete
 
 
+def round_usd(amount: float) -> float:
+    """A sum or difference of USD, to a billionth: ten times 0.1 is 1, though the sum of ten floats is a little less."""
+    return round(amount, 9)
+
+
 @read_only
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What model calls consumed, in tokens and USD.
+    """What model calls consumed, in tokens and USD; sums and differences are exact to a billionth of a USD.
 
     Attributes:
         input_tokens: Tokens of the prompt, including cached ones.
@@ -519,7 +524,7 @@ class Usage:
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             self.cached_tokens + other.cached_tokens,
-            self.cost_usd + other.cost_usd,
+            round_usd(self.cost_usd + other.cost_usd),
             self.reasoning_tokens + other.reasoning_tokens,
             self.written_tokens + other.written_tokens,
             self.unpriced_tokens + other.unpriced_tokens,
@@ -530,7 +535,7 @@ class Usage:
             self.input_tokens - other.input_tokens,
             self.output_tokens - other.output_tokens,
             self.cached_tokens - other.cached_tokens,
-            self.cost_usd - other.cost_usd,
+            round_usd(self.cost_usd - other.cost_usd),
             self.reasoning_tokens - other.reasoning_tokens,
             self.written_tokens - other.written_tokens,
             self.unpriced_tokens - other.unpriced_tokens,

@@ -18,7 +18,7 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.human_input import HumanReply, PendingRequest, SuspendedSubRun
-from agentfsm.loop.messages import Compaction, Message, Reply, ToolCall, ToolResult, Transcript, Usage
+from agentfsm.loop.messages import Compaction, Message, Reply, ToolCall, ToolResult, Transcript, Usage, round_usd
 from agentfsm.loop.quorum import Actor, Quorum
 from agentfsm.loop.read_only import FrozenDict, FrozenList, freeze_field, read_only, refuse_change, user_code
 from agentfsm.loop.withholding import Withholder, contains_placeholder
@@ -386,7 +386,7 @@ class RunState(_HiddenSlots):
     def cost_limit(self) -> float | None:
         """USD that the run may use, with those that a person has granted; None for no limit."""
         limit = self.guardrails.max_cost_usd
-        return None if limit is None else limit + self.granted_usd
+        return None if limit is None else round_usd(limit + self.granted_usd)
 
     @property
     def next_call(self) -> int:

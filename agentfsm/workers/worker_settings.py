@@ -10,6 +10,7 @@ from math import fsum
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.store import Store
+from agentfsm.loop.messages import round_usd
 from agentfsm.workers.notices import Notify
 
 
@@ -55,9 +56,6 @@ class WorkerSettings:
 
 
 DAY_S = 86_400.0
-
-DECIMALS = 9
-"""To how many decimals a sum of USD is exact."""
 
 KNOWN_FOR_S = 5.0
 """Seconds for which a sum is used again."""
@@ -129,6 +127,6 @@ class SpendLimits:
                 if not page.next:
                     break
                 query = replace(query, after=page.next)
-            spent = round(fsum(costs), DECIMALS)  # ten times 0.1 is 1
+            spent = round_usd(fsum(costs))
             self._known[tag] = (now, spent)
         return spent

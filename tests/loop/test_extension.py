@@ -398,6 +398,14 @@ def test_less_than_was_used_beyond_the_limit_is_refused() -> None:
     assert world.model.calls == 6
 
 
+def test_exactly_what_was_spent_beyond_the_limit_is_refused() -> None:
+    """The last call cost 0.1 USD beyond the limit, though the floats 1.0 and 0.9 differ by a little less."""
+    world = World("usd", max_cost_usd=0.9)
+    first = world.start()
+    with pytest.raises(HumanReplyError, match=r"0\.1 more USD are not enough.*name more than 0\.1$"):
+        world.resume(first, Extend(usd=0.1))
+
+
 def test_a_question_and_an_approval_are_not_extended() -> None:
     @tool(requires_approval=True)
     def pay() -> str:

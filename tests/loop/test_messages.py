@@ -70,6 +70,14 @@ def test_usage_adds_up():
     assert Usage() + total == total
 
 
+def test_sums_and_differences_of_costs_are_exact_to_a_billionth_of_a_dollar():
+    """The floats differ: three times 0.1 is more than 0.3, and 0.8 less 0.7 is more than 0.1."""
+    tenth = Usage(cost_usd=0.1)
+    assert (tenth + tenth + tenth).cost_usd == 0.3
+    assert (Usage(cost_usd=0.8) - Usage(cost_usd=0.7)).cost_usd == 0.1
+    assert (Usage(cost_usd=1.5) + Usage(cost_usd=2e-9)).cost_usd == 1.500000002
+
+
 def test_short_ways_to_write_a_message():
     calls = [ToolCall("1", "t")]
     assert Message.system("s") == Message(Role.SYSTEM, "s")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from agentfsm import Agent
+from agentfsm import Agent, Extend, Host, UserInputRequested
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.messages import Message, Reply, Usage
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph
-from agentfsm.testing import ScriptedModel
+from agentfsm.testing import ScriptedModel, call
 from agentfsm.testing.simulation import ModelTurn, Scenario, SideEvent, Simulator
 from tests.helpers.graphs import renamed
 
@@ -44,3 +45,46 @@ def test_an_empty_reply_is_judged_once_and_is_no_stall(graph: Graph) -> None:
     taken = run(graph, Scenario([EMPTY]))
     assert [each for each in taken if "no_progress" in each] == ["post_llm.no_progress"]
     assert taken[-1] == "post_llm.otherwise"
+
+
+def costing(usd: float, name: str, **arguments: str) -> Reply:
+    """A reply that calls a tool and costs so much."""
+    return Reply(Message.assistant("", (call(name, **arguments),)), usage=Usage(cost_usd=usd))
+
+
+def note(text: str) -> str:
+    """Note."""
+    return text
+
+
+def noting(usd: float) -> ScriptedModel:
+    """A model that calls ``note`` twenty times, with another text each time, for so much a reply."""
+    return ScriptedModel([costing(usd, "note", text=str(i)) for i in range(20)])
+
+
+@pytest.mark.parametrize(("usd", "limit", "calls"), [(0.1, 1, 10), (0.1, 0.9, 9), (0.2, 1.4, 7), (0.0001, 0.001, 10)])
+def test_replies_that_cost_exactly_as_much_as_the_limit_reach_it(usd: float, limit: float, calls: int) -> None:
+    """Ten times 0.1 is 1, though the sum of ten floats is a little less."""
+    model = noting(usd)
+    agent = Agent(model, tools=[note], guardrails=AgentGuardrails(max_cost_usd=limit, on_limit="stop"))
+    result = agent.run_sync("go")
+    assert (model.calls, result.usage.cost_usd) == (calls, limit)
+
+
+def test_replies_that_cost_exactly_as_much_as_a_person_granted_reach_the_limit() -> None:
+    model = noting(0.1)
+    limits = AgentGuardrails(max_cost_usd=0.1)
+    agent = Agent(model, tools=[note], guardrails=limits, host=Host(secret=b"kept by the tests of limits"))
+    outcome = agent.run_sync("go").outcome
+    assert isinstance(outcome, UserInputRequested)
+    agent.resume_sync(outcome.suspension_record, Extend(usd=0.2))
+    assert model.calls == 3  # the sum of the floats 0.1 and 0.2 is more than 0.3
+
+
+def test_a_sub_agent_spends_exactly_what_its_caller_has_left() -> None:
+    model = noting(0.1)
+    helper = Agent(model, tools=[note]).as_tool("helper", "Helps.")
+    script = ScriptedModel([costing(0.7, "helper", task="x")])
+    limits = AgentGuardrails(max_cost_usd=0.8, on_limit="stop")
+    result = Agent(script, tools=[helper], guardrails=limits).run_sync("go")
+    assert (model.calls, result.usage.cost_usd) == (1, 0.8)  # the floats 0.8 and 0.7 differ by more than 0.1
