@@ -538,10 +538,9 @@ class _GuardReader(_RowReader):
             answers = ("approval", "doubt", "call") if in_calls else ("approval",)
             yield GuardAssumption(row.id, may=" or ".join(f"about == {each}" for each in answers), why=why)
         elif row.guard is guards.doubt_settled:
-            may = "about == doubt or about == call" if in_calls else "about == doubt"  # a form may be given up
-            yield GuardAssumption(row.id, may=may, why=why)
+            yield GuardAssumption(row.id, may="about == doubt", why=why)
         elif row.guard is guards.replied:
-            yield GuardAssumption(row.id, may="about != approval and about != doubt", why=why)
+            yield GuardAssumption(row.id, may="about != approval and about != doubt and about != call", why=why)
 
     def _about_calls(self, row: Transition) -> Iterator[GuardAssumption]:
         traits, guard = self.traits, row.guard

@@ -69,8 +69,8 @@ def reached_limit(run: RunState, kind: FailureKind | None) -> ReachedLimit | Non
     return ReachedLimit(budget.unit, budget.spent(run), limit, getattr(run.guardrails, GUARDRAIL_OF_UNIT[budget.unit]))
 
 
-_OTHER_ANSWERS = frozenset({cancelled, aborted, expired, escalated, vote_recorded, approval_decided, doubt_settled})
-"""Guards of the loop that do not hold when a person has replied to a limit, unless a sub-agent has reached it."""
+_NEVER_HOLD_FOR_REPLY = frozenset({cancelled, aborted, expired, escalated, vote_recorded, doubt_settled})
+"""Guards of the loop that do not hold when a person has replied to a limit."""
 
 
 def with_granted_default(run: RunState, request: PendingRequest, limit: ReachedLimit, graph: Graph) -> ReachedLimit:
@@ -83,11 +83,11 @@ def with_granted_default(run: RunState, request: PendingRequest, limit: ReachedL
 
 def _reply_extends(graph: Graph, state: str, request: PendingRequest) -> bool:
     """Whether the rows that may take a reply extend the limit or end the run, and not all of them end it."""
-    answered = approval_decided if request.asker else replied
+    answered, other = (approval_decided, replied) if request.asker else (replied, approval_decided)
     grants = False
     for row in graph.rows(state):
         target = graph.spec(row.target)
-        if row.guard in _OTHER_ANSWERS and row.guard is not answered:
+        if row.guard is other or row.guard in _NEVER_HOLD_FOR_REPLY:
             continue
         if not target.final:
             grants = extends(row, target, request)

@@ -143,24 +143,30 @@ def _lacks_votes(run: RunState) -> bool:
 
 
 def approval_decided(run: RunState) -> bool:
-    """A person approved, denied or edited the call, or answered a sub-agent, whose call can now continue.
+    """A person approved, denied or edited the call, or answered a sub-agent or a tool, whose call can now continue.
 
     A call that several people must approve is decided by the last of them, or by the first who denies it.
     """
     if run.human_reply is None or (run.human_reply.kind != "deny" and _lacks_votes(run)):
         return False
-    return run.human_reply.kind in ("allow", "deny", "edit") or any(c.answer is not None for c in run.batch)
+    return run.human_reply.kind in ("allow", "deny", "edit") or _answers_call(run)
+
+
+def _answers_call(run: RunState) -> bool:
+    """Whether a sub-agent or a tool asked: its call continues with the answer, whatever kind of answer it is."""
+    return any(call.answer is not None for call in run.batch)
 
 
 def doubt_settled(run: RunState) -> bool:
-    """A person said whether the call in doubt ran."""
-    return run.human_reply is not None and run.human_reply.kind in ("ran", "did_not_run", "give_up")
+    """A person said whether the run's own call in doubt ran."""
+    reply = run.human_reply
+    return reply is not None and reply.kind in ("ran", "did_not_run", "give_up") and not _answers_call(run)
 
 
 @extends_limit
 def replied(run: RunState) -> bool:
-    """A person replied with text, or extended the limit that the run asks about."""
-    return run.human_reply is not None and run.human_reply.kind in ("text", "extend")
+    """A person replied with text to what the run itself asks, or extended the limit that it asks about."""
+    return run.human_reply is not None and run.human_reply.kind in ("text", "extend") and not _answers_call(run)
 
 
 # -- states of your own ------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_no_run_lets_two_exclusive_guards_hold() -> None:
         (guards.declared_done, guards.question_asked, True),
         (guards.approval_required, guards.in_doubt, True),
         (guards.doubt_settled, guards.replied, True),
-        (guards.approval_decided, guards.replied, False),  # a sub-agent may have an answer as well
+        (guards.approval_decided, guards.replied, False),  # they are, but not by values that are compared
         (detectors.transient_provider, detectors.provider_error, True),
         (detectors.unknown_tool, detectors.tool_error, False),  # a batch may have both
         (detectors.output_truncated, detectors.output_refused, False),  # a truncated reply may hold a refusal

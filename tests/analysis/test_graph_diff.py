@@ -312,7 +312,7 @@ def test_a_row_that_spends_a_counter_excludes_the_row_for_its_end() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("suspended.approval_decided", "suspended.replied"),
+        ("post_llm.output_truncated", "post_llm.output_refused"),
         ("post_tool.policy_violation", "post_tool.calls_pending"),
         ("post_tool.unknown_tool", "post_tool.tool_error"),
     ],

@@ -342,7 +342,7 @@ def test_a_limit_is_still_extended_where_a_row_has_spent_an_extension_meanwhile_
 
 
 def test_a_reply_about_a_sub_agents_limit_extends_no_limit_of_its_caller() -> None:
-    """Whose row for replies comes first here, so that the call does not continue."""
+    """Whose row for replies comes first here; it is not for this reply."""
     helper = Agent(ScriptedModel([call("sound", text="a")] * 2), tools=[sound], guardrails=LIMITS)
     first = LOOP.transition("suspended.replied")
     graph = LOOP.without(first.id).with_transition(first, before="approval_decided")
@@ -361,7 +361,7 @@ def test_a_reply_about_a_sub_agents_limit_extends_no_limit_of_its_caller() -> No
         return await agent.resume(result.outcome.suspension_record, "go on")
 
     result = asyncio.run(scene())
-    assert result.decisions[0].transition.id == "suspended.replied"
+    assert result.decisions[0].transition.id == "suspended.approval_decided"
     assert (result.run_state.continues, result.run_state.iterations) == (0, 4)
 
 

@@ -325,6 +325,17 @@ def test_a_persons_reply_fires_the_guard_of_its_kind_alone(kind, fired):
     assert [n for n in ("replied", "approval_decided", "doubt_settled") if getattr(guards, n)(run)] == [fired]
 
 
+@pytest.mark.parametrize("kind", ["text", "extend", "fill", "allow", "deny", "edit", "ran", "did_not_run", "give_up"])
+def test_a_reply_that_a_call_waits_for_decides_about_that_call_alone(kind):
+    """A sub-agent or a tool asks, and its call continues with whatever the person replied."""
+    reply = HumanReply(kind)
+    run = make_run("suspended", human_reply=reply, batch=pending_calls(make_call()))
+    run.batch[0].answer = reply
+    assert [n for n in ("replied", "approval_decided", "doubt_settled") if getattr(guards, n)(run)] == [
+        "approval_decided"
+    ]
+
+
 def test_expired_is_a_flag():
     assert guards.expired(make_run("suspended", expired=True))
 

@@ -322,6 +322,10 @@ def test_a_wait_that_leads_to_another_one_leaves_the_promise_to_that_one(store: 
 REPLIED_FIRST = LOOP.without("suspended.replied").with_transition(
     LOOP.transition("suspended.replied"), before="approval_decided"
 )
+DROPPED = LOOP.without("suspended.approval_decided").with_transition(
+    replace(LOOP.transition("suspended.approval_decided"), target="pre_step"), before="doubt_settled"
+)
+"""The calls of a reply are dropped with an answer to one of them."""
 
 
 @pytest.mark.parametrize(
@@ -330,10 +334,18 @@ REPLIED_FIRST = LOOP.without("suspended.replied").with_transition(
         (LOOP, LOOP, 5),
         (LOOP, GRANTING["a row that ends the run"], 5),
         (LOOP, NOT_GRANTING["a guard of the user's"], 0),
-        (REPLIED_FIRST, LOOP, 0),
+        (REPLIED_FIRST, LOOP, 5),
+        (DROPPED, LOOP, 0),
         (NOT_GRANTING["a guard of the user's"], LOOP, 5),
     ],
-    ids=["as in the loop", "granting", "not in the sub-agent", "the call does not go on", "elsewhere in the caller"],
+    ids=[
+        "as in the loop",
+        "granting",
+        "not in the sub-agent",
+        "another row first",
+        "the call does not go on",
+        "elsewhere",
+    ],
 )
 def test_a_request_of_a_sub_agent_promises_what_reaches_its_run(
     graph: Graph, of_sub_agent: Graph, default: int, store: Any

@@ -923,6 +923,16 @@ def test_a_sub_agents_question_is_the_question_of_the_calling_run(host: Host) ->
     check_end(result)
 
 
+def test_an_answer_for_a_sub_agent_reaches_it_where_the_row_for_replies_comes_first() -> None:
+    replied = LOOP.transition("suspended.replied")
+    graph = LOOP.without(replied.id).with_transition(replied, before="approval_decided")
+    helper = Agent(asking(answered), preset="funnel").as_tool("h", "Helps.")
+    agent = Agent(ScriptedModel([call("h", task="x"), last]), tools=[helper], graph=graph, host=Host(secret=SECRET))
+    result = resumed(agent, asyncio.run(await_run(agent.run("go"))), "b", by_id=False)
+    assert result.output == "person said: b"
+    assert [d.transition.id for d in result.decisions][:2] == ["suspended.approval_decided", "dispatch_tool.otherwise"]
+
+
 @pytest.mark.parametrize(
     ("answer", "told", "paid"),
     [(Allow(), "paid 5", [5]), (Deny("too much"), "Denied by the user: too much", []), (Edit({"amount": 2}), "2", [2])],
