@@ -18,12 +18,14 @@ import inspect
 import re
 import sys
 from bisect import bisect_left
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import date, time, timedelta
+from datetime import date, time, timedelta, tzinfo
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from functools import lru_cache
+from operator import attrgetter, itemgetter, methodcaller
 from pathlib import PurePath
 from textwrap import dedent
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -47,8 +49,12 @@ _OPPOSITES = {
 }
 _PLAIN_JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...))
-_VALUES: tuple[type, ...] = (Decimal, Fraction, date, time, timedelta, UUID, PurePath, re.Pattern, range)
+_VALUES: tuple[type, ...] = (
+    *(Decimal, Fraction, date, time, timedelta, tzinfo, UUID, PurePath, re.Pattern, range),
+    *(attrgetter, itemgetter, methodcaller),
+)
 """Their text says all that they are."""
+_PARTIAL = (functools.partial, functools.partialmethod)
 _CACHED = type(lru_cache(lambda: None))
 
 
@@ -154,22 +160,27 @@ class _Description:
             return ("too deep", type(value).__qualname__)
         if isinstance(value, _CACHED):
             return self._value(value.__wrapped__, depth)
-        if isinstance(value, (FunctionType, MethodType, functools.partial, type)):
+        if isinstance(value, (FunctionType, MethodType, *_PARTIAL, type)):
             return self._code(value, depth)
         if isinstance(value, SimpleNamespace):
             return ("namespace", self._mapping(vars(value), depth))
-        if isinstance(value, (tuple, list)):
+        if isinstance(value, (tuple, list, deque)):
             items = cast("tuple[object, ...]", value)
             return (type(items).__name__, tuple(self._value(item, depth + 1) for item in items))
         if isinstance(value, (set, frozenset)):
             members = cast("frozenset[object]", value)
             return (type(members).__name__, tuple(sorted(repr(self._value(item, depth + 1)) for item in members)))
+        if isinstance(value, defaultdict):
+            values = cast("defaultdict[object, object]", value)
+            return ("defaultdict", self._value(values.default_factory, depth + 1), self._mapping(values, depth))
         if isinstance(value, Mapping):
             return ("mapping", self._mapping(cast("Mapping[object, object]", value), depth))
         if dataclasses.is_dataclass(value) or isinstance(value, BaseModel):
             return ("data", type(value).__qualname__, self._mapping(_state(value), depth))
         if self._is_followed(type(value)):
             return ("instance", self._value(type(value), depth + 1))  # what it holds may change while it is used
+        if _is_hashed_by_value(type(value)):
+            return (type(value).__qualname__, repr(value))
         return (type(value).__module__, type(value).__qualname__)
 
     def _mapping(self, values: Mapping[Any, object], depth: int) -> object:
@@ -179,7 +190,7 @@ class _Description:
         """The description of something that has code."""
         if isinstance(value, MethodType):
             return ("method", self._value(value.__func__, depth), self._object(value.__self__, depth))
-        if isinstance(value, functools.partial):
+        if isinstance(value, _PARTIAL):
             parts = cast("functools.partial[object]", value)
             return ("partial", *(self._value(part, depth + 1) for part in (parts.func, parts.args, parts.keywords)))
         if (depth and not self._is_followed(value)) or (isinstance(value, type) and _package(value) == "agentfsm"):
@@ -221,6 +232,12 @@ def _package(value: Any) -> str:
     return str(value.__name__ if isinstance(value, ModuleType) else value.__module__).partition(".")[0]
 
 
+def _is_hashed_by_value(kind: type) -> bool:
+    """Whether a class of the standard library is one whose objects never change and say what they are."""
+    by_value = kind.__hash__ not in (None, object.__hash__) and kind.__repr__ is not object.__repr__
+    return by_value and _package(kind) in sys.stdlib_module_names
+
+
 def _is_plain_object(value: object) -> bool:
     """Whether a guard is an object with ``__call__``: neither a function, a method, a partial nor a class."""
     return callable(value) and not isinstance(value, (FunctionType, MethodType, functools.partial, type))
@@ -241,6 +258,8 @@ def _members(kind: type) -> dict[str, object]:
             found[name] = cast("Any", member).__func__
         elif isinstance(member, property):
             found[name] = (member.fget, member.fset)
+        elif isinstance(member, functools.cached_property):
+            found[name] = cast("Any", member).func
         elif isinstance(member, FunctionType) or not (name.startswith("__") and name.endswith("__")):
             found[name] = member
     return found

@@ -219,10 +219,35 @@ USES = {
     "a static method": ["class R:", "    @staticmethod", "    def high(): return {}", CALL + "()", "rule = R()"],
     "a property": ["class R:", "    @property", "    def high(self): return {}", CALL, "rule = R()"],
     "a base class": ["class B:", "    def __call__(self, a): return a > {}", "class R(B): pass", "rule = R()"],
+    "a cached property": [
+        "from functools import cached_property", "class R:", "    @cached_property", "    def high(self): return {}",
+        CALL, "rule = R()"],
+    "a method with an argument of its own": [
+        "from functools import partialmethod", "class R:", "    def over(self, high, a): return a > high",
+        "    check = partialmethod(over, {})", "    def __call__(self, a): return self.check(a)", "rule = R()"],
+    "an item getter": ["from operator import itemgetter", "GET = itemgetter({})", "def rule(a): return GET(a)"],
+    "a queue": ["from collections import deque", "LIMITS = deque([{}])", "def rule(a): return a > LIMITS[0]"],
+    "the default of a mapping": [
+        "from collections import defaultdict", "def high(): return {}", "LIMITS = defaultdict(high)",
+        "def rule(a): return a > LIMITS['a']"],
+    "a dataclass": [
+        "from dataclasses import dataclass", "@dataclass", "class L:", "    high: int", "L0 = L({})",
+        "def rule(a): return a > L0.high"],
+    "a network": ["import ipaddress", "OWN = ipaddress.ip_address({})", "def rule(a): return a == OWN"],
+    "a time zone": [
+        "from datetime import timezone, timedelta", "HERE = timezone(timedelta(minutes={}))",
+        "def rule(a): return a == HERE"],
     "the code of an object": [
         "class L:", "    def over(self, a): return a > {}", "L0 = L()", "def rule(a): return L0.over(a)"],
 }  # fmt: skip
 """The lines of rules that use a number, by what it stands in."""
+
+
+def test_what_an_object_of_another_class_holds_may_change_while_it_is_used_and_does_not_count(load: Load) -> None:
+    source = "class L:\n    def add(self, run): self.seen = run\nL0 = L()\ndef guard(run): return L0.seen > run\n"
+    used, unused = load(source), load(source)
+    used.__globals__["L0"].add(7)
+    assert compared(used, unused) == (True, True)
 
 
 @pytest.mark.parametrize("used", USES)
