@@ -177,15 +177,19 @@ def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
             if row.ends != ending:
                 raise GraphError(f"{row.name!r} must end the run as {ending}", row.id)
     check_counter_limits(counter for counter in graph.counters if counter not in LOOP.counters)
-    for outcome, tool in _requested_outcomes(tools):
-        for spec in graph.states:
-            declared = spec.effect.on_request if isinstance(spec.effect, EffectSpec) else ()
-            if outcome in declared and not graph.takes(spec.name, outcome):
-                raise GraphError(
-                    f"the tool {tool!r} may lead to {outcome!r} there, and no row of the state takes that",
-                    spec.name,
-                    f"add the row that LOOP has for it, or leave {tool!r} out",
-                )
+    if graph.spec(graph.initial).waits:
+        raise GraphError(
+            "a run cannot start in a state that waits, because nobody has been asked anything",
+            graph.initial,
+            "let it start in a state whose row leads there",
+        )
+    for tool in tools.values():
+        for state, outcome in missing_rows(graph, tool):
+            raise GraphError(
+                f"the tool {tool.name!r} may lead to {outcome!r} there, and no row of the state takes that",
+                state,
+                f"add the row that LOOP has for it, or leave {tool.name!r} out",
+            )
     for asks, answered in dict.fromkeys(_answers(tools)):
         check_answer_row(graph, asks, answered)
     for name in (each.name for each in tools.values() if each.may_need_votes):
@@ -205,18 +209,31 @@ def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
 _CONTROL_OUTCOMES = {"ask": "question_asked", "done": "declared_done", "unable": "declared_unable"}
 
 
-def _requested_outcomes(tools: Mapping[str, Tool]) -> Iterator[tuple[str, str]]:
-    """What an agent's tools may lead to that a graph may lack rows for (``EffectSpec.on_request``), and the tool."""
-    for tool in tools.values():
-        yield "tool_calls", tool.name
-        if tool.control is not None:
-            yield _CONTROL_OUTCOMES[tool.control], tool.name
-        elif tool.ends_run:
-            yield "declared_done", tool.name
-        if tool.requires_approval or tool.secret or tool.delegate is not None or tool.asks:
-            yield "approval_required", tool.name
-        if tool.delegate is not None or tool.asks:
-            yield "question_asked", tool.name
+def missing_rows(graph: Graph, tool: Tool) -> Iterator[tuple[str, str]]:
+    """The states of a graph that lack a row for what a tool may lead to, and what that is.
+
+    Args:
+        graph: The graph.
+        tool: The tool.
+    """
+    for outcome in _requested_outcomes(tool):
+        for spec in graph.states:
+            declared = spec.effect.on_request if isinstance(spec.effect, EffectSpec) else ()
+            if outcome in declared and not graph.takes(spec.name, outcome):
+                yield str(spec.name), outcome
+
+
+def _requested_outcomes(tool: Tool) -> Iterator[str]:
+    """What a tool may lead to that a graph may lack rows for (``EffectSpec.on_request``)."""
+    yield "tool_calls"
+    if tool.control is not None:
+        yield _CONTROL_OUTCOMES[tool.control]
+    elif tool.ends_run:
+        yield "declared_done"
+    if tool.requires_approval or tool.secret or tool.delegate is not None or tool.asks:
+        yield "approval_required"
+    if tool.delegate is not None or tool.asks:
+        yield "question_asked"
 
 
 def _answers(tools: Mapping[str, Tool]) -> Iterator[tuple[Guard, Guard]]:
@@ -227,7 +244,7 @@ def _answers(tools: Mapping[str, Tool]) -> Iterator[tuple[Guard, Guard]]:
             yield question_asked, replied
         if tool.delegate is not None or tool.asks:
             yield question_asked, approval_decided
-        if any(outcome == "approval_required" for outcome, _ in _requested_outcomes({tool.name: tool})):
+        if "approval_required" in _requested_outcomes(tool):
             yield approval_required, approval_decided
         if tool.control is None and not tool.idempotent:
             yield in_doubt, doubt_settled

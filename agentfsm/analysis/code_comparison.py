@@ -232,9 +232,10 @@ def _package(value: Any) -> str:
     return str(value.__name__ if isinstance(value, ModuleType) else value.__module__).partition(".")[0]
 
 
-def _is_hashed_by_value(kind: type) -> bool:
+def _is_hashed_by_value(kind: Any) -> bool:
     """Whether a class of the standard library is one whose objects never change and say what they are."""
-    by_value = kind.__hash__ not in (None, object.__hash__) and kind.__repr__ is not object.__repr__
+    plain: Any = object
+    by_value = kind.__hash__ not in (None, plain.__hash__) and kind.__repr__ is not plain.__repr__
     return by_value and _package(kind) in sys.stdlib_module_names
 
 

@@ -172,6 +172,7 @@ class _RowReader:
         self.many = 1 if guardrails.max_calls_per_reply == 1 else 2
         self.rows = [row for row in graph.transitions if not graph.spec(row.target).final]
         self.mode_rows = [row for row in self.rows if not _keeps_waiting(graph, row)]
+        self.may_ask_about_failures = _may_ask_about_failures(graph)
         usual = _batches_as_in_loop(graph) and not (traits.sub_agents or traits.secrets)
         self.batches_as_in_loop = traits.scripted or usual
 
@@ -248,7 +249,9 @@ class _VariableBuilder(_RowReader):
         return Variable(name, limit, tuple(updates), budget=False)
 
     def counters(self) -> Iterator[Variable]:
-        for counter in self.graph.counters:
+        declared = self.graph.counters
+        extensions = () if any(each.name == d.CONTINUES.name for each in declared) else (d.CONTINUES,)
+        for counter in (*declared, *extensions):  # extensions are counted whether or not the graph declares it
             limit = self.limit_of(counter)
             cap = 1 if limit is None else limit + 1  # spent once more than the limit: as far as guards can tell
             updates = [u for row in self.rows for u in self._counter_updates(counter, row, cap)]
@@ -324,6 +327,8 @@ class _VariableBuilder(_RowReader):
         if row.guard in requests:
             return [Update.of(row, to=requests[row.guard])]
         other = ("other", "approval", "doubt", *in_calls)
+        if row.source not in self.may_ask_about_failures:
+            return [Update.of(row, to=other)]
         spent = any(d.CONTINUES.name in (*each.spends, *self.target(each).spends) for each in self.rows)
         left = "always" if spent else f"continues < {self.limits.max_continues}"  # as when recovery asked
         return [Update.of(row, to=(*other, *_LIMIT_LABELS), when=left), Update.of(row, to=other)]
@@ -617,6 +622,17 @@ def _stops_when_a_guard_raises(graph: Graph, state: StateSpec) -> bool:
     """Whether a guard that raises ends the run by a row that comes before any guard that could decide otherwise."""
     aborting = next((row for row in graph.rows(state.name) if row.ends == "aborted"), None)
     return state.final or (aborting is not None and aborting.guard is guards.aborted)
+
+
+def _may_ask_about_failures(graph: Graph) -> list[str]:
+    """The states in which a run may have a question of recovery, which it drops after a wait or with its batch."""
+    found = [str(spec.name) for spec in graph.states if spec.effect is CHOOSE_RECOVERY]
+    for state in found:
+        for row in graph.rows(state):
+            target = graph.spec(row.target)
+            if not (target.waits or target.final or target.effect in CLOSES_BATCH) and target.name not in found:
+                found.append(str(target.name))
+    return found
 
 
 def _keeps_waiting(graph: Graph, row: Transition) -> bool:

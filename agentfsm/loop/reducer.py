@@ -97,10 +97,13 @@ def _add_recalled(run: RunState, recalled: str) -> None:
 
 
 def _on_model_call_succeeded(run: RunState, outcome: o.ModelCallSucceeded) -> None:
-    """Store the message before any guard reads it; its calls need results. One-time feedback is done with."""
+    """Store the message before any guard reads it; its calls need results. One-time feedback is done with.
+
+    So is an earlier failure that no recovery has cleared: a row of a user's graph led past it.
+    """
     reply = outcome.reply
     message = reply.message
-    run.reply, run.reply_judged = reply, False
+    run.reply, run.reply_judged, run.failure = reply, False, None
     run.messages.append(message)
     open_batch(run, message.tool_calls)
     if reply.usage is not NO_USAGE:

@@ -339,7 +339,7 @@ def paths(
 
     ::
 
-        print(paths(LOOP))  # loop: 136 runs of 958 moves cover 239 of 269 pairs; 30 cannot happen
+        print(paths(LOOP))  # loop: 136 runs of 970 moves cover 239 of 269 pairs; 30 cannot happen
         for path in paths(my_agent, "transitions"):
             print(path)
 

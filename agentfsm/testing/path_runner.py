@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from agentfsm.agent import Agent
+from agentfsm.agent.agent_options import missing_rows
 from agentfsm.analysis.state_space import StateSpace
 from agentfsm.errors import AgentfsmError, ConfigurationError, RunError
 from agentfsm.loop import detectors as d
@@ -25,6 +26,7 @@ from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.declaration import guard_name
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, Guard, Transition
+from agentfsm.runtime.control_tools import CONTROL_TOOLS
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
 from agentfsm.testing.fakes import ScriptedModel
@@ -170,15 +172,20 @@ def find_divergence(path: Path, decisions: list[Decision]) -> PathDivergence | N
 
 
 def default_agent(graph: Graph, behavior: Behavior = PERMISSIVE_BEHAVIOR) -> Agent[Any, Any]:
-    """An agent for running the paths of a graph, with tools of every combination of options.
+    """An agent for running the paths of a graph, with those tools of every combination of options that it has rows for.
 
     Args:
         graph: The graph.
         behavior: The agent's behavior; by default the one under which most rows can be taken.
     """
     output = int if behavior.text_is_answer and not behavior.envelope else None
+    tools = [each for each in DEFAULT_TOOLS if not any(missing_rows(graph, each))]
+    control = [each for each in CONTROL_TOOLS.values() if not any(missing_rows(graph, each))]
+    if behavior.control_tools and len(control) < len(CONTROL_TOOLS):
+        behavior = behavior.model_copy(update={"control_tools": False})
+        tools += control
     return Agent(
-        ScriptedModel(), tools=DEFAULT_TOOLS, preset=Preset("bench", behavior=behavior, graph=graph), output_type=output
+        ScriptedModel(), tools=tools, preset=Preset("bench", behavior=behavior, graph=graph), output_type=output
     )
 
 

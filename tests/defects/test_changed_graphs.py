@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from agentfsm import (
     Agent,
     AgentGuardrails,
     Allow,
+    Example,
     Failure,
     FailureKind,
     GraphError,
@@ -23,16 +25,24 @@ from agentfsm import (
     RunAborted,
     RunResult,
     RunState,
+    StateContext,
+    StateResult,
     StateSpec,
+    TransientProviderError,
     Transition,
     UserInputRequested,
+    detector,
     tool,
 )
+from agentfsm.diagrams import FORMATS
 from agentfsm.journal.records import open_record
+from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, verify_stored_run
+from agentfsm.loop.guards import expired, replied
 from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.declaration import Counter
-from agentfsm.testing import ScriptedModel, call
+from agentfsm.testing import ScriptedModel, WitnessDriver, call, paths
+from tests.helpers.graphs import written_from_scratch
 
 LIMIT_ROWS = [f"pre_step.{name}" for name in ("iteration_limit", "time_limit", "token_limit", "cost_limit")]
 
@@ -226,3 +236,99 @@ def test_a_failure_of_a_kind_of_ours_from_your_own_detector_is_recovered_from_as
     result = Agent(ScriptedModel([call("pay", amount=1), "done"]), tools=[pay], graph=graph).run_sync("go")
     assert result.output == "done"
     assert [x.kind for x in result.run_state.lessons_learned] == [FailureKind.tool_error]
+
+
+# -- a graph of your own ----------------------------------------------------------------------------------
+
+
+def test_a_graph_written_from_scratch_is_proved_run_under_the_monitor_verified_and_replayed():
+    graph = written_from_scratch()
+    assert graph.analyse().ok
+
+    async def scenario() -> None:
+        store = MemoryStore()
+
+        def file(context: StateContext) -> StateResult:
+            return StateResult(outcome="unclear")
+
+        unclear = replace(graph.spec("file"), effect=file)
+        asking = replace(graph, states=tuple(unclear if s.name == "file" else s for s in graph.states))
+        host = Host(store=store, secret=b"kept by the tests of graphs", monitor="raise")
+        asked = await Agent(ScriptedModel(["Long."]), graph=asking, host=host).run("go", run_id="r")
+        assert isinstance(asked.outcome, UserInputRequested)
+        result = await Agent(ScriptedModel(["Short."]), graph=graph, host=host).resume("r", "shorter")
+        assert [d.transition.id for d in result.decisions] == [
+            "asking.replied", "check.otherwise", "talk.otherwise", "read.otherwise", "file.filed"
+        ]  # fmt: skip
+        assert (result.ok, result.output) == (True, "Short.")
+        assert (await verify_stored_run(store, "r", {})).code == GOOD
+        assert replay(await store.records("r"), graph).same
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", [name for name, each in FORMATS.items() if not each.image])
+def test_a_graph_written_from_scratch_is_drawn_in_every_format(name: str):
+    assert "asking" in written_from_scratch().diagram(name)
+
+
+DRIVEN = {
+    "from scratch": written_from_scratch(),
+    "no questions of the model": LOOP.without("post_tool.question_asked"),
+    "no tool that ends a run": LOOP.without("post_tool.declared_done"),
+    "no giving up": LOOP.without("post_tool.declared_unable"),
+}
+
+
+@pytest.mark.parametrize("name", DRIVEN)
+def test_every_row_of_a_graph_without_some_rows_for_tools_is_witnessed(name: str):
+    """From scratch, every step is a model call, and nothing extends their number: it never makes too many steps."""
+    graph, driver = DRIVEN[name], WitnessDriver(DRIVEN[name])
+    taken = {row for path in paths(graph, "transitions") for row in driver.run(path).check().path.ids}
+    assert {row.id for row in graph} - taken == ({"check.runaway"} if name == "from scratch" else set())
+
+
+TOO_MUCH = call("pay", amount=501)
+
+
+@detector(fires_on=[Example(call=TOO_MUCH)], silent_on=[Example(call=call("pay", amount=500))])
+def too_much(run: RunState) -> Failure | None:
+    """A reply pays more than 500."""
+    found = any(each.call.arguments.get("amount", 0) > 500 for each in run.batch)
+    return Failure(kind=FailureKind.policy_violation, explanation="too much") if found else None
+
+
+@pytest.mark.slow
+def test_paths_through_a_wait_of_your_own_extend_no_limit_that_nobody_asks_about():
+    rows = [Transition("desk", expired, "terminal", ends="cancelled"), Transition("desk", replied, "pre_step")]
+    stopping = [replace(row, source="desk") for row in LOOP.rows("pre_step")[:2]]
+    table = [*LOOP.transitions, *stopping, *rows]
+    place = table.index(LOOP.transition("post_llm.tool_calls"))
+    table.insert(place, Transition("post_llm", too_much, "desk"))
+    graph = replace(LOOP, states=(*LOOP.states, StateSpec("desk", waits=True)), transitions=tuple(table))
+    agent = Agent(ScriptedModel(), tools=[pay], graph=graph)
+    driver = WitnessDriver(agent)
+    for path in paths(agent, "triples"):
+        if "desk.replied" in path.ids:
+            driver.run(path).check()
+
+
+def test_a_reply_after_a_failed_call_counts_where_a_row_of_yours_calls_the_model_again():
+    """Without ``recover``, which a failure of the provider leads to in ``LOOP``."""
+
+    def pause(context: StateContext) -> str:
+        return "paused"
+
+    rows = [Transition("pause", None, "pre_step")]
+    spec = StateSpec("pause", effect=pause)
+    graph = LOOP.with_state(spec, rows, entered_by="call_llm.transient_provider")
+    result = Agent(ScriptedModel([TransientProviderError("busy"), "Hello."]), graph=graph).run_sync("go")
+    assert (result.ok, result.output, result.run_state.failure) == (True, "Hello.", None)
+
+
+def test_a_run_does_not_start_in_a_state_that_waits():
+    """It would wait for an answer to what nobody has asked."""
+    graph = written_from_scratch()
+    asking_first = replace(graph, states=(graph.spec("asking"), *(s for s in graph.states if s.name != "asking")))
+    with pytest.raises(GraphError, match="a run cannot start in a state that waits"):
+        Agent(ScriptedModel(), graph=asking_first)

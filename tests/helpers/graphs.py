@@ -12,8 +12,9 @@ from unittest.mock import patch
 
 from agentfsm.analysis import Assumptions, GuardAssumption, Update, Variable, graph_assumptions, iff
 from agentfsm.errors import GraphError
+from agentfsm.loop import detectors, guards
 from agentfsm.loop.guardrails import AgentGuardrails
-from agentfsm.loop.outcomes import CALL_MODEL, RUN_CALLS
+from agentfsm.loop.outcomes import CALL_MODEL, CHECK_BUDGETS, PARSE_REPLY, RUN_CALLS, StateResult
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine import declaration
 from agentfsm.machine.declaration import Exhausted, guard_name
@@ -483,3 +484,49 @@ def pipeline(stages: int) -> Graph:
     ]
     rounds = declaration.Counter("rounds", 5)
     return Graph((*states, StateSpec("end", final=True)), tuple(rows), "pipeline", (rounds,))
+
+
+def written_from_scratch() -> Graph:
+    """A graph with nothing of ``LOOP`` but some effects and guards: no tools, no recovery, and a state of its own.
+
+    It asks a person about each answer that is too long, and declares no counter for extensions.
+    """
+
+    def file(context: object) -> StateResult:
+        return StateResult(outcome="filed")
+
+    def ends(state: str, guard: Guard, how: str) -> Transition:
+        return Transition(state, guard, "done", ends=how)
+
+    rows = [
+        ends("check", detectors.runaway, "partial"),
+        ends("check", detectors.iteration_limit, "partial"),
+        Transition("check", None, "talk"),
+        Transition("talk", detectors.transient_provider, "check"),
+        ends("talk", detectors.provider_error, "handed_off"),
+        ends("talk", detectors.context_overflow, "handed_off"),
+        Transition("talk", None, "read"),
+        Transition("read", detectors.output_truncated, "check"),
+        Transition("read", detectors.output_malformed, "check"),
+        Transition("read", None, "file"),
+        ends("file", guards.came_back("filed"), "completed"),
+        Transition("file", guards.came_back("unclear"), "asking"),
+        Transition("file", None, "done", ends="partial"),
+        ends("asking", guards.expired, "cancelled"),
+        Transition("asking", guards.replied, "check"),
+    ]
+    states = (
+        StateSpec("check", effect=CHECK_BUDGETS, spends="steps"),
+        StateSpec("talk", effect=CALL_MODEL),
+        StateSpec("read", effect=PARSE_REPLY),
+        StateSpec("file", effect=file, outcomes=("filed", "unclear")),
+        StateSpec("asking", waits=True),
+        StateSpec("done", final=True),
+    )
+    stops = [
+        ends(spec.name, guard, how)
+        for spec in states[:-1]
+        for guard, how in ((guards.cancelled, "cancelled"), (guards.aborted, "aborted"))
+    ]
+    ordered = tuple(row for spec in states for row in (*stops, *rows) if row.source == spec.name)
+    return Graph(states, ordered, "scratch", (detectors.STEPS, detectors.ITERATIONS), LOOP.first)
