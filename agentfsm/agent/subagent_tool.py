@@ -30,6 +30,7 @@ from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.human_input import GUARDRAIL_OF_UNIT, PendingRequest, ReachedLimit, SuspendedSubRun
 from agentfsm.loop.messages import NO_USAGE, Message, Role, ToolResult, Usage
+from agentfsm.loop.quorum import Quorum
 from agentfsm.loop.recovery_policy import Recovery, RecoveryPolicy
 from agentfsm.loop.state import CallState, RunState, RunView
 from agentfsm.runtime.context import AgentConfig, LongWait
@@ -273,7 +274,7 @@ class SubRun:
             {k: "(secret)" if k in secret else v for k, v in request.arguments.items()},
             request.originating_failure_kind,
             f"{call.name}/{request.asker}" if request.asker else call.name,
-            quorum=None if run.pending_request is None else run.pending_request.quorum,
+            quorum=self._quorum(run.pending_request),
             limit=self._own_default(request.limit),
             form=request.form,
         )
@@ -288,6 +289,15 @@ class SubRun:
             self.model_calls,
             run.model_calls,
         )
+
+    def _quorum(self, request: PendingRequest | None) -> Quorum | None:
+        """The votes on a request; of one that goes on, with the time at which the calling run asked it."""
+        asked = None if self._call_state.held is None else self._call_state.held.waiting
+        quorum = None if request is None else request.quorum
+        if request is None or quorum is None or asked is None or asked.quorum is None:
+            return quorum
+        goes_on = quorum.votes and (asked.tool, asked.quorum.rule) == (request.tool, quorum.rule)
+        return replace(quorum, asked_at=max(quorum.asked_at, asked.quorum.asked_at)) if goes_on else quorum
 
     def _own_default(self, limit: ReachedLimit | None) -> ReachedLimit | None:
         """A limit with what a reply grants by default: what the sub-agent's own limits say, and not what was left."""

@@ -12,7 +12,7 @@ from agentfsm.loop.detectors import cost_limit, time_limit, token_limit
 from agentfsm.loop.events import ToolFinished, ToolStarted
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.human_input import PendingRequest, SuspendedSubRun
-from agentfsm.loop.messages import ToolCall, ToolResult
+from agentfsm.loop.messages import NO_USAGE, ToolCall, ToolResult
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
 from agentfsm.loop.state import CallState
 from agentfsm.runtime.approval import check_approval, check_without_approval, is_repeatable, require_row
@@ -63,7 +63,11 @@ async def run_calls(context: Context) -> Outcome:
             ready.append((effect_id, call_state, tool, arguments))
         elif isinstance(checked, PendingRequest):
             require_row(context, checked)
-            return CallBlocked(checked, tuple(context.completed_results))
+            results = tuple(context.completed_results)
+            if call_state.held is None or checked.quorum is None:
+                return CallBlocked(checked, results)
+            held = _asked_now(context, call_state.held)  # until now, another call was asked about
+            return CallBlocked(held.waiting, results, (replace(held, usage=NO_USAGE, model_calls=0),))  # charged before
         elif isinstance(checked, ToolResult):
             _complete_call(context, checked)
     attempts: list[int] = []
@@ -83,8 +87,19 @@ async def run_calls(context: Context) -> Outcome:
         results = _in_order({result.call_id: result for result in results}, due)
     if not context.suspended_subruns:
         return ToolsRan(results)
-    suspended = _in_order(context.suspended_subruns, due)
-    return CallBlocked(suspended[0].waiting, results, suspended)
+    first, *others = _in_order(context.suspended_subruns, due)
+    if sum(each.answer is not None for _, each in due) > 1:  # in the meantime, another call was asked about
+        first = _asked_now(context, first)
+    return CallBlocked(first.waiting, results, (first, *others))
+
+
+def _asked_now(context: Context, held: SuspendedSubRun) -> SuspendedSubRun:
+    """What waits for a person, with all its time from now on."""
+    request = held.waiting
+    if request.quorum is None:
+        return held
+    quorum = replace(request.quorum, asked_at=context.config.host.clock.time())
+    return replace(held, waiting=replace(request, quorum=quorum))
 
 
 def _in_order(by_id: Mapping[str, T], due: list[tuple[int, CallState]]) -> tuple[T, ...]:

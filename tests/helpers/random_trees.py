@@ -8,7 +8,9 @@ by what docs/tools.md and docs/approvals.md say alone.
 
 from __future__ import annotations
 
+import copy
 import random
+import zlib
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -126,7 +128,7 @@ class Node:
 
 
 def draw_node(dice: random.Random, name: str, depth: int) -> Node:
-    names = ("look", "send", "ask", *APPROVALS)
+    names = ("look", "send", "ask", "sign", *APPROVALS)
     tools = tuple(each for each in names if dice.random() < 0.5)
     below = [draw_node(dice, f"{name}_{n}", depth - 1) for n in range(dice.choice((1, 1, 2)) if depth else 0)]
     checks = dice.random() < 0.25
@@ -157,6 +159,7 @@ class Step(NamedTuple):
         refused: The error with which the answer is refused.
         waits: Whether nothing is answered, because time passes.
         escalates: Whether somebody then sees to it that the request is escalated; else the next answer does.
+        acted_on_late: Whether the answer is sent in time, and acted on when the request has expired.
     """
 
     reply: HumanInput | None
@@ -164,6 +167,14 @@ class Step(NamedTuple):
     refused: type[Exception] | None = None
     waits: bool = False
     escalates: bool = False
+    acted_on_late: bool = False
+
+    def decides(self, request: PendingRequest) -> bool:
+        """Whether the request is over after it."""
+        if self.waits or self.refused is not None:
+            return False
+        votes = request.kind == "approval" and isinstance(self.reply, Allow) and request.quorum is not None
+        return not votes or request.quorum is None or len(request.quorum.votes) + 1 >= request.quorum.rule.n
 
 
 @dataclass
@@ -211,6 +222,8 @@ class TreeWorld(StateWorld):
         about = request.tool, text_of(request.arguments)
         if request.kind == "in_doubt":
             return Step(self._whether_it_ran(*about), by)
+        if request.tool == "sign":  # its secret was encrypted under a secret that is lost
+            return Step(Edit({"text": about[1], "pin": pin_for(about[1])}), by)
         said = self.person(*about)
         if said == "edit":
             edited = f"{about[1]}!"
@@ -275,6 +288,16 @@ class TreeWorld(StateWorld):
             voters.append(by.id)
 
 
+def pin_for(text: str) -> str:
+    """The secret argument of a call."""
+    return f"pin-{zlib.crc32(text.encode()):08x}"
+
+
+def arguments_of(name: str, text: str) -> dict[str, Any]:
+    """The arguments of a call of a tool."""
+    return {"text": text, "pin": pin_for(text)} if name == "sign" else {"text": text}
+
+
 def text_of(arguments: Mapping[str, Any]) -> str:
     """What a call is about."""
     return str(arguments.get("text", arguments.get("task")))
@@ -297,7 +320,7 @@ class TreeModel:
             return Reply(Message.assistant(said.text), FinishReason.CONTENT_FILTER, usage=usage)
         below = {each.name for each in self.node.below}
         calls = [
-            ToolCall(f"c{turn}.{n}", name, {"task" if name in below else "text": text})
+            ToolCall(f"c{turn}.{n}", name, {"task": text} if name in below else arguments_of(name, text))
             for n, (name, text) in enumerate(said.calls)
         ]
         return Reply(Message.assistant(said.text, tuple(calls)), usage=usage)
@@ -338,10 +361,18 @@ def tools_for(world: TreeWorld, names: Sequence[str]) -> list[Tool]:
         """Ask a person."""
         return await context.ask(text)
 
-    made = tools_of(world, [name for name in names if name != "ask"])
+    @tool(idempotent=True, parallel=True, secret=["pin"])
+    async def sign(text: str, pin: str) -> str:
+        """Sign."""
+        assert pin == pin_for(text)
+        world.ran["sign", text] += 1
+        return done("sign", text)
+
+    own = {"ask": ask, "sign": sign}
+    made = tools_of(world, [name for name in names if name not in own])
     made = [replace(each, parallel=each.name in ("look", "pay")) for each in made]
     made = [replace(each, requires_approval=FOUR_EYES) if each.name == "wire" else each for each in made]
-    return made + [ask] * ("ask" in names)
+    return made + [each for name, each in own.items() if name in names]
 
 
 def never(run: RunState) -> Failure | None:
@@ -409,13 +440,14 @@ def draw_change(dice: random.Random, root: Node, request: PendingRequest | None)
 
 @dataclass
 class DrawnTree:
-    """A tree of agents in a world, and one version of the program that has it."""
+    """A tree of agents in a world, one version of the program that has it, and the run that people act on."""
 
     seed: int
     root: Node
     world: TreeWorld
     limits: AgentGuardrails = LIMITS
     change: Change = Change()
+    run_id: str = "r"
     _agents: dict[Any, Agent] = field(default_factory=dict[Any, Agent])
 
     def agent(self, store: Any) -> Agent:
@@ -443,6 +475,12 @@ class DrawnTree:
     def changed(self, change: Change) -> DrawnTree:
         """The same tree in another version of the program."""
         return replace(self, change=change, _agents={})
+
+    def forked(self, run_id: str) -> DrawnTree:
+        """The same tree in a world in which its calls have not run, nor been decided, for a fork of its run."""
+        world = copy.deepcopy(self.world)
+        world.ran, world.approvals, world.denied = Tally(), {}, set()
+        return replace(self, world=world, run_id=run_id, _agents={})
 
     def _made(self, node: Node, host: Host | None = None) -> Agent:
         kind = self.change.kind if self.change.at == node.name else ""
@@ -596,7 +634,7 @@ def _result(world: TreeWorld, name: str, text: str) -> str:
         return f"about {text}"
     if name == "look" and world.dice("breaks", text).random() < 0.15:
         return "ValueError: broken"
-    if name in ("look", "send"):
+    if name in ("look", "send", "sign"):
         return done(name, text)
     match world.person(name, text):
         case "allow":

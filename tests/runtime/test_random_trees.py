@@ -8,17 +8,34 @@ import json
 import random
 from collections import Counter as Tally
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from agentfsm import Actor, Graph, Host, MemoryStore, RunQuery, RunResult, Usage, UserInputRequested, open_store
+from agentfsm import (
+    Actor,
+    Allow,
+    Graph,
+    Host,
+    JournalError,
+    MemoryStore,
+    RunCancelled,
+    RunQuery,
+    RunResult,
+    SuspensionExpiredError,
+    Usage,
+    UserInputRequested,
+    open_store,
+)
 from agentfsm.agent.subagent import Subagent
 from agentfsm.errors import AgentfsmError, RunError
 from agentfsm.journal import send_signal
+from agentfsm.journal.adoption import adopt
 from agentfsm.journal.maintenance import Hold, end_hold, hold_run
 from agentfsm.journal.purge import purge_runs
 from agentfsm.journal.records import export_lines
@@ -26,7 +43,9 @@ from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, verify, verify_export
 from agentfsm.loop.human_input import HumanInput
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state_json import dump_state
+from agentfsm.loop.withholding import SecretOpener
 from agentfsm.report.ledger import read_ledger
 from agentfsm.testing.invariants import one_result_per_call
 from tests.helpers.postgres import empty_database
@@ -37,13 +56,16 @@ from tests.helpers.random_trees import (
     KEYRING,
     LIMITS,
     MOST_TOKENS,
+    NEW_SECRET,
     REQUESTER,
+    Change,
     DismissedError,
     DrawnTree,
     Step,
     TreeWorld,
     draw_change,
     draw_tree,
+    pin_for,
     told,
 )
 from tests.helpers.taped_store import Commit, TapedStore, restore
@@ -61,31 +83,58 @@ class Counts(Tally[str]):
 async def follow(drawn: DrawnTree, store: Any, counts: Counts, result: RunResult | None = None) -> RunResult:
     """Begin a run, or go on with one, and do about it what people do, until it ends."""
     agent, world = drawn.agent(store), drawn.world
-    head = await store.head(ROOT)
+    head = await store.head(drawn.run_id)
     if head is None or not head.seq:
-        result = await agent.run("go", run_id=ROOT, actor=REQUESTER)
+        result = await agent.run("go", run_id=drawn.run_id, actor=REQUESTER)
     for number in range(1_000):
         if result is not None and not isinstance(result.outcome, UserInputRequested):
             return result
-        past = rehydrate(await store.records(ROOT))
+        past = rehydrate(await store.records(drawn.run_id))
         request = past.run.pending_request
         if past.suspension is None or request is None:
-            result = await agent.resume(ROOT)
+            result = await agent.resume(drawn.run_id)
             continue
         counts["waits"] += 1
         counts[f"waits at depth {len(request.asker.split('/')) if request.asker else 0}"] += 1
         await assert_child_cannot_be_answered(drawn, store)
         await assert_charged(drawn, store)
-        result = await take(world.next_step(request, number), drawn, store) or result
-    raise AssertionError(f"{ROOT} waits for ever")
+        step = world.next_step(request, number)
+        if step.decides(request):
+            step = await race(step, past.suspension["expires"] / 1000, drawn, store, counts)
+        result = await take(step, drawn, store) or result
+    raise AssertionError(f"{drawn.run_id} waits for ever")
+
+
+async def race(step: Step, expires_at: float, drawn: DrawnTree, store: Any, counts: Counts) -> Step:
+    """Have an answer come at the last moment, or be acted on after it, or come too late, or as the run is dismissed."""
+    clock, dice = drawn.world.clock, drawn.world.dice("races", len(drawn.world.asked), step.by)
+    if step.reply is None:
+        before, late = await all_records(store), clock.time() > expires_at
+        sends = [drawn.agent(store).resume(drawn.run_id, Allow(), by=step.by).load] * late + [
+            partial(drawn.runs(store).answer, drawn.run_id, Allow(), by=step.by)
+        ]
+        with mock.patch.object(send_signal, "time", clock):
+            for send in sends:
+                with pytest.raises(SuspensionExpiredError) if late else nullcontext():
+                    await send()
+        assert await all_records(store) == before
+        counts["answers that came too late" if late else "answers that came as the run was dismissed"] += len(sends)
+    elif dice.random() < 0.2 and clock.time() < expires_at:
+        clock.advance(expires_at - clock.time())
+        step = step._replace(acted_on_late=dice.random() < 0.5)
+        counts["answers that came in time, and were acted on late" if step.acted_on_late else "answers at the end"] += 1
+    return step
 
 
 async def take(step: Step, drawn: DrawnTree, store: Any) -> RunResult | None:
     agent, world = drawn.agent(store), drawn.world
     if step.waits:
-        return await agent.resume(ROOT) if step.escalates else None
+        return await agent.resume(drawn.run_id) if step.escalates else None
     if step.reply is None:
-        return await agent.dismiss(ROOT)
+        result = await agent.dismiss(drawn.run_id)
+        assert await agent.next_run(drawn.run_id) is None  # what was sent to it is removed
+        assert await store.signals.pending() == []
+        return result
     sends = world.dice("sends", len(world.asked), step.by).random() < 0.3
     if step.refused is not None:
         before = await all_records(store)
@@ -94,19 +143,23 @@ async def take(step: Step, drawn: DrawnTree, store: Any) -> RunResult | None:
         assert error.type is step.refused
         assert await all_records(store) == before
         return None
-    result = await answer(step.reply, step.by, drawn, store, sends=sends)
+    late_s = 1.0 if step.acted_on_late else 0.0
+    result = await answer(step.reply, step.by, drawn, store, sends=sends or step.acted_on_late, acted_on_after_s=late_s)
     assert await store.signals.pending() == []
     return result
 
 
-async def answer(reply: HumanInput, by: Actor, drawn: DrawnTree, store: Any, *, sends: bool) -> RunResult:
+async def answer(
+    reply: HumanInput, by: Actor, drawn: DrawnTree, store: Any, *, sends: bool, acted_on_after_s: float = 0.0
+) -> RunResult:
     """Answer what the run asks, perhaps from a process that has no agent."""
     agent = drawn.agent(store)
     if not sends:
-        return await agent.resume(ROOT, reply, by=by)
+        return await agent.resume(drawn.run_id, reply, by=by)
     with mock.patch.object(send_signal, "time", drawn.world.clock):
-        await drawn.runs(store).answer(ROOT, reply, by=by)
-    run = await agent.next_run(ROOT)
+        await drawn.runs(store).answer(drawn.run_id, reply, by=by)
+    drawn.world.clock.advance(acted_on_after_s)
+    run = await agent.next_run(drawn.run_id)
     assert run is not None, f"nobody acts on {reply}"
     return await run
 
@@ -116,7 +169,7 @@ async def all_records(store: Any) -> list[Any]:
 
 
 async def assert_child_cannot_be_answered(drawn: DrawnTree, store: Any) -> None:
-    waiting = [head.run_id for head in await store.heads("suspended") if head.run_id != ROOT]
+    waiting = [head.run_id for head in await store.heads("suspended") if head.run_id.startswith(f"{drawn.run_id}-")]
     if waiting:
         with pytest.raises(AgentfsmError):
             await drawn.agent(store).resume(waiting[0], "yes").load()
@@ -129,24 +182,33 @@ async def assert_good(
 ) -> None:
     """Each run has ended, verifies, is replayed on its graph, and can be read, exported and shown."""
     keyring = Host(**drawn.secrets).keyring
+    signed = [text for name, text in drawn.world.ran if name == "sign"]
     graphs = {**graphs_of(begun_by or drawn, store), **graphs_of(drawn, store)}
     for head in await store.heads():
+        if not is_of(drawn.run_id, head.run_id):
+            continue
         records = await store.records(head.run_id)
         report = verify(head.run_id, records, head, keyring=keyring)
         assert report.code == GOOD, (head.run_id, report)
         assert verify_export("".join(export_lines(records)), None, keyring).code == GOOD
         counts["records"] += len(records)
-        past = rehydrate(records)
+        assert not any(pin_for(text) in each.body + each.hidden for each in records for text in signed)
+        past = rehydrate(records, SecretOpener(keyring))
         graph = graphs[past.graph["fingerprint"]]
         replayed = replay(records, graph)
         assert replayed.same, (head.run_id, replayed.divergences)
-        assert head.run_id != ROOT or dump_state(past.run) == dump_state(result.run_state)
+        assert head.run_id != drawn.run_id or dump_state(past.run) == dump_state(result.run_state)
         one_result_per_call(past.run)
         assert past.run.state_results.keys() <= {spec.name for spec in graph.states}
         ledger = read_ledger(head.run_id, records)
         assert not ledger.problems, ledger.problems
         await drawn.runs(store).get(head.run_id)
-        counts[f"runs {head.status}" if head.run_id == ROOT else f"runs below {head.status}"] += 1
+        counts[f"runs {head.status}" if head.run_id == drawn.run_id else f"runs below {head.status}"] += 1
+
+
+def is_of(root: str, run_id: str) -> bool:
+    """Whether a run is another one, or below it."""
+    return run_id == root or run_id.startswith(f"{root}-")
 
 
 def graphs_of(drawn: DrawnTree, store: Any) -> dict[str, Graph]:
@@ -235,6 +297,8 @@ async def explore(seed: int, worlds: int, cuts: int, counts: Counts) -> None:
         for _ in range(cuts):
             await go_on_after_a_crash(drawn, store.tape, dice, counts)
             await go_on_with_another_version(drawn, store.tape, dice, counts)
+            await go_on_with_a_fork(drawn, store.tape, dice, counts)
+            await go_on_without_the_secret(drawn, store.tape, dice, counts)
         await assert_kept_and_purged(drawn, store, dice)
 
 
@@ -301,6 +365,73 @@ async def go_on_with_another_version(drawn: DrawnTree, tape: Any, dice: random.R
     assert_as_told(went_on, result, counts)
     assert_ran_as_approved(went_on.world)
     await assert_good(went_on, store, result, counts, begun_by=before)
+
+
+async def go_on_with_a_fork(drawn: DrawnTree, tape: Any, dice: random.Random, counts: Counts) -> None:
+    """A fork says what its origin said, asks again and does its own calls, and its origin stays as it is."""
+    at = dice.randrange(1, len(tape) + 1)
+    fork = replace(drawn, world=copy.deepcopy(tape[at - 1].world)).forked("f")
+    store = TapedStore(fork.world)
+    await restore(tape[:at], store, KEYRING)
+    head = await store.head(ROOT)
+    if head is None:
+        return
+    before, seq = await all_records(store), dice.randrange(1, head.seq + 1)
+    past = rehydrate((await store.records(ROOT))[:seq])
+    try:
+        await fork.runs(store).fork(ROOT, seq, "f")
+    except JournalError as error:
+        why = "had ended" if past.run.ended else "of a sub-agent was waiting"
+        refusal = str(error)
+    else:
+        why = refusal = ""
+    assert why in refusal, refusal
+    if why:
+        assert past.run.ended or drawn.root.below
+        assert await all_records(store) == before
+        counts[f"forks refused, because a run {why}"] += 1
+        return
+    if past.suspension is not None and past.suspension["expires"] / 1000 < fork.world.clock.time():
+        counts["forks of a request that had expired"] += 1
+        result = await fork.agent(store).dismiss("f")
+        assert isinstance(result.outcome, RunCancelled)
+    else:
+        counts["forked"] += 1
+        result = await follow(fork, store, counts)
+        assert_as_told(fork, result, counts)
+    assert_ran_as_approved(fork.world)
+    await assert_good(fork, store, result, counts)
+    assert [await store.records(head.run_id) for head in await store.heads() if is_of(ROOT, head.run_id)] == before
+
+
+async def go_on_without_the_secret(drawn: DrawnTree, tape: Any, dice: random.Random, counts: Counts) -> None:
+    """Somebody adopts all runs under a new secret; what was approved and has not run is asked again."""
+    at = dice.randrange(1, len(tape) + 1)
+    before = draw_tree(drawn.seed, copy.deepcopy(tape[at - 1].world))
+    store = TapedStore(before.world)
+    await restore(tape[:at], store, KEYRING)
+    if await store.head(ROOT) is None or rehydrate(await store.records(ROOT)).finished:
+        return
+    after, keyring = before.changed(Change("a lost secret", before.root.name)), Keyring(NEW_SECRET)
+    for head in await store.heads():
+        records = await store.records(head.run_id)
+        run = rehydrate(records).run
+        voted = run.pending_request is not None and run.pending_request.quorum is not None
+        given = any(each.answer is not None for each in run.batch) or (voted and run.pending_request.quorum.votes)
+        if given and head.status != "finished":
+            with pytest.raises(JournalError, match="cannot be asked again"):
+                await adopt(store, head.run_id, keyring)
+            assert await store.records(head.run_id) == records
+            counts["runs not adopted, because an answer had been given"] += 1
+            return
+        assert await adopt(store, head.run_id, keyring, by="somebody")
+    world = after.world
+    world.approvals = {call: voters for call, voters in world.approvals.items() if world.ran[call]}
+    counts["adopted"] += 1
+    result = await follow(after, store, counts)
+    assert_as_told(after, result, counts)
+    assert_ran_as_approved(world)
+    await assert_good(after, store, result, counts, begun_by=before)
 
 
 async def one_step(

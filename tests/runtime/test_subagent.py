@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 from agentfsm import (
     Action,
+    Actor,
     Agent,
     AgentGuardrails,
     Allow,
+    Approval,
     ContextOverflowError,
     DefaultPolicy,
     Deny,
@@ -1414,3 +1416,47 @@ def test_interrupted_after_a_reply_a_sub_agent_does_not_get_it_twice(tmp_path: P
     told = step(tmp_path, "answered", 2)
     assert told["output"] == "above: below: the left one"
     assert told["thought"] == 2
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_a_second_sub_agent_asks_has_its_whole_time_once_people_are_asked(n: int, depth: int) -> None:
+    """Until then, they are asked about the first, which may take as long as that may take."""
+    rule = Approval(n, roles=("clerk",), validity_s=600, escalate_to=("boss",), escalate_after_s=60)
+    paid: list[str] = []
+
+    @tool(requires_approval=rule)
+    def pay(text: str) -> str:
+        """Pay."""
+        paid.append(text)
+        return "paid"
+
+    async def scenario() -> None:
+        clock, store = FakeClock(), MemoryStore()
+        host = Host(store=store, secret=SECRET, clock=clock)
+
+        def agent() -> Agent:
+            made = Agent(FromTranscript([ToolCall("p", "pay", {"text": "x"})], "paid"), tools=[pay])
+            for level in range(depth):
+                calls = [ToolCall(f"h{i}", "helper", {"task": str(i)}) for i in range(1 + (level == depth - 1))]
+                made = Agent(
+                    FromTranscript(calls, "done"), tools=[made.as_tool("helper", "H.", parallel=True)], host=host
+                )
+            return made
+
+        result = await agent().run("go", run_id="r")
+        for vote in range(2 * n):
+            assert isinstance(result.outcome, UserInputRequested)
+            quorum = result.outcome.quorum
+            assert quorum is not None
+            assert (quorum.asked_at, quorum.escalated) == (clock.time(), vote >= 2)
+            assert result.outcome.suspension_record.expires_at == clock.time() + 600
+            clock.advance(600)  # at that very time it can still be answered
+            result = await agent().resume("r", Allow(), by=Actor(f"person {vote}", ("clerk",)))
+        assert (result.output, paid) == ("done", ["x", "x"])
+        for head in await store.heads():
+            records = await store.records(head.run_id)
+            assert verify(head.run_id, records, head, keyring=Keyring(SECRET)).code == GOOD
+            assert replay(records, agent().graph).same
+
+    asyncio.run(scenario())
