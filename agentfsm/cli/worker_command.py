@@ -237,6 +237,7 @@ def worker(
     served = load_agents(agents)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("dbos").setLevel(logging.CRITICAL)  # what matters is logged by the worker
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # so is that the server is away, and why: once
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs whole URLs, and that of a webhook may have a key
     await_result(_serve(served, location, worker_opts))
 

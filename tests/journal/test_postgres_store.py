@@ -595,7 +595,7 @@ def hurry(times: float, patches: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("away_s", [50, 75])
 def test_a_server_that_is_away_for_a_minute_is_waited_for_and_nothing_is_lost(
-    away_s: int, url: str, monkeypatch: pytest.MonkeyPatch
+    away_s: int, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy = CuttingProxy(url)
     records = sealed_records(3)
@@ -614,6 +614,9 @@ def test_a_server_that_is_away_for_a_minute_is_waited_for_and_nothing_is_lost(
             if away_s < 60:
                 await append
                 assert (await read)[:1] == records[:1]
+                gone, back = (each for each in caplog.records if each.name == "agentfsm")
+                assert "cannot be reached, and is waited for: " in gone.message
+                assert "is reached again" in back.message
             else:
                 for each in (append, read):
                     with pytest.raises(StoreError, match=r"not been reached for 60 s.*what was acknowledged is stored"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -22,6 +23,8 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from agentfsm.errors import ConfigurationError, StoreError
 from agentfsm.journal.postgres.postgres_schema import as_store_error, create_schema, read_version, require_current
+
+logger = logging.getLogger("agentfsm")
 
 Connection = AsyncConnection[tuple[Any, ...]]
 
@@ -153,6 +156,7 @@ class PostgresSession:
         self._db: Connection | None = None
         self._was_connected = False
         self._lost_at = float("-inf")
+        self._is_away = False
         self._has_schema = False
         self._backend: int | None = None
         self._writing = asyncio.Lock()
@@ -307,7 +311,7 @@ class PostgresSession:
         give_up, delay, again = loop.time() + self.settings.wait_s, FIRST_DELAY_S, False
         while True:
             try:
-                return await attempt(again)
+                result = await attempt(again)
             except psycopg.Error as error:
                 if not (isinstance(error, _LOST) or _is_out_of_step(error)):
                     raise as_store_error(error, self.settings.server) from error
@@ -318,7 +322,12 @@ class PostgresSession:
                         f"{self.settings.server} has not been reached for {self.settings.wait_s:g} s: "
                         f"{await self._reason(error)}; what was acknowledged is stored, and its runs can be resumed"
                     ) from error
-                self._note_loss(error, loop.time())
+                await self._note_loss(error, loop.time())
+            else:
+                if self._is_away:
+                    self._is_away = False
+                    logger.warning("%s is reached again", self.settings.server)
+                return result
             again = True
             await self._drop()
             await asyncio.sleep(delay)
@@ -333,11 +342,16 @@ class PostgresSession:
                 error = refusal
         return " ".join(str(error).split())
 
-    def _note_loss(self, error: psycopg.Error, now: float) -> None:
+    async def _note_loss(self, error: psycopg.Error, now: float) -> None:
         """Remember when the server was away last. A pool that had no connection in time had lost them, or is busy."""
         is_away = error.sqlstate is None or error.sqlstate.startswith(_AWAY)
         if now - self._lost_at < 2 * RETURN_S if isinstance(error, PoolTimeout) else is_away:
             self._lost_at = now
+            if not self._is_away:
+                self._is_away = True
+                logger.warning(
+                    "%s cannot be reached, and is waited for: %s", self.settings.server, await self._reason(error)
+                )
 
     async def claim_again(self) -> None:
         """Say at once that this process lives, if it said so before its connections were lost.
