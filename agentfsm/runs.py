@@ -290,6 +290,21 @@ class Runs:
             refusal = await find_refusal(self._store.signals, self._keyring, request)
         return StoredRun(info, ledger, request, "" if refusal is None else str(refusal), aside)
 
+    async def request(self, run_id: str) -> StoredRequest | None:
+        """What a run waits for, or None if it asks nobody. Unlike ``get``, it takes the same however long the run is.
+
+        Args:
+            run_id: Its id, or the beginning of it.
+
+        Raises:
+            UnknownRunError: There is no such run, or there are several.
+            JournalError: What it waits for cannot be read.
+            agentfsm.errors.StoreError: The store cannot be read.
+        """
+        full_id = await self.find_id(run_id)
+        head = await self._store.head(full_id)
+        return None if head is None else await pending_request(self._store, head)
+
     async def verify(self, run_id: str, *, checkpoint: CheckpointHashes | None = None) -> VerificationReport:
         """Whether the journal of a run is intact and legal, and, with the secret, whether its host wrote it.
 

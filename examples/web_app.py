@@ -176,7 +176,7 @@ def make_app(url: str, secret: bytes) -> Starlette:
 
     async def waiting(request: Request) -> JSONResponse:
         found = desk.runs.iterate(RunQuery(status="suspended", parent=""))  # not what sub-agents ask their callers for
-        requests = [(await desk.runs.get(info.run_id)).request async for info in found]
+        requests = [await desk.runs.request(info.run_id) async for info in found]
         shown: list[dict[str, Any]] = [
             {"run_id": each.run_id, "tool": each.tool, "arguments": dict(each.arguments), "digest": each.digest}
             for each in requests

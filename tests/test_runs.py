@@ -29,7 +29,7 @@ from agentfsm import (
 )
 from agentfsm.journal.checkpoint import SignedHeads, verify_store
 from agentfsm.journal.maintenance import Hold, hold_run
-from agentfsm.journal.records import read_lines
+from agentfsm.journal.records import SealedRecord, read_lines
 from agentfsm.journal.redact import TextRedaction
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, UNVERIFIABLE, verify
@@ -146,6 +146,28 @@ def test_a_run_is_read_with_what_was_asked_decided_and_is_waited_for(store: Any)
         done = await runs.get("pay-1")
         assert (done.request, done.info.ending, done.ledger.answer) == (None, "completed", "Paid.")
         assert [decision.by for decision in done.ledger.decisions] == ["Bob"]
+
+    with_runs(store, work)
+
+
+def test_what_a_run_waits_for_is_read_without_the_rest_of_the_run(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, records = list[int](), store.records
+
+    async def count(run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
+        found = await records(run_id, after, limit)
+        read.append(len(found))
+        return found
+
+    async def work(runs: Runs) -> None:
+        monkeypatch.setattr(store, "records", count)
+        request = await runs.request("pay")
+        assert request is not None
+        assert (request.run_id, request.tool, request.arguments) == ("pay-1", "pay", {"amount": 5})
+        assert read == [1]
+        assert request == (await runs.get("pay-1")).request
+        assert await runs.request("tea-1") is None
+        with pytest.raises(UnknownRunError, match="there is no run 'coffee'"):
+            await runs.request("coffee")
 
     with_runs(store, work)
 
