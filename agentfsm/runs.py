@@ -16,7 +16,7 @@ from agentfsm.diagrams import diagram
 from agentfsm.errors import ConfigurationError, JournalError, RunError, UnknownRunError
 from agentfsm.journal.erasure import ErasureQuery, ErasureReport, erase
 from agentfsm.journal.fork import fork
-from agentfsm.journal.listing import find_listing, iterate_runs, verify_listed_run
+from agentfsm.journal.listing import find_listing, find_run_id, iterate_runs, verify_listed_run
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, purge_runs
 from agentfsm.journal.records import export_lines
@@ -59,10 +59,6 @@ def runs_for(runs: Runs, *, host_authenticates: bool) -> Runs:
     other = copy(runs)
     other._host_authenticates = host_authenticates  # pyright: ignore[reportPrivateUsage]
     return other
-
-
-SHOWN_MATCHES = 5
-"""How many runs an error lists if a prefix is that of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,28 +240,6 @@ class Runs:
         """
         return await self._store.count_runs(RunQuery(parent="") if query is None else query)
 
-    async def find_id(self, prefix: str) -> str:
-        """The id of the run whose id is, or begins with, a text.
-
-        Args:
-            prefix: The text.
-
-        Raises:
-            UnknownRunError: There is no such run, or there are several; the error lists them.
-            agentfsm.errors.StoreError: The store cannot be read.
-        """
-        if await self._store.head(prefix) is not None:
-            return prefix
-        page = await self._store.find_runs(RunQuery(run_id=prefix, limit=SHOWN_MATCHES)) if prefix else RunPage()
-        match [info.run_id for info in page.runs]:
-            case [one]:
-                return one
-            case []:
-                raise UnknownRunError(f"there is no run {prefix!r}")
-            case several:
-                more = ", ..." if page.next else ""
-                raise UnknownRunError(f"several runs begin with {prefix!r}: {', '.join(several)}{more}")
-
     async def get(self, run_id: str) -> StoredRun:
         """A run with all that its journal says.
 
@@ -277,7 +251,7 @@ class Runs:
             JournalError: What it waits for cannot be read.
             agentfsm.errors.StoreError: The store or the engine cannot be read.
         """
-        full_id = await self.find_id(run_id)
+        full_id = await find_run_id(self._store, run_id)
         records, head = await consistent_read(self._store, full_id)
         info = await find_listing(self._store, full_id)
         if head is None or info is None:
@@ -301,7 +275,7 @@ class Runs:
             JournalError: What it waits for cannot be read.
             agentfsm.errors.StoreError: The store cannot be read.
         """
-        full_id = await self.find_id(run_id)
+        full_id = await find_run_id(self._store, run_id)
         head = await self._store.head(full_id)
         return None if head is None else await pending_request(self._store, head)
 
@@ -316,7 +290,7 @@ class Runs:
             UnknownRunError: There is no such run, or there are several.
             agentfsm.errors.StoreError: The store cannot be read.
         """
-        full_id = await self.find_id(run_id)
+        full_id = await find_run_id(self._store, run_id)
         return with_doubt(await verify_listed_run(self._store, full_id, checkpoint, self._keyring))
 
     async def replay(self, run_id: str, under: str | ReplaySettings) -> Replay:
@@ -333,7 +307,7 @@ class Runs:
             agentfsm.errors.StoreError: The store cannot be read.
         """
         settings = ReplaySettings.of_preset(under) if isinstance(under, str) else under
-        full_id = await self.find_id(run_id)
+        full_id = await find_run_id(self._store, run_id)
         records, head = await consistent_read(self._store, full_id)
         if not records:
             raise JournalError("the journal is empty")
@@ -368,7 +342,7 @@ class Runs:
             UnknownRunError: There is no such run, or there are several.
             agentfsm.errors.StoreError: The store cannot be read.
         """
-        records, _ = await consistent_read(self._store, await self.find_id(run_id))
+        records, _ = await consistent_read(self._store, await find_run_id(self._store, run_id))
         return "".join(export_lines(records))
 
     async def answer(self, run_id: str, reply: HumanInput, *, by: Any = None, to: str | None = None) -> SentSignal:
@@ -403,7 +377,7 @@ class Runs:
         actor = await self._host.identify(by)
         return await send_answer(
             self._store,
-            await self.find_id(run_id),
+            await find_run_id(self._store, run_id),
             answer,
             keyring,
             actor=actor,
@@ -444,7 +418,7 @@ class Runs:
             agentfsm.errors.StoreError: The store cannot be read or written.
         """
         keyring, actor = _required(self._keyring), await self._host.identify(by)
-        full_id, known = await self.find_id(run_id), _secrets_of(self._host)
+        full_id, known = await find_run_id(self._store, run_id), _secrets_of(self._host)
         return await send_cancel(self._store, full_id, reason, keyring, actor=actor, secrets=known)
 
     async def fork(self, run_id: str, at: int, new_id: str | None = None) -> str:
@@ -469,7 +443,7 @@ class Runs:
         """
         keyring = _required(self._keyring)
         fork_id = secrets.token_hex(8) if new_id is None else new_id
-        full_id = await self.find_id(run_id)
+        full_id = await find_run_id(self._store, run_id)
         async with self._store.maintenance.writable(self._store) as writable:
             await fork(writable, full_id, at, fork_id, keyring)
         return fork_id
@@ -494,7 +468,7 @@ class Runs:
             agentfsm.errors.StoreError: The run is in progress or on hold, or the store cannot be read or written.
         """
         keyring = _required(self._keyring)
-        full_id = await self.find_id(run_id)
+        full_id = await find_run_id(self._store, run_id)
         async with self._store.maintenance.writable(self._store) as writable:
             return await redact(writable, full_id, field, keyring, by)
 

@@ -154,7 +154,7 @@ def test_what_a_run_waits_for_is_read_without_the_rest_of_the_run(store: Any, mo
     read, records = list[int](), store.records
 
     async def count(run_id: str, after: int = 0, limit: int | None = None) -> list[SealedRecord]:
-        found = await records(run_id, after, limit)
+        found: list[SealedRecord] = await records(run_id, after, limit)
         read.append(len(found))
         return found
 
@@ -207,7 +207,7 @@ def test_an_approved_call_runs_and_of_a_denied_one_the_model_is_told_why(tmp_pat
 
 def test_an_id_may_be_shortened_unless_it_is_that_of_several(store: Any) -> None:
     async def work(runs: Runs) -> None:
-        assert await runs.find_id("pay") == "pay-1"
+        assert (await runs.get("pay")).info.run_id == "pay-1"
         with pytest.raises(UnknownRunError, match=r"several runs begin with 'tea': tea-2, tea-1"):
             await runs.get("tea")
         for unknown in ("coffee", ""):

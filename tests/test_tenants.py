@@ -96,7 +96,7 @@ def test_only_own_runs_are_listed_and_counted(store: Store) -> None:
 def test_whatever_is_done_with_the_run_of_another_is_done_with_no_run(store: Store, run_id: str) -> None:
     async def work(own: Runs, every: Runs) -> None:
         calls: list[Callable[[str], Awaitable[Any]]] = [
-            own.find_id,
+            own.request,
             own.get,
             own.verify,
             own.diagram,
@@ -306,6 +306,9 @@ def test_what_a_tenant_submits_is_theirs_and_shares_no_key_with_others(tmp_path:
         async def wake(self, activation: Any, *, delay_s: float = 0.0) -> bool:
             activations.append(activation)
             return True
+
+        async def due(self, keys: Any) -> dict[str, float]:
+            return {}
 
         async def list_set_aside(self, keys: Any = None) -> list[Any]:
             return []

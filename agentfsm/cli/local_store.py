@@ -179,11 +179,11 @@ def full_run_ids(store: Store, run_ids: Sequence[str]) -> list[str]:
         agentfsm.errors.UnknownRunError: There is no such run, or there are several.
         agentfsm.errors.StoreError: The store cannot be read.
     """
-    from agentfsm.runs import Runs  # loads pictures and reports: not for what only prints its help
+    from agentfsm.journal.listing import find_run_id  # with what verifies runs: not for what only prints its help
 
     async def find() -> list[str]:
-        runs, purged = Runs(store), store.maintenance.tombstones
-        return [each if await purged(each) else await runs.find_id(each) for each in run_ids]
+        purged = store.maintenance.tombstones
+        return [each if await purged(each) else await find_run_id(store, each) for each in run_ids]
 
     return await_result(find())
 

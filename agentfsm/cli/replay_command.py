@@ -17,6 +17,7 @@ from agentfsm.cli.local_store import await_result, complete_run_id, open_runs, s
 from agentfsm.cli.options import guardrails_option
 from agentfsm.cli.user_code import load_graph
 from agentfsm.errors import JournalError, StoreError
+from agentfsm.journal.listing import find_run_id
 from agentfsm.journal.records import read_lines
 from agentfsm.journal.replay import Divergence, Replay, ReplayTotals
 from agentfsm.journal.replay_settings import ReplaySettings
@@ -83,7 +84,7 @@ def replay(
         replays = {str(file): partial(_replay_export, file, settings) for file in files}
     else:
         store, runs = open_runs(location, sealed=False)
-        names = [await_result(runs.find_id(each)) for each in run_ids] or [
+        names = [await_result(find_run_id(store, each)) for each in run_ids] or [
             head.run_id for head in await_result(store.heads()) if head.seq
         ]
         replays = {name: partial(_replay_stored, runs, name, settings) for name in names}

@@ -42,6 +42,7 @@ from agentfsm.cli.terminal_prompt import (
     require_name,
 )
 from agentfsm.errors import AgentfsmError, ConfigurationError, SuspensionToolError
+from agentfsm.journal.listing import find_run_id
 from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
 from agentfsm.journal.migration import Migration
 from agentfsm.journal.records import SealedRecord
@@ -50,7 +51,6 @@ from agentfsm.journal.signals import SignalQueue, read_signals
 from agentfsm.journal.store import Store
 from agentfsm.loop.human_input import HumanInput
 from agentfsm.loop.suspension import SuspensionRecord
-from agentfsm.runs import Runs
 from agentfsm.runtime.run import Run
 from agentfsm.runtime.run_request import escalation_is_due
 
@@ -429,7 +429,7 @@ def resume(
         agent = agent_opts.build_agent()
         ctx.exit(drive_and_report(agent, reply_opts.resume_record(agent, record), agent_opts, report_opts))
     agent = _build_agent_with_store(agent_opts, run_or_record)
-    run_id = await_result(Runs(require_store(agent.config)).find_id(run_or_record))
+    run_id = await_result(find_run_id(require_store(agent.config), run_or_record))
     agent = migration_opts.apply_to(agent, run_id)
     ctx.exit(drive_and_report(agent, reply_opts.resume_run(agent, run_id), agent_opts, report_opts))
 

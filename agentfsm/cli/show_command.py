@@ -25,7 +25,7 @@ from agentfsm.cli.local_store import (
 from agentfsm.cli.runs_command import listed_line
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.adoption import adopt as adopt_run
-from agentfsm.journal.listing import find_listing
+from agentfsm.journal.listing import find_listing, find_run_id
 from agentfsm.journal.records import Record, SealedRecord, export_lines, open_record, read_record
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.run_info import spent_before
@@ -34,7 +34,6 @@ from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.messages import Usage
 from agentfsm.loop.quorum import Actor
 from agentfsm.report.ledger import HumanDecision, read_ledger
-from agentfsm.runs import Runs
 from agentfsm.testing.evaluation import CaseEnding, case_of_run
 
 _SHOW_EXAMPLES = """\b
@@ -59,7 +58,7 @@ def show(ctx: click.Context, run_id: str, as_json: bool, location: StoreLocation
     changed.
     """
     store = open_existing_store(location)
-    run_id = await_result(Runs(store).find_id(run_id))
+    run_id = await_result(find_run_id(store, run_id))
     rows = await_result(store.records(run_id))
     if not as_json and (summary := _summary(store, location, run_id)):
         click.echo(summary)
@@ -246,7 +245,7 @@ def export(run_id: str, case: str | None, location: StoreLocation) -> None:
     run ended, and the tools that it called. For a fork this includes what the run that it was forked from did before.
     """
     store = open_existing_store(location)
-    run_id = await_result(Runs(store).find_id(run_id))
+    run_id = await_result(find_run_id(store, run_id))
     records = await_result(store.records(run_id))
     if case is None:
         for line in export_lines(records):

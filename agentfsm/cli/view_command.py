@@ -27,6 +27,7 @@ from agentfsm.cli.user_code import load_graph
 from agentfsm.cli.verify_command import CheckpointOptions, checkpoint_options, signed_heads
 from agentfsm.errors import JournalError, MissingExtraError
 from agentfsm.journal.checkpoint import SignedHeads
+from agentfsm.journal.listing import find_run_id
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
@@ -188,7 +189,7 @@ def link(run_id: str, name: str, roles: tuple[str, ...], url: str, hours: float,
     """
     from agentfsm.viewer import one_time_link
 
-    _, stored_runs = open_runs(location)
-    found = await_result(stored_runs.find_id(run_id))
+    store, _ = open_runs(location)
+    found = await_result(find_run_id(store, run_id))
     secret = store_secrets(location)[0]
     click.echo(one_time_link(url, found, Actor(name, roles), secret=secret, validity_s=hours * HOUR_S))

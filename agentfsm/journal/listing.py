@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.records import SealedRecord, is_kind
-from agentfsm.journal.run_info import RunInfo, RunQuery, called_model, first_info, info_of, spent_before
+from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, called_model, first_info, info_of, spent_before
 from agentfsm.journal.store import Head, Status, Store, consistent_read, off_loop
 from agentfsm.journal.verification import (
     GOOD,
@@ -25,6 +25,9 @@ _KINDS_AFTER_END = frozenset({"redaction", "checkpoint", "run.adopted"})
 
 _FROM_THE_START = ("started", "prompt", "actor", "session_id", "tags", "metadata", "parent")
 """What follows from the first record."""
+
+SHOWN_MATCHES = 5
+"""How many runs are named that begin with the same text."""
 
 _WHEN_IT_STOPPED = ("updated", "ending", "model", "cost_usd", "tokens", "waiting_for", "expires")
 """What is written when a run ends or waits; while it runs, it may be a second old."""
@@ -65,6 +68,26 @@ async def iterate_runs(store: Store, query: RunQuery) -> AsyncIterator[RunInfo]:
         if not page.next:
             return
         query = replace(query, after=page.next)
+
+
+async def find_run_id(store: Store, prefix: str) -> str:
+    """The id of the run whose id is, or begins with, a text.
+
+    Raises:
+        UnknownRunError: There is no such run, or there are several; the error lists them.
+        StoreError: The store cannot be read.
+    """
+    if await store.head(prefix) is not None:
+        return prefix
+    page = await store.find_runs(RunQuery(run_id=prefix, limit=SHOWN_MATCHES)) if prefix else RunPage()
+    match [info.run_id for info in page.runs]:
+        case [one]:
+            return one
+        case []:
+            raise UnknownRunError(f"there is no run {prefix!r}")
+        case several:
+            more = ", ..." if page.next else ""
+            raise UnknownRunError(f"several runs begin with {prefix!r}: {', '.join(several)}{more}")
 
 
 async def find_listing(store: Store, run_id: str) -> RunInfo | None:

@@ -93,7 +93,8 @@ NAMES = (
 
 ATTACKS: dict[str, list[Attack]] = {
     "open it": each_run(lambda own, of: own.get(of)),
-    "open it by the beginning of its id": [lambda own: own.get("evil"), lambda own: own.find_id("e")],
+    "open it by the beginning of its id": [lambda own: own.get("evil"), lambda own: own.get("e")],
+    "see what it waits for": each_run(lambda own, of: own.request(of)),
     "export it": each_run(lambda own, of: own.export(of)),
     "verify it": each_run(lambda own, of: own.verify(of)),
     "draw it": each_run(lambda own, of: own.diagram(of)),

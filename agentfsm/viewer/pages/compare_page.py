@@ -15,6 +15,7 @@ from starlette.routing import Route
 from agentfsm.analysis import diff
 from agentfsm.diagrams import LayoutName
 from agentfsm.errors import AgentfsmError
+from agentfsm.journal.listing import find_run_id
 from agentfsm.journal.replay import Divergence
 from agentfsm.journal.run_info import RunQuery
 from agentfsm.loop.presets import PRESETS
@@ -107,7 +108,7 @@ async def _run(request: Request, name: str) -> FollowedRun:
         raise PageError(400, "name two runs, or a run and a preset")
     visitor_of(request).check_sees(run_id)
     context = context_of(request)
-    return await context.followed.get(await context.runs.find_id(run_id))
+    return await context.followed.get(await find_run_id(context.store, run_id))
 
 
 async def _info_json(context: ViewerContext, run_id: str) -> dict[str, Any]:
