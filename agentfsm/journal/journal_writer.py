@@ -341,13 +341,15 @@ class StoreJournal:
         self._last_append: asyncio.Future[None] | None = None
         self._ended = False
         self._error: Exception | None = None
+        self._stopped: StaleLease | None = None  # why nothing more is written, if it could be
+        self._released: asyncio.Future[None] | None = None
 
     @property
     def error(self) -> Exception | None:
         """The first error of an append, or None; later errors only follow from it."""
         if self._appends:
             self._check_appends()
-        return self._error
+        return self._error or self._stopped
 
     def _check_appends(self) -> None:
         """Take note of the appends that are done: of their records, or of the first error."""
@@ -466,38 +468,49 @@ class StoreJournal:
             agentfsm.errors.StoreError: The store cannot write; the run must not continue.
             agentfsm.errors.JournalError: An entry cannot be written as JSON.
         """
-        if self._last_append is not None and self.error is None:
+        self._check_appends()
+        if self._last_append is not None and self._error is None:
             cancelled = self._last_append.cancelled()  # an earlier flush was; the append itself is still queued
             if cancelled and self._lease is not None and not self._ended:
                 self._last_append = self._append(self._lease, (), "running")
             with contextlib.suppress(Exception):  # the first error is raised below
                 await self._last_append  # the store appends in order, so the last one is done after all others
         if (error := self.error) is not None:
-            if self._lease is not None:
-                lease, self._lease = self._lease, None
-                with contextlib.suppress(StoreError):  # the first error is the one to raise
-                    await self._store.release(lease)
+            with contextlib.suppress(StoreError):  # the first error is the one to raise
+                await self._release()
             raise error
         if self._inbox is not None and (self._ended or self._inbox.has_work):
             await self._inbox.clear_up(self._listed_status if self._ended else None)
         if self._ended:
             self._lease = None
 
-    async def release(self) -> None:
-        """Wait until everything that was pushed is durable, and release the lease of a run that has not ended.
+    def stop(self) -> None:
+        """Take no more entries: from now on, ``error`` says so, and the run does nothing more in this process."""
+        if self._lease is not None and not self._ended:
+            self._stopped = StaleLease(self._lease.run_id, None, "was handed over: another process may continue it")
 
-        From then on ``error`` says so, so that the run does nothing more in this process.
+    async def release(self) -> None:
+        """Stop, wait until everything that was pushed is durable, and release the lease of a run that has not ended.
 
         Raises:
             agentfsm.errors.StoreError: The store cannot write.
             agentfsm.errors.JournalError: An entry cannot be written as JSON.
         """
-        if self._lease is not None:
+        self.stop()
+        try:
             await self.flush()
+        except StaleLease as error:
+            if error is not self._stopped:
+                raise
+            await self._release()
+
+    async def _release(self) -> None:
+        """Release the lease, or wait until that is done."""
         if self._lease is not None:
             lease, self._lease = self._lease, None
-            self._error = StaleLease(lease.run_id, None, "was handed over: another process may continue it")
-            await self._store.release(lease)
+            self._released = asyncio.ensure_future(self._store.release(lease))
+        if self._released is not None:
+            await asyncio.shield(self._released)
 
 
 async def open_journal(

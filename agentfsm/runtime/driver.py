@@ -25,6 +25,7 @@ from agentfsm.errors import (
     JournalError,
     ModelMismatchError,
     ReadOnlyError,
+    StaleLease,
     StoreError,
     SuspensionUsedError,
 )
@@ -96,6 +97,7 @@ class Driver:
         outcome: The last event; None until the run has ended or is suspended.
         output: The answer, as a value of the agent's output type.
         cancel_reason: Why the run should be cancelled, or None.
+        given_up: Why the run cannot continue in this process, or None.
         cancel_requests: What can cancel the task that advances it.
     """
 
@@ -118,7 +120,7 @@ class Driver:
         self._check_at = 0
         self._monitor: Monitor | None = None
         self._has_subagents = False
-        self._given_up: JournalError | StoreError | None = None
+        self.given_up: JournalError | StoreError | None = None
         self._started = False
         self._escalates = False
         self.cancel_reason: str | None = None
@@ -139,6 +141,15 @@ class Driver:
             task = self._task
             if task is not None:
                 task.get_loop().call_soon_threadsafe(self._cancel_effect, task)
+
+    def stop(self) -> None:
+        """Do nothing more about a stored run in this process: another one is to continue it."""
+        recorder = self.context.recorder
+        recorder.push()
+        if recorder.sink is not None:
+            recorder.sink.stop()
+        elif self._config.open_journal_sink is not None:  # it has not begun, or acquires the run now
+            self.given_up = StaleLease(self._run.run_id, None, "was handed over: another process may continue it")
 
     def cancel_call(self, call_id: str, reason: str) -> bool:
         """Cut off one tool call, and continue the run. May be called from any thread.
@@ -188,8 +199,8 @@ class Driver:
         end_watch = WATCHDOG.watch(self.context, self._config.host.watchdog_s)
         requests.apply_to(task)
         try:
-            if self._given_up is not None:
-                raise self._given_up
+            if self.given_up is not None:
+                raise self.given_up
             await self._advance(until)
         except (JournalError, StoreError) as error:
             await self._give_up(error)
@@ -202,7 +213,7 @@ class Driver:
         """Release a stored run that cannot continue here, so that another process may continue it at once."""
         sink = self.context.recorder.sink
         if sink is not None and self.outcome is None:
-            self._given_up = error
+            self.given_up = error
             with suppress(JournalError, StoreError):  # the first error is the one to raise
                 await sink.release()
 
@@ -297,6 +308,8 @@ class Driver:
             self.cancel_reason = self.cancel_reason or request.dismiss_reason
         if config.open_journal_sink is not None:  # takes the run's lease: no other process can drive it from here on
             recorder.sink = await config.open_journal_sink(run, resume_point)
+            if self.given_up is not None:
+                raise self.given_up
             await recorder.sink.watch_signals(self.cancel, request.signal_id)
         counted_elsewhere = resume_point is not None or run.parent is not None  # by the store, or by the calling run
         if record is not None and not counted_elsewhere and not config.host.replay_guard.claim(record.record_id):

@@ -215,8 +215,12 @@ class JournalSink(Protocol):
         """
         ...
 
+    def stop(self) -> None:
+        """Take no more entries of a run that has not ended: from now on, ``error`` says that it was handed over."""
+        ...
+
     async def release(self) -> None:
-        """Wait until everything pushed is durable, and release the lease of a run that has not ended.
+        """Stop, wait until everything pushed is durable, and release the lease of a run that has not ended.
 
         Raises:
             agentfsm.errors.StoreError: It cannot be written.

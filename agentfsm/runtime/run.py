@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
@@ -186,6 +186,7 @@ class Run(Generic[Deps, Output]):
             self._exclusive.run_id = run_state.run_id
             if unloaded.cancel_reason is not None:
                 self._driver.cancel(unloaded.cancel_reason)
+            self._driver.given_up = unloaded.given_up
         if not lazily:
             await self._driver.read_earlier_messages()
         return self
@@ -354,12 +355,20 @@ async def hand_over(run: Run[Any, Any]) -> None:
     Raises:
         agentfsm.errors.StoreError: Its journal cannot be written.
     """
-    context = run._driver.context  # pyright: ignore[reportPrivateUsage]
-    context.recorder.push()
-    if context.recorder.sink is not None:
-        await context.recorder.sink.release()
-        for subrun in list(context.subruns or ()):  # or the end of the call would end them as cancelled
-            await hand_over(subrun)
+    drivers = list(_with_subruns(run))
+    for each in drivers:  # at once: one that notices cancels the calls beside it, whose runs would end as cancelled
+        each.stop()
+    for each in drivers:
+        if (sink := each.context.recorder.sink) is not None:
+            await sink.release()
+
+
+def _with_subruns(run: Run[Any, Any]) -> Iterator[Driver]:
+    """What drives a run, and the runs of sub-agents below it."""
+    driver = run._driver  # pyright: ignore[reportPrivateUsage]
+    yield driver
+    for subrun in list(driver.context.subruns or ()):
+        yield from _with_subruns(subrun)
 
 
 class _EventQueue(deque[Event]):

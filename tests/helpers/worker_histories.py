@@ -107,7 +107,7 @@ class History:
         """Start a worker."""
         command = [sys.executable, "-m", "agentfsm", "worker", "tests.helpers.planned_app:planned", "--store", self.url]
         command += ["--grace", f"{GRACE_S}", "--max-attempts", "60"]
-        env = child_environment() | {"AGENTFSM_SECRET": SECRET.decode()}
+        env = child_environment() | {"AGENTFSM_SECRET": SECRET.decode(), "PYTHONFAULTHANDLER": "1"}
         path = self.folder / f"worker-{len(self.logs)}.log"
         with path.open("ab") as log:
             self.alive.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
@@ -129,8 +129,12 @@ class History:
         self.counts["frozen"] += 1
 
     async def ended(self, child: subprocess.Popen[bytes]) -> int:
-        """The exit code of a worker."""
-        return await asyncio.to_thread(child.wait, 60)
+        """The exit code of a worker; one that does not end is aborted, and its log says what each thread was doing."""
+        try:
+            return await asyncio.to_thread(child.wait, 60)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGABRT)
+            return await asyncio.to_thread(child.wait, 60)
 
     async def replace(self, with_signal: int) -> None:
         """Stop or kill a worker, and start another one."""

@@ -224,6 +224,32 @@ def test_a_task_that_is_cancelled_after_its_run_was_handed_over_ends_as_cancelle
     asyncio.run(live())
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_is_handed_over_before_it_has_begun_does_nothing(begun):
+    class Slow(MemoryStore):
+        async def acquire(self, *arguments, **options):
+            acquiring.set()
+            await go_on.wait()
+            return await super().acquire(*arguments, **options)
+
+    async def live():
+        store = Slow()
+        model = ScriptedModel(["done"])
+        run = Agent(model, host=Host(store=store)).run("go", run_id="r")
+        awaiting = asyncio.create_task(await_run(run))
+        while begun and not acquiring.is_set():
+            await asyncio.sleep(0)
+        await hand_over(run)
+        go_on.set()
+        with pytest.raises(StaleLease, match="run 'r' was handed over"):
+            await awaiting
+        assert (model.calls, [(head.owner, head.seq) for head in await store.heads()]) == (0, [(None, 0)] * begun)
+        assert (await Agent(model, host=Host(store=store)).run("go", run_id="r")).output == "done"
+
+    acquiring, go_on = asyncio.Event(), asyncio.Event()
+    asyncio.run(live())
+
+
 def test_a_run_that_has_ended_is_not_changed_by_handing_it_over():
     async def live():
         store = MemoryStore()

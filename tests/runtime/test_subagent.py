@@ -1208,6 +1208,72 @@ def test_the_runs_of_sub_agents_are_handed_over_with_their_caller(
     asyncio.run(scenario())
 
 
+class SlowlyReleased(MemoryStore):
+    """A store on a server: to release a run takes a while, in which the others go on, and so does to acquire one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on, self.acquiring = asyncio.Event(), asyncio.Event()
+
+    async def release(self, lease: Lease) -> None:
+        await asyncio.sleep(0)
+        self.go_on.set()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await super().release(lease)
+
+    async def acquire(self, run_id: str, *arguments: Any, **options: Any) -> Lease:
+        if not options.get("new") or "-" not in run_id:
+            return await super().acquire(run_id, *arguments, **options)
+        self.acquiring.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return await super().acquire(run_id, *arguments, **options)
+
+
+@pytest.mark.parametrize("when", ["in a call", "as the others begin"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_run_of_a_sub_agent_ends_as_cancelled_while_it_is_handed_over_with_others(depth: int, when: str) -> None:
+    """Each of them that notices first stops the calls beside it, which are handed over, too."""
+
+    async def scenario() -> None:
+        store, begun = SlowlyReleased(), list[str]()
+
+        @tool(idempotent=True)
+        async def look() -> str:
+            """Look."""
+            begun.append("look")
+            await store.go_on.wait()
+            return "seen"
+
+        def make() -> Agent:
+            agent = Agent(FromTranscript([ToolCall("l", "look")], "helped"), tools=[look])
+            for level in range(depth):
+                calls = [ToolCall(f"c{n}", "h", {"task": str(n)}) for n in range(3 if level == depth - 1 else 1)]
+                tools = [agent.as_tool("h", "Helps.", parallel=True)]
+                agent = Agent(FromTranscript(calls, "done"), tools=tools, host=Host(secret=SECRET, store=store))
+            return agent
+
+        run = make().run("go", run_id="top")
+        awaiting = asyncio.create_task(await_run(run))
+        while not (store.acquiring.is_set() if when == "as the others begin" else len(begun) == 3):
+            await asyncio.sleep(0)
+        await hand_over(run)
+        with pytest.raises(StaleLease):
+            await awaiting
+        assert {(head.status, head.owner) for head in await store.heads()} == {("running", None)}
+        begun_here = len(begun)
+        (again,) = await make().unfinished_runs()
+        assert (await again).output == "done"
+        assert len(begun) == begun_here + 3
+        for head in await store.heads():
+            assert (head.status, head.owner) == ("finished", None)
+            assert (await Runs(store).get(head.run_id)).info.ending == "completed"
+            assert verify(head.run_id, await store.records(head.run_id), head).code == GOOD
+
+    asyncio.run(scenario())
+
+
 def test_a_run_whose_task_is_cancelled_while_its_sub_agents_runs_end_is_recorded_to_its_end() -> None:
     class SlowStore(MemoryStore):
         async def acquire(self, run_id: str, *arguments: Any, **options: Any) -> Any:
