@@ -424,7 +424,7 @@ class Simulator:
         graph = config.machine.graph
         states = [s.name for s in graph.states if not (s.final or s.waits or s.effect is RUN_CALLS)]
         hooks = {
-            state: (Hook(state, self._decide_side_event, fail_open=False, name="script"), *config.hooks.get(state, ()))
+            state: (Hook(state, _ScriptHook(self), fail_open=False, name="script"), *config.hooks.get(state, ()))
             for state in (*states, State.DISPATCH_TOOL)  # where hooks of calls are kept, whatever their states' names
         }
         self._config = replace(
@@ -487,7 +487,7 @@ class Simulator:
 
     # -- called by the run ----------------------------------------------------------------------------
 
-    def _decide_side_event(self, context: HookContext[Any]) -> HookDecision:
+    def side_event_decision(self, context: HookContext[Any]) -> HookDecision:
         """What the scenario's next side event makes a hook decide."""
         cursor = self._cursor
         side_event = cursor.take_side_event("hook")
@@ -651,6 +651,20 @@ class _ObservedMachine(Machine):
     def step(self, run: Steppable) -> Decision:
         """Make one step through the callback."""
         return self._on_step(self, run)
+
+
+class _ScriptHook:
+    """The hook through which a simulation's side events happen.
+
+    It is an object and no method of the simulator: the code of a hook is described with what it is bound to.
+    """
+
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
+
+    def __call__(self, context: HookContext[Any]) -> HookDecision:
+        """What the scenario has for this move."""
+        return self._simulator.side_event_decision(context)
 
 
 class _ScenarioModel:
