@@ -38,19 +38,9 @@ from agentfsm.analysis.liveness import dead_variables
 from agentfsm.analysis.loop_assumptions import AgentTraits
 from agentfsm.analysis.state_space import BreadthFirstSearch, Configuration, StateSpace
 from agentfsm.errors import GraphError
+from agentfsm.loop import guards
 from agentfsm.loop.detectors import CONTINUES, ITERATIONS
 from agentfsm.loop.guardrails import AgentGuardrails
-from agentfsm.loop.guards import (
-    approval_decided,
-    approval_required,
-    ask_user,
-    calls_pending,
-    doubt_settled,
-    escalated,
-    in_doubt,
-    replied,
-    vote_recorded,
-)
 from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, CLOSES_BATCH, JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.declaration import Exhausted, StateSpec
@@ -216,7 +206,7 @@ def row_cost(graph: Graph, row: Transition, calls_per_move: int = 1) -> Cost:
             although others are blocked.
     """
     effect = graph.spec(row.source).effect
-    none_runs = calls_per_move == 1 and row.guard in (approval_required, in_doubt)
+    none_runs = calls_per_move == 1 and row.guard in (guards.approval_required, guards.in_doubt)
     return (1, int(effect is CALL_MODEL), calls_per_move if effect is RUN_CALLS and not none_runs else 0)
 
 
@@ -273,15 +263,15 @@ def _closes_batch(graph: Graph, row: Transition, target: StateSpec) -> bool:
     """Whether no call of the reply runs after a row, even if recovery asks, since an answer to it ends the batch."""
     if target.final or target.effect in CLOSES_BATCH:
         return True
-    asks = graph.spec(row.source).effect is CHOOSE_RECOVERY and row.guard is ask_user and target.waits
-    answers = (approval_decided, doubt_settled, replied, escalated, vote_recorded)
+    asks = graph.spec(row.source).effect is CHOOSE_RECOVERY and row.guard is guards.ask_user and target.waits
+    answers = (guards.approval_decided, guards.doubt_settled, guards.replied, guards.escalated, guards.vote_recorded)
     return asks and all(each.guard in answers or graph.spec(each.target).final for each in graph.rows(row.target))
 
 
 def _leads_back(graph: Graph, row: Transition, budget: str) -> bool:
     """Whether a row leads back to run the next call, and spends one of the calls of a reply and nothing else."""
     judges = graph.spec(row.source).effect is JUDGE_RESULTS
-    pending = row.guard is calls_pending
+    pending = row.guard is guards.calls_pending
     return judges and pending and _runs(graph, row.target) and tuple(row.spends) == (budget,) and not row.refills
 
 
@@ -302,7 +292,7 @@ def _comes_back(graph: Graph, spec: StateSpec, judging: set[str]) -> bool:
         return False
     for row in rows:
         target = graph.spec(row.target)
-        if row.guard in (approval_required, in_doubt) and target.waits:
+        if row.guard in (guards.approval_required, guards.in_doubt) and target.waits:
             if not _goes_on(graph, target):
                 return False
         elif not target.final and (row.target not in judging or row.spends):

@@ -15,22 +15,10 @@ from itertools import takewhile
 from typing import Any
 
 from agentfsm.errors import AgentfsmError
+from agentfsm.loop import guards
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.detectors import DEFAULT_RESULT, Example, invalid_arguments, repeated_error
 from agentfsm.loop.failures import Action
-from agentfsm.loop.guards import (
-    aborted,
-    approval_decided,
-    approval_required,
-    calls_pending,
-    cancelled,
-    declared_done,
-    doubt_settled,
-    escalated,
-    expired,
-    retry_tool,
-    vote_recorded,
-)
 from agentfsm.loop.human_input import ItDidNotRun, ItRan
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult
 from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, JUDGE_RESULTS, RUN_CALLS
@@ -88,7 +76,11 @@ class PlannedResult:
     value: Any
 
 
-_INSTEAD_OF_REPLIES: Mapping[object, object] = {cancelled: DISMISSED, expired: EXPIRED, escalated: ESCALATED}
+_INSTEAD_OF_REPLIES: Mapping[object, object] = {
+    guards.cancelled: DISMISSED,
+    guards.expired: EXPIRED,
+    guards.escalated: ESCALATED,
+}
 """What happens in place of a reply, by the guard that a waiting run takes then."""
 
 
@@ -98,7 +90,7 @@ def _votes_by_request(steps: Sequence[Step]) -> dict[int, Votes]:
     for index, step in enumerate(steps):
         if step.effect is RUN_CALLS:
             waiting = [each.guard for each in takewhile(lambda each: each.waits, steps[index + 1 :])]
-            found[index] = Votes(waiting.count(vote_recorded), escalated in waiting)
+            found[index] = Votes(waiting.count(guards.vote_recorded), guards.escalated in waiting)
     return found
 
 
@@ -188,7 +180,7 @@ class BatchPlan:
     def _on_dispatch(self, index: int, step: Step) -> None:
         example = self._planner.example_at(index)
         planned_call = self._current_call()
-        if example.needs_approval or step.guard is approval_required:
+        if example.needs_approval or step.guard is guards.approval_required:
             if planned_call.approved:  # it runs together with the next call, whose approval is requested now
                 planned_call.parallel = True
                 planned_call = self._add_call()
@@ -228,7 +220,7 @@ class BatchPlan:
         elif need.times > 1 and step is not None and step.guard is repeated_error:
             planner.repeat_last_failure(planned_call, need.result)
         elif need.call is not None:
-            again = bool(planned_call.results) and step is not None and step.guard is declared_done
+            again = bool(planned_call.results) and step is not None and step.guard is guards.declared_done
             finish = "fsm_finish_again" if again else "fsm_finish"
             planned_call.call = ToolCall("", finish, {"n": 1}) if again or planned_call.parallel else need.call
             if planned_call.call.name == finish:
@@ -244,13 +236,13 @@ class BatchPlan:
 
     def _on_human_reply(self, index: int, step: Step) -> None:
         planned_call = self._due[-1] if self._due else None
-        if planned_call is None or step.guard in (cancelled, aborted, expired):
+        if planned_call is None or step.guard in (guards.cancelled, guards.aborted, guards.expired):
             return
         following = self._planner.step_at(index + 1)
         example = self._planner.example_at(index + 1)
-        if step.guard is approval_decided:
+        if step.guard is guards.approval_decided:
             planned_call.approved = True
-        elif step.guard is doubt_settled and following is not None:
+        elif step.guard is guards.doubt_settled and following is not None:
             other = example.needs_approval or (
                 following.guard is None and self._needs_other_call(self._planner.judged_at(index + 2))
             )
@@ -265,12 +257,12 @@ class BatchPlan:
         need = self._planner.example_at(result_index)
         judged, following = self._planner.step_at(result_index), self._planner.step_at(result_index + 1)
         several = need.times > 1 and not (judged is not None and judged.guard is repeated_error)
-        return need.call is not None or several or (following is not None and following.guard is retry_tool)
+        return need.call is not None or several or (following is not None and following.guard is guards.retry_tool)
 
     def _on_recover(self, index: int, step: Step) -> None:
         if any(planned_call.rerun for planned_call in self._ran if last_result_failed(planned_call)):
             self._planner.mark_rerunnable(index)
-        if step.guard is not retry_tool:
+        if step.guard is not guards.retry_tool:
             return
         repeated = self._ran[-self._rerun_count(index + 1) :]
         error = next((s.results[-1].value for s in reversed(repeated) if last_result_failed(s)), None)
@@ -289,7 +281,7 @@ class BatchPlan:
         for index in range(start, self._range.stop):
             step = self._planner.step_at(index)
             if step is not None and step.effect is JUDGE_RESULTS:
-                if step.guard is not calls_pending:
+                if step.guard is not guards.calls_pending:
                     break
                 count += 1
         return count
@@ -602,7 +594,7 @@ class _ScenarioBuilder:
         if step.guard is invalid_arguments and step.row.id not in self._own_used and not self._envelope:
             self._own_used.add(step.row.id)
             return replace(example, call=self._own_calls.invalid_call(self._path.number) or example.call)
-        if step.guard is declared_done:
+        if step.guard is guards.declared_done:
             return replace(example, call=self._own_calls.last_call(self._path.number) or example.call)
         return example
 
