@@ -33,13 +33,13 @@ from agentfsm.machine.graph import table_fingerprint
 
 Data = dict[str, Any]
 
-_KINDS_AFTER_END = frozenset({"redaction", "checkpoint", "run.adopted"})
+KINDS_AFTER_END = frozenset({"redaction", "checkpoint", "run.adopted"})
 """Kinds that may follow any record, also the end of the run."""
 
-_EPOCH_START_KINDS = frozenset({"run.created", "run.forked", "run.resumed", "run.migrated", *_KINDS_AFTER_END})
+_EPOCH_START_KINDS = frozenset({"run.created", "run.forked", "run.resumed", "run.migrated", *KINDS_AFTER_END})
 """Kinds with which an epoch may begin: the first record after the run was acquired."""
 
-_KINDS_WHILE_SUSPENDED = frozenset({"run.resumed", "run.migrated", *_KINDS_AFTER_END})
+_KINDS_WHILE_SUSPENDED = frozenset({"run.resumed", "run.migrated", *KINDS_AFTER_END})
 
 
 ENDING_EVENTS = {
@@ -170,7 +170,7 @@ class HistoryVerifier:
         if epoch < self._epoch or (epoch > self._epoch and kind not in _EPOCH_START_KINDS):
             raise InvalidRecordError(f"it was written in epoch {epoch}, and the run was in epoch {self._epoch}")
         self._epoch = epoch
-        if self.status == "finished" and kind not in _KINDS_AFTER_END:
+        if self.status == "finished" and kind not in KINDS_AFTER_END:
             raise InvalidRecordError(f"{kind} comes after the end of the run")
         if self.status == "suspended" and kind not in _KINDS_WHILE_SUSPENDED:
             raise InvalidRecordError(f"{kind} comes while the run waits for a human reply")

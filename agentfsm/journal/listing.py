@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
+from agentfsm.journal.history_verifier import KINDS_AFTER_END
 from agentfsm.journal.records import SealedRecord, is_kind
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, called_model, first_info, info_of, spent_before
 from agentfsm.journal.store import Head, Status, Store, consistent_read, off_loop
@@ -20,8 +21,6 @@ from agentfsm.journal.verification import (
 )
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.keys import Keyring
-
-_KINDS_AFTER_END = frozenset({"redaction", "checkpoint", "run.adopted"})
 
 _FROM_THE_START = ("started", "prompt", "actor", "session_id", "tags", "metadata", "parent")
 """What follows from the first record."""
@@ -52,7 +51,7 @@ def compute_run_info(run_id: str, records: Sequence[SealedRecord], status: Statu
 def ended_at(records: Sequence[SealedRecord]) -> float:
     """When a run did something last, in seconds since the epoch; redactions and the like are not done by it."""
     bodies = map(decode, (record.body for record in reversed(records)))
-    return next((body["ts"] / 1000 for body in bodies if body["kind"] not in _KINDS_AFTER_END), 0.0)
+    return next((body["ts"] / 1000 for body in bodies if body["kind"] not in KINDS_AFTER_END), 0.0)
 
 
 async def iterate_runs(store: Store, query: RunQuery) -> AsyncIterator[RunInfo]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from agentfsm.errors import JournalError
+from agentfsm.errors import AgentfsmError, JournalError
 from agentfsm.loop.canonical_json import decode
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ records that are written together, only the last one has a MAC of its own."""
 
 MIGRATION_BASES = frozenset({"replayed", "vouched"})
 """What admitted a run to a new graph: a replay of its path on that graph, or the word of the developer."""
+
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, AgentfsmError)
+"""What reading a record of a journal that somebody changed can raise."""
 
 
 @cache

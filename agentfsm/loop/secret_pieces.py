@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from agentfsm.loop.escapes import Reading, ends_in_escape, has_escapes
 
-_SHORT = 4  # characters below which a secret counts only if no letter or digit is beside it
+SHORT = 4  # characters below which a secret counts only if no letter or digit is beside it
 _MAX_HEAD = 4  # characters of a secret that make a piece wait
 _CONTEXT = 3  # characters that were shown and may be the beginning of a secret
 _ESCAPED_CONTEXT = 40  # the same where each may be an escape
@@ -62,7 +62,7 @@ class SecretIndex:
         for length, forms in self._by_head:
             for form in forms.get(text[place : place + length], ()):
                 end = place + len(form)
-                if not complete and end > len(text) - (len(form) < _SHORT) and form.startswith(text[place:end]):
+                if not complete and end > len(text) - (len(form) < SHORT) and form.startswith(text[place:end]):
                     return None
                 if end > longest and text.startswith(form, place) and _stands_alone(text, place, end):
                     longest = end
@@ -71,7 +71,7 @@ class SecretIndex:
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
     """Whether a short secret is not part of a word."""
-    if end - start >= _SHORT:
+    if end - start >= SHORT:
         return True
     return not (start and text[start - 1].isalnum()) and not (end < len(text) and text[end].isalnum())
 

@@ -22,7 +22,7 @@ from agentfsm.errors import MissingExtraError
 from agentfsm.loop.canonical_json import call_signature, decode, encode
 from agentfsm.loop.escapes import MIN_ENCODED_LENGTH, Reading, base64_forms, has_escapes, read_plain, text_forms
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
-from agentfsm.loop.secret_pieces import PieceFilter, SecretIndex
+from agentfsm.loop.secret_pieces import SHORT, PieceFilter, SecretIndex
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
@@ -223,9 +223,6 @@ def _unquote(text: str) -> str:
     return data.decode("utf-8", "replace")
 
 
-_SHORT = 4  # characters below which a secret counts only if no letter or digit is beside it
-
-
 class Withholder:
     """Replaces the secrets of one run by placeholders in everything that is written of it.
 
@@ -351,7 +348,7 @@ class Withholder:
         if not present and "[se" not in text:
             return text
         present.sort(key=len, reverse=True)
-        patterns = [re.escape(form) if len(form) >= _SHORT else _alone(form) for form in present]
+        patterns = [re.escape(form) if len(form) >= SHORT else _alone(form) for form in present]
         return re.sub("|".join([*patterns, _PLACEHOLDER.pattern]), self._placeholder_for_match, text)
 
     def clean(self, value: Any) -> Any:
@@ -362,7 +359,7 @@ class Withholder:
             return {name: self.clean(item) for name, item in cast("Mapping[str, Any]", value).items()}
         if isinstance(value, list | tuple):
             return [self.clean(item) for item in cast("list[Any]", value)]
-        if value.__class__ in (int, float) and str(value) in self._numbers and len(str(value)) >= _SHORT:
+        if value.__class__ in (int, float) and str(value) in self._numbers and len(str(value)) >= SHORT:
             return self.placeholder_for(value)
         return value
 

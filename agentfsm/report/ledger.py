@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
-from agentfsm.errors import AgentfsmError
-from agentfsm.journal.records import Record, Redacted, SealedRecord, read_record
+from agentfsm.journal.records import UNREADABLE, Record, Redacted, SealedRecord, read_record
 from agentfsm.journal.rehydrate import RehydratedRun
 from agentfsm.loop.quorum import APPROVING_REPLIES, Actor
 from agentfsm.loop.reducer import GIVEN_UP_TEXT
@@ -25,9 +24,6 @@ REDACTED_TEXT = "(redacted)"
 """What is shown in place of a redacted value."""
 
 _ANSWERS = {"0": "no", "e": "raised"}
-
-_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, AgentfsmError)
-"""What reading a record of a journal that somebody changed can raise."""
 
 
 class TriedGuard(NamedTuple):
@@ -325,7 +321,7 @@ class LedgerReader:
             self.records.append(record)
             self._rehydrate(row)
             self._read(record)
-        except _UNREADABLE:
+        except UNREADABLE:
             self.problems.append(f"record {row.seq} is not a valid record")
 
     def ledger(self) -> RunLedger:
@@ -364,7 +360,7 @@ class LedgerReader:
         try:
             if self.rehydrated is not None:
                 self.rehydrated.add(row)
-        except _UNREADABLE:
+        except UNREADABLE:
             self.rehydrated = None
 
     def _read(self, record: Record) -> None:

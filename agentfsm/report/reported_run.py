@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from agentfsm.analysis import graph_from_table
 from agentfsm.diagrams import RunPath
-from agentfsm.errors import AgentfsmError, ConfigurationError
-from agentfsm.journal.records import VOUCHED_BY_NEXT, Record, SealedRecord, is_kind, open_record
+from agentfsm.errors import ConfigurationError
+from agentfsm.journal.records import UNREADABLE, VOUCHED_BY_NEXT, Record, SealedRecord, is_kind, open_record
 from agentfsm.journal.rehydrate import RehydratedRun
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, VerificationReport
 from agentfsm.loop.messages import Message
@@ -116,9 +116,6 @@ def path_of_run(run_records: Sequence[Record], graph: Graph) -> RunPath:
     return RunPath.from_ids((move["transition"] for move in moves if move["transition"] in ids), str(current))
 
 
-_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, AgentfsmError)
-
-
 class SentRequest(NamedTuple):
     """What a model was sent in one call.
 
@@ -148,7 +145,7 @@ def sent_requests(sealed: Sequence[SealedRecord]) -> Iterator[SentRequest]:
             if not is_kind(row, "effect.intent") or "." in str(open_record(row)["eid"]):
                 continue
             messages = tuple(render_messages(run.run))
-        except _UNREADABLE:
+        except UNREADABLE:
             return
         pairs = zip(before, messages, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs))

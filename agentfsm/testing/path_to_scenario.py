@@ -25,6 +25,7 @@ from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, JUDGE_RESULTS, R
 from agentfsm.loop.quorum import Approval
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.graph import Graph, Guard, Transition
+from agentfsm.runtime.control_tools import CONTROL_TOOLS
 from agentfsm.runtime.tool_execution import validate_call
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.guard_examples import BY_APPROVAL_RULE, GuardExampleSet
@@ -32,9 +33,6 @@ from agentfsm.testing.path_assumptions import loop_guard
 from agentfsm.testing.path_generation import Path
 from agentfsm.testing.simulation import DISMISSED, ESCALATED, EXPIRED, NO_SIDE_EVENT, ModelTurn, Scenario, SideEvent
 from agentfsm.testing.tool_calls import OwnCalls, Votes, call_key, enveloped_call, requires_approval
-
-CONTROL_TOOLS = frozenset({"ask_user", "return_done", "return_unable"})
-"""The loop's control tools, which are never replaced by scripted ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from agentfsm.testing.guard_examples import DEFAULT_TOOLS
 from agentfsm.testing.invariants import approved_before_run, journal_verifies, one_result_per_call, within_budgets
 from agentfsm.testing.path_runner import scenarios_along_paths, scenarios_through_rows
 from agentfsm.testing.simulation import DISMISSED, EXPIRED, ModelTurn, Scenario, SideEvent, Simulation, Simulator
-from agentfsm.testing.tool_calls import call_key
+from agentfsm.testing.tool_calls import MAX_SIDE_EVENT_MOVE, call_key
 
 __all__ = ["AgentStateMachine", "arguments", "human_replies", "model_turns", "scenarios", "side_events", "tool_results"]
 
@@ -41,9 +41,6 @@ T = TypeVar("T")
 
 _WITH_RULES = (CHECK_BUDGETS, CALL_MODEL, RUN_CALLS)
 """The effects for which there is a rule of their own."""
-
-MAX_SIDE_EVENT_MOVE = 40
-"""Side events happen before this transition."""
 
 
 def arguments(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:

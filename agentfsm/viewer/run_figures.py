@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from agentfsm.errors import AgentfsmError
-from agentfsm.journal.records import Record, SealedRecord, is_kind, read_record
+from agentfsm.journal.records import UNREADABLE, Record, SealedRecord, is_kind, read_record
 from agentfsm.journal.run_info import RunInfo
 from agentfsm.loop.stored_table import StoredTable, read_table
 
 _PINS = ("run.created", "run.forked", "run.migrated")
-_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, AgentfsmError)
 
 
 class MoveKind(NamedTuple):
@@ -79,7 +77,7 @@ class PathReader:
                     self._move(row.seq, *_read_move(row.body))
                 elif any(is_kind(row, kind) for kind in _PINS):
                     self._pin(read_record(row, self._run_id))
-            except _UNREADABLE:
+            except UNREADABLE:
                 continue
 
     @property
