@@ -293,7 +293,9 @@ class Webhook:
                 client.stream("POST", self._url, content=body, headers=headers) as response,
             ):
                 status, said = response.status_code, response.headers
-        except (httpx.HTTPError, TimeoutError) as error:
+        except (httpx.ReadTimeout, TimeoutError) as error:
+            raise NoticeError(f"{self._url.host} did not answer within {self._timeout_s:g} s") from error
+        except httpx.HTTPError as error:
             raise NoticeError(f"{self._url.host} cannot be reached ({type(error).__name__})") from error
         if not 200 <= status < 300:
             raise NoticeError(f"{self._url.host} answered {status}", _retry_after_s(said))

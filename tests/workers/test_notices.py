@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import json
+import socket
 import sqlite3
 import sys
 from pathlib import Path
@@ -281,6 +282,13 @@ def test_a_receiver_that_is_away_is_a_failure_that_names_no_key() -> None:
     with pytest.raises(NoticeError, match="cannot be reached") as raised:
         asyncio.run(webhook(NOTICE))
     assert "abc" not in f"{raised.value}{webhook!r}"
+
+
+def test_a_receiver_that_does_not_answer_in_time_is_said_to_be_slow_and_not_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        webhook = Webhook(f"http://127.0.0.1:{silent.getsockname()[1]}/", timeout_s=0.05)
+        with pytest.raises(NoticeError, match=r"^127\.0\.0\.1 did not answer within 0\.05 s$"):
+            asyncio.run(webhook(NOTICE))
 
 
 def test_a_webhook_is_at_a_url_of_http_and_has_a_secret_worth_the_name() -> None:
