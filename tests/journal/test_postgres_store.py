@@ -593,6 +593,27 @@ def hurry(times: float, patches: pytest.MonkeyPatch) -> None:
         patches.setattr(f"psycopg_pool.{module}.monotonic", loop.time)
 
 
+@pytest.mark.parametrize("liveness", LIVENESS)
+def test_the_server_keeps_plans_for_reading_one_run_and_not_for_searches_or_behind_a_pooler(
+    liveness: Any, url: str
+) -> None:
+    async def kept(db: Any) -> list[str]:
+        return [row[0] for row in await (await db.execute("SELECT statement FROM pg_prepared_statements")).fetchall()]
+
+    async def scenario() -> None:
+        async with opened(url, liveness=liveness) as store:
+            await store.append(await store.acquire("a", "me", new=True), sealed_records(2), "finished")
+            for _ in range(10):
+                await store.records("a", after=1)
+                await store.find_runs(RunQuery(tag="order", text="order"))
+                await store.heads("suspended")
+            statements = await store._queue().session.read(kept, [])
+            assert any("FROM agentfsm.journal" in each for each in statements) is (liveness == "session")
+            assert not any("run_info" in each or "status = $" in each for each in statements)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("returns", [True, False])
 def test_a_server_that_is_away_for_a_minute_is_waited_for_and_nothing_is_lost(
     returns: bool, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -33,8 +33,10 @@ Liveness = Literal["session", "lease"]
 READ_CONNECTIONS = 3
 """How many reads there are at a time in one event loop."""
 
-PREPARE_AFTER = 5
-"""After how many uses of a statement the server keeps its plan, which takes it longer to make than to carry out."""
+PREPARE_AFTER, PREPARE_IF_ASKED = 5, 1_000_000_000
+"""After how many uses of a statement the server keeps its plan, for a connection that writes, and for one that reads.
+What reads a single run asks for that with ``prepare=True``, since to plan it takes longer than to do it; the best plan
+of a search depends on what is searched for."""
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 2.0
 """Seconds between two attempts to connect again; each is twice the one before."""
@@ -127,9 +129,9 @@ class PostgresSettings:
         return replace(self, url=self.listen_url or self.url, liveness="session").conninfo
 
     @property
-    def prepare_threshold(self) -> int | None:
-        """After how many uses a connection prepares a statement; None for never: a pooler may change its session."""
-        return PREPARE_AFTER if self.liveness == "session" else None
+    def prepares(self) -> bool:
+        """Whether the server may keep plans for a connection: a pooler may give it another session."""
+        return self.liveness == "session"
 
     @property
     def server(self) -> str:
@@ -194,7 +196,7 @@ class PostgresSession:
         if self._end is None:
             self._end = self._until_the_loop_ends()
             await anext(self._end)
-        prepare = self.settings.prepare_threshold
+        prepare = PREPARE_AFTER if self.settings.prepares else None
         db = await AsyncConnection.connect(self.settings.conninfo, autocommit=True, prepare_threshold=prepare)
         self._was_connected = True
         try:
@@ -295,7 +297,7 @@ class PostgresSession:
             connection_class=AsyncConnection,
             min_size=0,
             max_size=READ_CONNECTIONS,
-            kwargs={"autocommit": True, "prepare_threshold": self.settings.prepare_threshold},
+            kwargs={"autocommit": True, "prepare_threshold": PREPARE_IF_ASKED if self.settings.prepares else None},
             timeout=LONGEST_DELAY_S,  # then it is asked again, and connects at once
             reconnect_timeout=LONGEST_DELAY_S,  # it would wait ever longer between two attempts
             open=False,

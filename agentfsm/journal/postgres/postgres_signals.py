@@ -61,7 +61,7 @@ async def select_signals(db: Connection, run_id: str | None) -> list[SealedSigna
     if run_id is None:
         rows = await db.execute(_SELECT + "ORDER BY number")
     else:
-        rows = await db.execute(_SELECT + "WHERE run_id = %s ORDER BY number", (run_id,))
+        rows = await db.execute(_SELECT + "WHERE run_id = %s ORDER BY number", (run_id,), prepare=True)
     return [SealedSignal(*row) for row in await rows.fetchall()]
 
 

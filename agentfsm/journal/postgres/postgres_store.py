@@ -310,7 +310,7 @@ class PostgresStore:
         """The head of a run, or None if there is no such run; see ``Store.head``."""
         if not is_storable(run_id):
             return None
-        heads = await self._select("WHERE run_id = %s", run_id)
+        heads = await self._select("WHERE run_id = %s", run_id, prepare=True)
         return heads[0] if heads else None
 
     async def heads(self, which: WhichRuns | None = None) -> list[Head]:
@@ -319,17 +319,17 @@ class PostgresStore:
             return await self._select("ORDER BY id")
         if which == "cut off":
             session = self._queue().session
-            found = await self._select(_CUT_OFF, session.key)
+            found = await self._select(_CUT_OFF, session.key, prepare=True)
             while await session.await_others():  # a server that was away does not know who lives before they are back
-                found = await self._select(_CUT_OFF, session.key)
+                found = await self._select(_CUT_OFF, session.key, prepare=True)
             return [head for head in found if head.is_cut_off]
         return await self._select("WHERE status = %s ORDER BY id", which)
 
-    async def _select(self, clause: LiteralString, *values: str | int) -> list[Head]:
+    async def _select(self, clause: LiteralString, *values: str | int, prepare: bool = False) -> list[Head]:
         queue = self._queue()
 
         async def select(db: Connection) -> list[_RunRow]:
-            rows = await (await db.execute(_SELECT_RUN + clause, values)).fetchall()
+            rows = await (await db.execute(_SELECT_RUN + clause, values, prepare=prepare)).fetchall()
             return [_RunRow(*row) for row in rows]
 
         nothing: list[_RunRow] = []
@@ -355,12 +355,13 @@ class PostgresStore:
         """A run's records, in order, after a sequence number; see ``Store.records``."""
 
         async def select(db: Connection) -> tuple[list[JournalRow], str] | None:
-            rows = await _fetch_rows(await db.execute(f"{SELECT_NAMED_ROWS} LIMIT %s", (run_id, after, limit)))
+            found = await db.execute(f"{SELECT_NAMED_ROWS} LIMIT %s", (run_id, after, limit), prepare=True)
+            rows = await _fetch_rows(found)
             if not rows and await _select_run(db, run_id) is None:
                 return None
             if after <= 0:
                 return rows, GENESIS_HASH
-            before = await (await db.execute(_SELECT_HASH_BEFORE, (run_id, after))).fetchone()
+            before = await (await db.execute(_SELECT_HASH_BEFORE, (run_id, after), prepare=True)).fetchone()
             return rows, GENESIS_HASH if before is None else before[0]
 
         found = await self._queue().session.read(select, None)
@@ -375,7 +376,7 @@ class PostgresStore:
         """A run's snapshot, or None if it has none; see ``Store.snapshot``."""
 
         async def select(db: Connection) -> SealedSnapshot | None:
-            found = await (await db.execute(_SELECT_SNAPSHOT, (run_id,))).fetchone()
+            found = await (await db.execute(_SELECT_SNAPSHOT, (run_id,), prepare=True)).fetchone()
             return None if found is None else SealedSnapshot(*found)
 
         return await self._queue().session.read(select, None)
