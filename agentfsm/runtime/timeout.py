@@ -20,6 +20,9 @@ DEFAULT_GRACE_S = 2.0
 CLOSE_ATTEMPTS = 100
 """How many awaits of an abandoned coroutine's cleanup are broken off before it is left as it is."""
 
+CANCEL_AGAIN_S = 1.0
+"""Seconds after which a task that still runs is cancelled again."""
+
 T = TypeVar("T")
 
 logger = logging.getLogger("agentfsm")
@@ -332,6 +335,16 @@ class Timeout:
         if handled and requests is not None and not self._is_cancelled_by_others(task):
             while task.cancelling() > self._cancelling:
                 task.uncancel()
+
+
+async def end_task(task: asyncio.Task[None]) -> None:
+    """Cancel a task until it has ended.
+
+    Before Python 3.12, ``asyncio.wait_for`` in psycopg swallows a cancellation that comes together with an answer.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
 
 
 def _wake(future: asyncio.Future[None], _: object) -> None:

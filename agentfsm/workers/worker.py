@@ -25,6 +25,7 @@ from agentfsm.journal.store import Head, Store
 from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.context import LongWait
 from agentfsm.runtime.run import Run, advance, hand_over
+from agentfsm.runtime.timeout import end_task
 from agentfsm.workers.notices import NOTICES, Notices
 from agentfsm.workers.run_watcher import (
     RunWatcher,
@@ -163,9 +164,7 @@ class Worker:
             await self._stopping.wait()
         finally:
             self._stopping.set()
-            for each in watches:
-                each.cancel()
-            await asyncio.wait(watches)
+            await asyncio.gather(*map(end_task, watches))
             await self._waker.stop(self._settings.grace_s if self.counts.active else 0.0)
             for run in list(self._runs):  # or the end of the event loop would end them as cancelled
                 with contextlib.suppress(AgentfsmError):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Allow, Host, RunCancelled, RunCompleted, Runs, StaleHumanReplyError, tool
+from agentfsm.runtime import timeout
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.postgres import empty_database
 
@@ -17,7 +18,6 @@ psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from agentfsm.journal.postgres import (  # noqa: E402  # needs psycopg
     PostgresStore,
-    postgres_session,
     postgres_signals,
 )
 from agentfsm.journal.postgres.postgres_session import PostgresSettings  # noqa: E402
@@ -180,7 +180,7 @@ def test_nothing_is_left_of_what_listened(url: str) -> None:
 def test_a_listener_that_swallows_a_cancellation_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """As psycopg does before Python 3.12, if the server's answer comes in the same moment."""
     monkeypatch.setattr(postgres_signals, "POLL_S", 0)
-    monkeypatch.setattr(postgres_session, "CANCEL_AGAIN_S", 0.01)
+    monkeypatch.setattr(timeout, "CANCEL_AGAIN_S", 0.01)
     swallowed = 0
 
     async def read_pending() -> list[str]:

@@ -29,6 +29,7 @@ from agentfsm.journal.erasure import ErasureQuery
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Store
 from agentfsm.loop.keys import Keyring
+from agentfsm.runtime import timeout
 from agentfsm.runtime.run import Run, advance, hand_over
 from agentfsm.testing import ScriptedModel, call
 from agentfsm.workers import Worker
@@ -265,6 +266,34 @@ def test_a_timer_that_comes_early_leaves_a_newer_request_alone() -> None:
         assert await scene.activate(waiting.run_id, is_timer=True, meanwhile=answer) == "outdated"
         details = await scene.runs.get(waiting.run_id)
         assert (details.info.status, scene.acted) == ("suspended", ["pay"])
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_ends_although_what_it_listens_to_swallows_a_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As psycopg does before Python 3.12, if the server's answer comes in the same moment."""
+    monkeypatch.setattr(timeout, "CANCEL_AGAIN_S", 0.01)
+    swallowed = list[str]()
+
+    async def listen(watcher: RunWatcher) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            swallowed.append("once")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RunWatcher, "listen", listen)
+
+    async def scenario() -> None:
+        scene, waker = Scene(), HandWaker()
+        worker = Worker({"clerk": scene.agent("Done.")}, scene.store, cast("Waker", waker), secret=SECRET)
+        serving = asyncio.create_task(worker.run())
+        await waker.served.wait()
+        await asyncio.sleep(0)
+        worker.stop()
+        async with asyncio.timeout(30):
+            assert await serving
+        assert swallowed == ["once"]
 
     asyncio.run(scenario())
 

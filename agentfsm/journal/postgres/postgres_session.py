@@ -23,6 +23,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from agentfsm.errors import ConfigurationError, StoreError
 from agentfsm.journal.postgres.postgres_schema import as_store_error, create_schema, read_version, require_current
+from agentfsm.runtime.timeout import end_task
 
 logger = logging.getLogger("agentfsm")
 
@@ -46,9 +47,6 @@ RETURN_S = 3.0
 
 RENEWALS_PER_LEASE = 3
 """How often a lease is renewed before it would expire."""
-
-CANCEL_AGAIN_S = 1.0
-"""Seconds after which a task that still runs is cancelled again."""
 
 _KEEPALIVES = {
     "keepalives_idle": "10",
@@ -446,13 +444,3 @@ def _refused(error: Exception) -> bool:
         psycopg.errors.ProgramLimitExceeded,
     )
     return isinstance(error, final)
-
-
-async def end_task(task: asyncio.Task[None]) -> None:
-    """Cancel a task until it has ended.
-
-    Before Python 3.12, ``asyncio.wait_for`` in psycopg swallows a cancellation that comes together with an answer.
-    """
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=CANCEL_AGAIN_S)

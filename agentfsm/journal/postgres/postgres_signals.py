@@ -12,10 +12,11 @@ from psycopg import AsyncConnection
 
 from agentfsm.errors import StoreError, UnknownRunError
 from agentfsm.journal.postgres.postgres_schema import transaction
-from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession, PostgresSettings, end_task
+from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession, PostgresSettings
 from agentfsm.journal.signal_hub import SignalHub
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.store import Lease
+from agentfsm.runtime.timeout import end_task
 
 CHANNEL = "agentfsm_signal"
 
