@@ -145,13 +145,14 @@ def require_store(config: AgentConfig) -> Store:
     return store
 
 
-async def load_run(config: AgentConfig, run_id: str, *, lazily: bool = False) -> LoadedRun:
+async def load_run(config: AgentConfig, run_id: str, *, lazily: bool = False, to_end: bool = False) -> LoadedRun:
     """A run from the host's store.
 
     Args:
         config: The configuration of its agent.
         run_id: The run.
         lazily: Whether its older messages may be read when they are needed.
+        to_end: Whether it is only to end, so that values that were redacted may be missing.
 
     Raises:
         ConfigurationError: The host has no store.
@@ -169,6 +170,7 @@ async def load_run(config: AgentConfig, run_id: str, *, lazily: bool = False) ->
         config.host.keyring,
         migrations,
         lazily=lazily and not may_read_messages(config),
+        to_end=to_end,
     )
 
 
@@ -339,7 +341,7 @@ async def load_dismissed(
         JournalGraphError: The run belongs to another graph, and no migration accepts it.
     """
     if isinstance(record, str):
-        loaded = await load_run(config, record)
+        loaded = await load_run(config, record, to_end=True)
         _require_calling_run(loaded.run)
         request = RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point, by=by)
         if signal is not None:

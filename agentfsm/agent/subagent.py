@@ -87,7 +87,7 @@ class Subagent:
             StoreError: The store cannot be read or written, or somebody else runs it.
         """
         subagent = self.under(caller)
-        loaded = await subagent.load(run_id)
+        loaded = await subagent.load(run_id, to_end=True)
         if loaded is None or isinstance(loaded, RunState):
             return
         await Run(subagent.config, loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point))
@@ -187,8 +187,11 @@ class Subagent:
         # Expired records are accepted: the calling run decides how long a reply is valid.
         return record, await open_suspended_state(self.config, record, allow_expired=True)
 
-    async def load(self, run_id: str) -> LoadedRun | RunState | None:
-        """A run from the host's store: the final state of one that has ended, or None if the store does not have it."""
+    async def load(self, run_id: str, *, to_end: bool = False) -> LoadedRun | RunState | None:
+        """A run from the host's store: the final state of one that has ended, or None if the store does not have it.
+
+        ``to_end`` is whether it is only to end, so that values that were redacted may be missing.
+        """
         store = self.config.host.store
         head = None if store is None else await store.head(run_id)
         if store is None or head is None or not head.seq:
@@ -198,8 +201,9 @@ class Subagent:
             from agentfsm.journal.store import off_loop
 
             opener = SecretOpener(self.config.host.keyring)
-            return (await off_loop(lambda rows: rehydrate(rows, opener), await store.records(run_id))).run
-        return await load_run(self.config, run_id)
+            records = await store.records(run_id)
+            return (await off_loop(lambda rows: rehydrate(rows, opener, to_end=to_end), records)).run
+        return await load_run(self.config, run_id, to_end=to_end)
 
 
 def announce(run: Run[Any, Any], caller: CallingRun) -> None:

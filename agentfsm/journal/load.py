@@ -192,6 +192,7 @@ async def load_stored_run(
     migrations: Sequence[Migration] = (),
     *,
     lazily: bool = False,
+    to_end: bool = False,
 ) -> LoadedRun:
     """A stored run, verified, rehydrated and, if needed, migrated to a graph. Nothing is written.
 
@@ -203,6 +204,7 @@ async def load_stored_run(
         migrations: Which runs of other graphs may continue.
         lazily: Whether to begin at its newest snapshot, if that can be used: the records before it, and messages in
             them, are then read and verified when they are needed.
+        to_end: Whether it is only to end, so that values that were redacted may be missing.
 
     Raises:
         UnknownRunError: There is no such run, or it was interrupted before its first record.
@@ -217,7 +219,7 @@ async def load_stored_run(
     records, head = await consistent_read(store, run_id)
     if not records:
         raise UnknownRunError(f"run {run_id!r} was interrupted before its first record: start it again")
-    return await off_loop(lambda rows: _load(rows, head, run_id, graph, keyring, migrations), records)
+    return await off_loop(lambda rows: _load(rows, head, run_id, graph, keyring, migrations, to_end), records)
 
 
 def _load(
@@ -227,10 +229,11 @@ def _load(
     graph: Graph,
     keyring: Keyring,
     migrations: Sequence[Migration],
+    to_end: bool,
 ) -> LoadedRun:
     require_authentic(verify(run_id, records, head, keyring=keyring), "resumed")
     opener = SecretOpener(keyring)
-    rehydrated = rehydrate(records, opener)
+    rehydrated = rehydrate(records, opener, to_end=to_end)
     if rehydrated.finished:
         raise RunError(f"run {run_id!r} has finished; there is nothing to resume")
     migration_details = migrate(records, rehydrated, graph, migrations)

@@ -101,6 +101,23 @@ class Redacted:
 REDACTED = Redacted()
 
 
+def without_redacted(value: Any, name: str = "") -> Any:
+    """A part of a body in which redacted values are empty or say so, for a run that is only to end."""
+    if isinstance(value, Redacted):
+        return _EMPTY.get(name, lambda: repr(REDACTED))()
+    if isinstance(value, dict):
+        return {key: without_redacted(each, key) for key, each in cast("dict[str, Any]", value).items()}
+    return [without_redacted(each, name) for each in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
+_EMPTY: Mapping[str, Callable[[], Any]] = {
+    **dict.fromkeys(("arguments", "metadata", "form", "partial_data"), dict),
+    **dict.fromkeys(("tags", "choices", "blockers"), list),
+    "state": lambda: None,
+}
+"""What makes empty values of the fields that are not texts."""
+
+
 def is_kind(record: SealedRecord, kind: str) -> bool:
     """Whether a record is of a kind such as ``run.suspended``, without decoding it.
 

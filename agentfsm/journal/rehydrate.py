@@ -16,6 +16,7 @@ from agentfsm.journal.records import (
     SealedRecord,
     open_record,
     was_redacted,
+    without_redacted,
 )
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.human_input import PendingRequest
@@ -54,8 +55,8 @@ class RehydratedRun:
         outcome: The outcome of the last transition.
     """
 
-    def __init__(self, opener: SecretOpener | None = None) -> None:
-        self._opener = opener
+    def __init__(self, opener: SecretOpener | None = None, *, to_end: bool = False) -> None:
+        self._opener, self._to_end = opener, to_end
         self.seq, self.hash, self.epoch = 0, GENESIS_HASH, 0
         self.created: Data = {}
         self.graph: Data = {}
@@ -129,7 +130,11 @@ class RehydratedRun:
             handler = _HANDLERS.get(body["kind"])
             if handler is not None:
                 if was_redacted(record):
-                    raise JournalError("a value in it was redacted, and the run cannot continue without it")
+                    if not self._to_end:
+                        raise JournalError(
+                            "a value in it was redacted, and the run cannot continue without it: it can be dismissed"
+                        )
+                    body = without_redacted(body)
                 getattr(self, handler)(body)
             epoch = body["epoch"]
         except (KeyError, ValueError, TypeError, AttributeError, IndexError, JournalError) as error:
@@ -151,7 +156,7 @@ class RehydratedRun:
             raise JournalError(f"the journal has format {body['form']}; this release reads format {FORMAT_VERSION}")
         self.created, self.graph = body, body["graph"]
         self.table = read_table(self.graph)
-        if "state" in body:
+        if body.get("state") is not None:
             self._run = load_state(body["state"])
             self._set_guardrails(body)  # a sub-agent's limits change when it continues
             return
@@ -159,10 +164,10 @@ class RehydratedRun:
             {
                 "run_id": body["run"],
                 "session_id": body.get("session", ""),
-                "state": self.table.initial.name,
+                "state": body.get("at", self.table.initial.name),  # of a fork whose state was redacted
                 "guardrails": body["guardrails"],
                 "rules": body["rules"],
-                "messages": body["messages"],
+                "messages": body.get("messages", ()),
                 "requester": body.get("requester"),
                 "details": self._details(body),
                 "counters": dict.fromkeys(self.table.initial.spends, 1),
@@ -317,18 +322,21 @@ def apply_outcome(run: RunState, outcome: Outcome | None, body: Data) -> None:
         run.aborted = load_failure(body["aborted"])
 
 
-def rehydrate(records: Iterable[SealedRecord], opener: SecretOpener | None = None) -> RehydratedRun:
+def rehydrate(
+    records: Iterable[SealedRecord], opener: SecretOpener | None = None, *, to_end: bool = False
+) -> RehydratedRun:
     """The state of a run, rebuilt from its records.
 
     Args:
         records: The records.
         opener: Opens the secrets of the run; without it, their placeholders stay.
+        to_end: Whether the run is only to end, so that values that were redacted may be missing.
 
     Raises:
         JournalError: A record cannot be read or does not follow from the one before, or there is none.
         MissingExtraError: The package that opens secrets is not installed.
     """
-    rehydrated = RehydratedRun(opener)
+    rehydrated = RehydratedRun(opener, to_end=to_end)
     for record in records:
         rehydrated.add(record)
     _ = rehydrated.run  # raises if there was no record

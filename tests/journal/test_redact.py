@@ -26,6 +26,8 @@ from agentfsm import (
     Host,
     JournalError,
     MemoryStore,
+    RunCancelled,
+    Runs,
     SqliteStore,
     ToolContext,
     tool,
@@ -40,6 +42,7 @@ from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_rows import unpack_rows
+from tests.helpers.taped_store import TapedStore, restore
 
 ANN = "ann+x@example.org"
 SECRET = b"of the tests, 32 bytes at the least"
@@ -55,6 +58,9 @@ FORMS = {
     "in base64 for URLs": base64.urlsafe_b64encode(f"a{ANN}".encode()).decode(),
     "in base16": ANN.encode().hex(),
 }
+
+PLACES = {"prompt": f"who is {ANN}?", "result": "plain", "arguments": ANN}
+"""What a prompt, a query and an address are, where the text stands in the prompt, in a result and in arguments."""
 
 
 @tool
@@ -378,3 +384,41 @@ def test_wrong_usage_of_the_command(path: Path, words: tuple[str, ...], problem:
     result = run_command(path, *words)
     assert result.exit_code == 2
     assert problem in result.output
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("lost", [0, 1, 2], ids="{} commits lost".format)
+@pytest.mark.parametrize("where", ["prompt", "result", "arguments"])
+def test_a_run_that_was_redacted_before_it_ended_cannot_go_on_but_can_be_dismissed_and_purged(
+    where: str, lost: int, depth: int
+) -> None:
+    """Otherwise the rest of it, such as who requested it, would stay for ever."""
+    prompt, query, to = (text if where == place else "x" for place, text in PLACES.items())
+
+    def make(store: Any) -> Agent:
+        made = agent(store, [call("lookup", query=query), call("send", to=[to])])
+        for _ in range(depth):
+            tools = [made.as_tool("helper", "Helps.")]
+            made = Agent(ScriptedModel([call("helper", task=prompt)]), tools=tools, host=host(store))
+        return made
+
+    async def live() -> None:
+        before, store = TapedStore(), MemoryStore()
+        await make(before).run(prompt, run_id="r")
+        await restore(before.tape[: len(before.tape) - lost], store, KEYRING)
+        runs = Runs(store, secret=SECRET)
+        await runs.fork("r", 3, "f")
+        assert (await runs.redact_text(ANN)).deleted or lost  # then it may not be there yet
+        if where == "prompt":
+            with pytest.raises(JournalError, match="redacted, and the run cannot continue without it: it can be dism"):
+                await make(store).resume("r").load()
+        for run_id in ("r", "f"):
+            assert isinstance((await make(store).dismiss(run_id, "erased")).outcome, RunCancelled)
+        for head in await store.heads():
+            assert (head.status, head.owner) == ("finished", None)
+            assert (await runs.verify(head.run_id)).code == GOOD
+            await runs.get(head.run_id)
+        assert (await purge_runs(store, ["r", "f"], KEYRING)).kept == ()
+        assert await store.heads() == []
+
+    asyncio.run(live())

@@ -41,7 +41,7 @@ from agentfsm.journal.purge import purge_runs
 from agentfsm.journal.records import export_lines
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
-from agentfsm.journal.verification import GOOD, verify, verify_export
+from agentfsm.journal.verification import GOOD, OPEN, verify, verify_export
 from agentfsm.loop.human_input import HumanInput
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state_json import dump_state
@@ -299,6 +299,7 @@ async def explore(seed: int, worlds: int, cuts: int, counts: Counts) -> None:
             await go_on_with_another_version(drawn, store.tape, dice, counts)
             await go_on_with_a_fork(drawn, store.tape, dice, counts)
             await go_on_without_the_secret(drawn, store.tape, dice, counts)
+            await end_after_an_erasure(drawn, store.tape, dice, counts)
         await assert_kept_and_purged(drawn, store, dice)
 
 
@@ -432,6 +433,34 @@ async def go_on_without_the_secret(drawn: DrawnTree, tape: Any, dice: random.Ran
     assert_as_told(after, result, counts)
     assert_ran_as_approved(world)
     await assert_good(after, store, result, counts, begun_by=before)
+
+
+async def end_after_an_erasure(drawn: DrawnTree, tape: Any, dice: random.Random, counts: Counts) -> None:
+    """A text is deleted while the runs go on: they can still be dismissed, and nothing of them is left in the end."""
+    at = dice.randrange(1, len(tape) + 1)
+    again = draw_tree(drawn.seed, copy.deepcopy(tape[at - 1].world))
+    store, text = TapedStore(again.world), dice.choice(("go/0.0", "go/0.1", "go/1"))
+    await restore(tape[:at], store, KEYRING)
+    head = await store.head(ROOT)
+    if head is None:
+        return
+    is_redacted = ROOT in {each.run_id for each in (await again.runs(store).redact_text(text)).deleted}
+    for each in await store.heads():
+        records = await store.records(each.run_id)
+        assert verify(each.run_id, records, each, keyring=KEYRING).code in (GOOD, OPEN), each.run_id
+        assert text not in "".join(record.body + record.hidden for record in records)
+    if head.status != "finished":
+        if is_redacted:
+            with pytest.raises(JournalError, match="redacted"):
+                await again.agent(store).resume(ROOT, *([Allow()] if head.status == "suspended" else [])).load()
+        assert isinstance((await again.agent(store).dismiss(ROOT)).outcome, RunCancelled)
+        counts["dismissed after an erasure" if is_redacted else "dismissed with nothing to erase"] += 1
+    for each in await store.heads():
+        assert (each.status, each.owner) == ("finished", None), each
+        assert verify(each.run_id, await store.records(each.run_id), each, keyring=KEYRING).code == GOOD, each.run_id
+        await again.runs(store).get(each.run_id)
+    assert (await purge_runs(store, [ROOT], KEYRING)).kept == ()
+    assert await store.heads() == []
 
 
 async def one_step(
