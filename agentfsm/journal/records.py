@@ -107,7 +107,9 @@ def without_redacted(value: Any, name: str = "") -> Any:
         return _EMPTY.get(name, lambda: repr(REDACTED))()
     if isinstance(value, dict):
         return {key: without_redacted(each, key) for key, each in cast("dict[str, Any]", value).items()}
-    return [without_redacted(each, name) for each in cast("list[Any]", value)] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [without_redacted(each, name) for each in cast("Sequence[Any]", value)]
+    return value
 
 
 _EMPTY: Mapping[str, Callable[[], Any]] = {
