@@ -523,7 +523,7 @@ class Runs:
         else:
             report = await purge_runs(self._store, what, keyring, by=by, reason=reason, dry_run=dry_run)
         if not dry_run:
-            await _drop_queued(self._store, self._waker, report.purged)
+            await _withdraw(self._store, self._waker, report.purged)
         return report
 
     async def erase(self, person: ErasureQuery, *, by: str = "", dry_run: bool = False) -> ErasureReport:
@@ -544,7 +544,7 @@ class Runs:
         """
         report = await erase(self._store, person, _required(self._keyring), by=by, dry_run=dry_run)
         if not dry_run:
-            await _drop_queued(self._store, self._waker, report.purged)
+            await _withdraw(self._store, self._waker, report.purged)
         return report
 
 
@@ -568,13 +568,9 @@ async def _find_set_aside(waker: Waker, store: Store, head: Head, request: Store
     return (await find_set_aside(waker, [head])).get(head.run_id)
 
 
-async def _drop_queued(store: Store, waker: Waker | None, purged: Iterable[str]) -> None:
-    """Take runs that were purged before a worker began with them from the queues."""
-    if waker is None:
-        return
-    from agentfsm.workers.waker import Activation  # only where workers are used
+async def _withdraw(store: Store, waker: Waker | None, purged: Iterable[str]) -> None:
+    """Take runs that were purged out of the queues."""
+    if waker is not None:
+        from agentfsm.workers.submission import withdraw  # only where workers are used
 
-    gone = set(purged)
-    for each in await store.maintenance.tombstones():
-        if each.run_id in gone and not each.seq:
-            await waker.drop(Activation(each.run_id, 0, ""))
+        await withdraw(store, waker, purged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from agentfsm.cli.local_store import (
 )
 from agentfsm.cli.options import collect_options
 from agentfsm.cli.redact_command import files_beside
-from agentfsm.errors import AgentfsmError, ConfigurationError, MissingExtraError
+from agentfsm.errors import AgentfsmError, ConfigurationError, MissingExtraError, StoreError
 from agentfsm.journal.erasure import ErasureQuery, ErasureReport
 from agentfsm.journal.erasure import erase as erase_person
 from agentfsm.journal.listing import needs_rebuild, rebuild_run_info
@@ -298,6 +298,8 @@ def purge(
     if not (dry_run or yes) and report.purged:
         click.confirm(f"Purge {_count(report.purged)} for good?", err=True, abort=True)
         report = carry_out(False)
+    if not dry_run and report.purged:
+        _withdraw(opened, location, report.purged)
     for run_id in report.purged:
         click.echo(single_line(f"{run_id}  {'would be purged' if dry_run else 'purged'}"))
     for kept in report.kept:
@@ -390,6 +392,8 @@ def erase(
             found = f"{_count(report.purged)}, and {len(report.deleted)} values in others"
             click.confirm(f"Erase {found} for good?", err=True, abort=True)
         report = await_result(erase_person(opened, query, keyring, by=by))
+        quoting = _withdraw(opened, location, report.purged, person.text)
+        report = replace(report, remaining=(*report.remaining, *quoting))
     await_result(opened.aclose())
     files = [] if dry_run or not person.text else files_with_text(files_beside(location.file), person.text)
     if as_json:
@@ -399,6 +403,31 @@ def erase(
         for file in files:
             click.echo(f"remains: in the file {file}")
     ctx.exit(1 if not dry_run and (report.kept or report.remaining or files) else 0)
+
+
+def _withdraw(opened: Store, location: StoreLocation, purged: Sequence[str], text: str = "") -> list[str]:
+    """Take purged runs out of the queues of workers, and say where in these a text is left."""
+    from agentfsm.workers import find_waker  # only if something was purged
+    from agentfsm.workers.submission import withdraw
+
+    async def do() -> list[str]:
+        waker = await find_waker(location.url)
+        if waker is None:
+            return []
+        try:
+            await withdraw(opened, waker, purged)
+            aside = await waker.list_set_aside() if text else []
+            quoting = [each.activation.run_id for each in aside if text in each.reason]
+            return [f"the reason for which run {run_id} is set aside" for run_id in quoting]
+        finally:
+            await waker.aclose()
+
+    try:
+        return await_result(do())
+    except MissingExtraError:  # there may be no queues either
+        return []
+    except StoreError as error:
+        return [f"what the queues of workers have of it: {error}"]
 
 
 def _print_erasure(report: ErasureReport, dry_run: bool) -> None:

@@ -208,6 +208,21 @@ async def submit(
     return run_id
 
 
+async def withdraw(store: Store, waker: Waker, purged: Iterable[str]) -> None:
+    """Take runs that were purged out of the queues, and with them the reasons for which they were set aside.
+
+    Raises:
+        agentfsm.errors.StoreError: The store or the engine cannot be reached.
+    """
+    gone = set(purged)
+    for aside in await waker.list_set_aside():
+        if aside.activation.run_id in gone:
+            await waker.put_back(aside.activation.run_id)  # the worker that gets it finds no run
+    for each in await store.maintenance.tombstones():
+        if each.run_id in gone and not each.seq:
+            await waker.drop(Activation(each.run_id, 0, ""))
+
+
 async def _list_as_queued(
     store: Store, keyring: Keyring, submission: Submission, run_id: str, known: Sequence[str]
 ) -> None:

@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 
 import agentfsm.workers
 from agentfsm import (
+    Actor,
     Agent,
     AgentGuardrails,
     Allow,
@@ -587,6 +588,31 @@ def test_a_run_that_is_set_aside_is_listed_and_shown_as_such_until_it_is_put_bac
     command(tmp_path, "worker", "--put-back", run_id)
     assert json.loads(command(tmp_path, "runs", "--json").stdout)["set_aside"] is None
     assert asyncio.run(stored()) is None
+
+
+@pytest.mark.parametrize("words", [["purge"], ["erase", "--actor", "ann", "--text", "ann@example.org"]])
+def test_a_run_that_is_purged_is_no_longer_set_aside_and_its_reason_is_gone(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTFSM_SECRET", SECRET.decode())
+    file = tmp_path / "runs.db"
+
+    async def set_aside_two() -> list[str]:
+        waker = open_waker(file)
+        async with open_store(file) as store:
+            runs = Runs(store, secret=SECRET, waker=waker)
+            ids = [await runs.submit("support", "Hello.", actor=Actor(name)) for name in ("ann", "bob")]
+            for run_id in ids:
+                await waker.set_aside(Activation(run_id, 0, ""), "LookupError: no account of ann@example.org")
+        await waker.aclose()
+        return ids
+
+    ann, bob = asyncio.run(set_aside_two())
+    given = [*words, ann] if words == ["purge"] else words
+    done = CliRunner().invoke(app, ["store", *given, "--yes", "--store", str(file)])
+    assert f"{ann}  purged" in done.output, done.output
+    assert (f"remains: the reason for which run {bob} is set aside" in done.output) == ("erase" in words)
+    assert [line.split()[0] for line in command(tmp_path, "worker", "--set-aside").stdout.splitlines()] == [bob]
 
 
 @pytest.mark.parametrize("words", [["--set-aside"], ["--put-back", "r"]])

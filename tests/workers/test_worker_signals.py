@@ -36,7 +36,7 @@ from agentfsm.workers import Worker
 from agentfsm.workers.run_watcher import RunWatcher
 from agentfsm.workers.served_agents import ServedAgents
 from agentfsm.workers.submission import submission_queue
-from agentfsm.workers.waker import Activation, Deliver, Waker
+from agentfsm.workers.waker import Activation, Deliver, SetAside, Waker
 from agentfsm.workers.worker_metrics import WorkerCounts
 from agentfsm.workers.worker_settings import WorkerSettings
 from tests.helpers.stepped_clock import SteppedClock
@@ -363,7 +363,7 @@ def test_a_queued_run_of_a_person_whose_data_was_erased_is_dropped_and_does_not_
 ) -> None:
     async def scenario() -> None:
         scene, queue, dropped = Scene(), HandWaker(), list[str]()
-        submitted = list[Activation]()
+        submitted, back = list[Activation](), list[str]()
 
         async def wake(activation: Activation, *, delay_s: float = 0.0) -> bool:
             submitted.append(activation)
@@ -372,11 +372,19 @@ def test_a_queued_run_of_a_person_whose_data_was_erased_is_dropped_and_does_not_
         async def drop(activation: Activation) -> None:
             dropped.append(activation.key)
 
+        async def list_set_aside() -> list[SetAside]:
+            return [SetAside(each, "no account") for each in submitted]
+
+        async def put_back(run_id: str) -> bool:
+            back.append(run_id)
+            return True
+
         queue.wake, queue.drop = wake, drop  # type: ignore[method-assign, attr-defined]
+        queue.list_set_aside, queue.put_back = list_set_aside, put_back  # type: ignore[attr-defined]
         runs = Runs(scene.store, secret=SECRET, waker=cast("Waker", queue))
         ann, bob = [await runs.submit("clerk", "Send it.", actor=Actor(name)) for name in ("ann", "bob")]
         report = await runs.erase(ErasureQuery(actor="ann"))
-        assert (report.purged, dropped) == ((ann,), [f"{ann}:0"])
+        assert (report.purged, back, dropped) == ((ann,), [ann], [f"{ann}:0"])
         waker = HandWaker()
         worker = Worker({"clerk": scene.agent(call("send"), "ok")}, scene.store, cast("Waker", waker), secret=SECRET)
         serving = asyncio.create_task(worker.run())
