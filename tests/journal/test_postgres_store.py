@@ -607,7 +607,7 @@ def test_the_server_keeps_plans_for_reading_one_run_and_not_for_searches_or_behi
                 await store.records("a", after=1)
                 await store.find_runs(RunQuery(tag="order", text="order"))
                 await store.heads("suspended")
-            statements = await store._queue().session.read(kept, [])
+            statements = await store._queue().session.read(kept, list[str]())
             assert any("FROM agentfsm.journal" in each for each in statements) is (liveness == "session")
             assert not any("run_info" in each or "status = $" in each for each in statements)
 
