@@ -5,7 +5,8 @@
 First, records per second of 1, 2 and 8 workers, and of bare loops that write the same rows, interleaved. Then all
 runs, with kills spread over them: the time until the runs of a killed worker have another owner, and from an answer to
 the next step. The workers have the default options. The exit code is 1 if a run
-does not end or does not verify, or if a bound is missed. ``--plots FOLDER`` writes a picture of each figure.
+does not end or does not verify, or if a bound is missed. ``--plots FOLDER`` writes a picture of each figure. With
+``--disk`` the server waits for its disk at each commit, as PostgreSQL does by default.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psycopg
 
 from agentfsm import Allow, HumanReplyError, RunQuery, Runs, open_store
 from agentfsm.journal.store import Store
@@ -238,6 +241,13 @@ def plot(folder: Path, options: argparse.Namespace, found: Throughput, measured:
         (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 
+def use_disk(server: str) -> None:
+    """Have a server wait for its disk, for which those of the tests do not."""
+    with psycopg.connect(server, autocommit=True) as db:
+        db.execute("ALTER SYSTEM SET fsync = on")
+        db.execute("SELECT pg_reload_conf()")
+
+
 def main() -> int:
     """Run the benchmark as the command line says."""
     parser = argparse.ArgumentParser()
@@ -249,6 +259,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of the comparison of 1, 2 and --workers workers")
     parser.add_argument("--sample", type=int, default=150, help="runs for one or two of them")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which to give up")
+    parser.add_argument("--disk", action="store_true", help="have the server wait for its disk")
     parser.add_argument("--plots", type=Path, help="the folder for pictures of the figures")
     options = parser.parse_args()
     print(
@@ -256,6 +267,8 @@ def main() -> int:
     )
     numbers = sorted({1, 2, options.workers})
     with shared_server() as server, tempfile.TemporaryDirectory() as folder:
+        if options.disk:
+            use_disk(server)
         found = asyncio.run(measure_throughput(server, numbers, options.sample, options.steps, options.rounds))
         failures = report_throughput(found)
         measured = asyncio.run(measure_kills(new_database(server), Path(folder), options))
