@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
+from agentfsm.agent.recover import accepts_graph
 from agentfsm.agent.subagent import Spent, Subagent, announce, cap_guardrails
 from agentfsm.errors import ConfigurationError, SuspensionRecordError, ToolError
 from agentfsm.loop.canonical_json import canonical_json
@@ -37,9 +38,7 @@ from agentfsm.runtime.context import AgentConfig, LongWait
 from agentfsm.runtime.delegation import (
     CallingRun,
     SampledReply,
-    Sampler,
     SampleRequest,
-    answers_request,
     run_id_for_call,
 )
 from agentfsm.runtime.hooks import Hook
@@ -108,26 +107,27 @@ class SubagentCalls(Subagent):
         """The run that answers what a server asks a model during a call."""
         return SampledRun(caller, self, call_id, run_id, request)
 
-    async def cut_off_replies(self, caller: CallingRun) -> Sequence[str]:
-        """As ``Sampler.cut_off_replies``."""
+    async def left_runs(self, caller: CallingRun) -> Sequence[str]:
+        """The runs below a calling run that have not ended, and that began with a graph and tools that it has."""
         from agentfsm.journal.listing import iterate_runs  # only needed for runs in a store
+        from agentfsm.journal.records import open_record
         from agentfsm.journal.run_info import RunQuery
 
-        store, run_id = caller.host.store, caller.run.run_id
+        store, left = caller.host.store, list[str]()
         if store is None:
-            return ()
-        below = iterate_runs(store, RunQuery(parent=run_id, status="running"))
-        return [info.run_id async for info in below if answers_request(info.run_id, run_id)]
+            return left
+        async for info in iterate_runs(store, RunQuery(parent=caller.run.run_id, ending="")):
+            (first,) = await store.records(info.run_id, limit=1)
+            began = open_record(first)
+            knows = began.get("tools", {}).keys() <= self.config.tools.keys()
+            if knows and accepts_graph(self.config, str(began["graph"]["fingerprint"])):
+                left.append(info.run_id)
+        return left
 
     @property
     def is_agent(self) -> bool:
         """True."""
         return True
-
-    @property
-    def sampler(self) -> Sampler | None:
-        """None: a sub-agent is no server."""
-        return None
 
     @property
     def tools(self) -> Mapping[str, Tool]:

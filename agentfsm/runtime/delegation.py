@@ -158,12 +158,12 @@ class Sampler(Protocol):
         """
         ...
 
-    async def cut_off_replies(self, caller: CallingRun) -> Sequence[str]:
-        """The ids of the runs below a calling run that were answering requests when they were cut off."""
+    async def left_runs(self, caller: CallingRun) -> Sequence[str]:
+        """As ``Delegate.left_runs``."""
         ...
 
     async def dismiss(self, caller: CallingRun, run_id: str, reason: str) -> None:
-        """End such a run, which nobody continues; as ``Delegate.dismiss``."""
+        """As ``Delegate.dismiss``."""
         ...
 
 
@@ -174,10 +174,5 @@ def run_id_for_call(run: RunState, call_state: CallState) -> str:
 
 
 def run_id_for_request(run: RunState, call_state: CallState, request: str) -> str:
-    """The id of the run that answers a request of a server during a call; ``request`` tells which, without a hyphen."""
+    """The id of the run that answers a request of a server during a call; ``request`` tells which."""
     return f"{run_id_for_call(run, call_state)}-{request}"
-
-
-def answers_request(run_id: str, caller_id: str) -> bool:
-    """Whether a run that another one called answers a server's request during a call, and is no sub-agent's."""
-    return "-" in run_id.removeprefix(f"{caller_id}-")

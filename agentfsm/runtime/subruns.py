@@ -57,24 +57,24 @@ async def dismiss_subruns(context: Context, subruns: Iterable[tuple[Tool, str]])
             await tool.delegate.dismiss(caller, run_id, reason)
         except AgentfsmError as error:
             context.warn(f"run {run_id!r} of the sub-agent {tool.name!r} was not ended: {error}")
-    if context.visited_before_resume:  # else no process has died that was replying to a server
-        await _dismiss_replies(context, caller, reason)
+    if context.visited_before_resume:  # else no process has left any
+        await _dismiss_left(context, caller, reason)
 
 
-async def _dismiss_replies(context: Context, caller: CallingRun, reason: str) -> None:
-    """End the runs that were replying to servers when they were cut off, and whose calls were not made again."""
-    delegates = (tool.delegate for tool in context.config.tools.values())
-    samplers = {id(each.sampler): each.sampler for each in delegates if each is not None}
+async def _dismiss_left(context: Context, caller: CallingRun, reason: str) -> None:
+    """End the runs of a process that died, whose calls were denied or settled since, or not asked for again."""
     errors: dict[str, AgentfsmError] = {}
-    for sampler in filter(None, samplers.values()):  # which of them began a run, its id does not say
-        for run_id in await sampler.cut_off_replies(caller):
+    for tool in context.config.tools.values():
+        if tool.delegate is None:
+            continue
+        for run_id in await tool.delegate.left_runs(caller):
             try:
-                await sampler.dismiss(caller, run_id, reason)
+                await tool.delegate.dismiss(caller, run_id, reason)
                 errors.pop(run_id, None)
-            except AgentfsmError as error:
+            except AgentfsmError as error:  # another tool may have begun it
                 errors[run_id] = error
     for run_id, why in errors.items():
-        context.warn(f"run {run_id!r}, which was replying to a server, was not ended: {why}")
+        context.warn(f"run {run_id!r} was not ended: {why}")
 
 
 def calling_run(config: AgentConfig, run: RunState) -> CallingRun:

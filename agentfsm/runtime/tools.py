@@ -23,7 +23,7 @@ from agentfsm.loop.quorum import Approval
 from agentfsm.loop.read_only import thaw
 from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.withholding import SecretPaths, marks_secrets, secret_values
-from agentfsm.runtime.delegation import CallingRun, Delegation, Sampler
+from agentfsm.runtime.delegation import CallingRun, Delegation
 from agentfsm.runtime.run_context import ToolContext
 from agentfsm.runtime.tool_schema import describe_function, has_context_parameter
 
@@ -53,11 +53,6 @@ class Delegate(Protocol):
         ...
 
     @property
-    def sampler(self) -> Sampler | None:
-        """What answers what a server asks a model during a call; None if nothing does."""
-        ...
-
-    @property
     def tools(self) -> Mapping[str, Tool]:
         """Its tools by name, as far as they are known before it runs."""
         ...
@@ -79,6 +74,15 @@ class Delegate(Protocol):
             caller: The calling run.
             call_state: The call.
             attempt: Which attempt at the call this is, from 1.
+        """
+        ...
+
+    async def left_runs(self, caller: CallingRun) -> Sequence[str]:
+        """The ids of the runs below a calling run that may be its, and have not ended.
+
+        Raises:
+            agentfsm.errors.StoreError: The store cannot be read.
+            agentfsm.errors.JournalError: The first record of one cannot be read.
         """
         ...
 

@@ -1208,6 +1208,41 @@ def test_the_runs_of_sub_agents_are_handed_over_with_their_caller(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("rule", [deny("h"), ask_first("h")], ids=["denied", "asked and denied"])
+def test_a_sub_agents_run_that_was_cut_off_ends_with_its_caller_if_the_call_is_denied_since(rule: Any) -> None:
+    begun, held, store = asyncio.Event(), asyncio.Event(), MemoryStore()
+
+    @tool(idempotent=True)
+    async def look() -> str:
+        """Look."""
+        begun.set()
+        await held.wait()
+        return "seen"
+
+    def make(**more: Any) -> Agent:
+        helper = Agent(FromTranscript([ToolCall("l", "look")], "helped"), tools=[look])
+        tools, host = [helper.as_tool("h", "Helps.")], Host(secret=SECRET, store=store)
+        return Agent(FromTranscript([ToolCall("c", "h", {"task": "x"})], "done"), tools=tools, host=host, **more)
+
+    async def scenario() -> None:
+        run = make().run("go", run_id="top")
+        awaiting = asyncio.create_task(await_run(run))
+        await begun.wait()
+        await hand_over(run)
+        held.set()
+        with pytest.raises(StaleLease):
+            await awaiting
+        result = await make(hooks=[permissions(rule)]).resume("top")
+        if isinstance(result.outcome, UserInputRequested):
+            result = await make(hooks=[permissions(rule)]).resume("top", Deny("no"))
+        assert result.output == "done"
+        assert {(head.status, head.owner) for head in await store.heads()} == {("finished", None)}
+        assert (await Runs(store).get("top-1.0")).info.ending == "cancelled"
+        assert (await purge_runs(store, ["top"], Keyring(SECRET))).kept == ()
+
+    asyncio.run(scenario())
+
+
 class SlowlyReleased(MemoryStore):
     """A store on a server: to release a run takes a while, in which the others go on, and so does to acquire one."""
 

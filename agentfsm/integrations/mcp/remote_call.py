@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -334,14 +334,14 @@ class RemoteCalls:
         """
         return RemoteCall(self, caller, call_state, attempt)
 
-    async def dismiss(self, caller: CallingRun, run_id: str, reason: str) -> None:
-        """Do nothing: a waiting call is not a run.
+    async def left_runs(self, caller: CallingRun) -> Sequence[str]:
+        """The runs that were answering what the server asks a model."""
+        return () if self.sampler is None else await self.sampler.left_runs(caller)
 
-        Args:
-            caller: The calling run.
-            run_id: Empty.
-            reason: Why it would end.
-        """
+    async def dismiss(self, caller: CallingRun, run_id: str, reason: str) -> None:
+        """End one of those."""
+        if self.sampler is not None:
+            await self.sampler.dismiss(caller, run_id, reason)
 
     async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
         """Check that a reply fits what the server asks.
