@@ -77,7 +77,7 @@ class Worker:
         metrics: What it tells OpenTelemetry; by default nothing.
 
     Raises:
-        ConfigurationError: There is no agent, a name cannot be used, or a secret is too short.
+        ConfigurationError: There is no agent, a name cannot be used, or a secret is empty.
     """
 
     def __init__(
