@@ -14,6 +14,7 @@ from agentfsm.agent.recover import began_with
 from agentfsm.errors import AgentfsmError, StaleLease
 from agentfsm.journal.store import Store
 from agentfsm.runtime.run import Run, advance, hand_over
+from agentfsm.runtime.timeout import end_task
 
 logger = logging.getLogger("agentfsm.viewer")
 
@@ -48,8 +49,7 @@ class AgentRunner:
         """
         self._stopping.set()
         if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait({self._listening})
+            await end_task(self._listening)
         if self._working:
             await asyncio.wait(self._working.values(), timeout=GRACE_S)
         for run in list(self._runs.values()):

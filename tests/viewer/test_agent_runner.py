@@ -92,3 +92,29 @@ def test_a_viewer_that_stops_leaves_its_runs_to_other_processes_and_ends_none(
     head = asyncio.run(store.head("r"))
     assert head is not None
     assert (head.status, head.owner) == ("running", None)
+
+
+def test_a_viewer_stops_although_what_it_listens_to_swallows_a_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As psycopg does before Python 3.12, if the server's answer comes in the same moment."""
+    monkeypatch.setattr("agentfsm.runtime.timeout.CANCEL_AGAIN_S", 0.01)
+    swallowed = list[str]()
+
+    async def listen(runner: AgentRunner) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            swallowed.append("once")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(AgentRunner, "_listen", listen)
+
+    async def scenario() -> None:
+        store = MemoryStore()
+        runner = AgentRunner(store, [agent(store, pay)])
+        runner.start()
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await runner.stop()
+        assert swallowed == ["once"]
+
+    asyncio.run(scenario())
