@@ -450,11 +450,12 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
         run.keep_views()
     row, guard_result = decision.transition, decision.guard_result
     source, target = specs[row.source], specs[row.target]
+    failed = target.effect is CHOOSE_RECOVERY
     if guard_result is not None and isinstance(guard_result, Failure):
-        run.failure = guard_result
+        run.failure, failed = guard_result, True  # also where a state of the user's comes before recovery
     on_leave = _ON_LEAVE.get(source.effect)
     if on_leave is not None:
-        on_leave(run, target)
+        on_leave(run, target, failed)
     elif source.waits:
         _on_leave_wait(run, row, target)
     elif run.calling_state and not (target.waits or target.final):  # a row of a user's graph leads past the wait
@@ -467,21 +468,18 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
             run.ending = run.pending_request = None
 
 
-def _on_leave_call_model(run: RunState, target: StateSpec) -> None:
-    if (run.failure_attempts or run.lessons_learned) and target.effect is not CHOOSE_RECOVERY:
+def _on_leave_call_model(run: RunState, target: StateSpec, failed: bool) -> None:
+    if (run.failure_attempts or run.lessons_learned) and not failed:
         _on_success(run, PROVIDER_KINDS)
 
 
-def _on_leave_parse_reply(run: RunState, target: StateSpec) -> None:
+def _on_leave_parse_reply(run: RunState, target: StateSpec, failed: bool) -> None:
     run.reply_judged = True
-    recovering = target.effect is CHOOSE_RECOVERY
-    if run.partial_answer and not (recovering and _was_truncated(run)):  # it was continued, or is discarded
+    if run.partial_answer and not (failed and _was_truncated(run)):  # it was continued, or is discarded
         run.partial_answer = ""
-    if recovering:
-        return
-    if run.failure_attempts or run.lessons_learned:
+    if not failed and (run.failure_attempts or run.lessons_learned):
         _on_success(run, OUTPUT_KINDS)
-    if run.batch:
+    if run.batch and target.effect is not CHOOSE_RECOVERY:  # a row of the user's may lead to the calls
         recent, results, window = run.recent_calls, run.recent_results, run.guardrails.loop_window
         while len(results) < len(recent):  # of a run that was stored before results were compared
             results.append("")
@@ -496,14 +494,14 @@ def _was_truncated(run: RunState) -> bool:
     return run.failure is not None and run.failure.kind is FailureKind.output_truncated
 
 
-def _on_leave_judge_results(run: RunState, target: StateSpec) -> None:
+def _on_leave_judge_results(run: RunState, target: StateSpec, failed: bool) -> None:
     if target.effect is RUN_CALLS:
         return
     if (run.failure_attempts or run.lessons_learned) and any(
         c.result is not None and c.result.status == "done" for c in run.batch
     ):
         _on_success(run, [k for k in TOOL_KINDS if k not in run.call_failures])
-    if target.effect is not CHOOSE_RECOVERY:
+    if not failed:
         return
     if run.denials >= run.guardrails.max_denials:
         run.denials = 0
@@ -516,7 +514,7 @@ def _close_breaker(run: RunState) -> None:
         run.error_key, run.error_streak = None, 0
 
 
-def _on_leave_recovery(run: RunState, target: StateSpec) -> None:
+def _on_leave_recovery(run: RunState, target: StateSpec, failed: bool) -> None:
     if target.waits or target.final:
         return
     if run.retry_calls and target.effect is RUN_CALLS:
@@ -553,7 +551,7 @@ def _leave_blocked_call(run: RunState, row: Transition) -> None:
     run.pending_request = None
 
 
-_ON_LEAVE: Mapping[object, Callable[[RunState, StateSpec], None]] = {
+_ON_LEAVE: Mapping[object, Callable[[RunState, StateSpec, bool], None]] = {
     CALL_MODEL: _on_leave_call_model,
     PARSE_REPLY: _on_leave_parse_reply,
     JUDGE_RESULTS: _on_leave_judge_results,

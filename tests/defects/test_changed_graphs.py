@@ -17,11 +17,15 @@ from agentfsm import (
     Example,
     Failure,
     FailureKind,
+    FinishReason,
+    Graph,
     GraphError,
     Handoff,
     Host,
     MemoryStore,
+    Message,
     PartialRunSummary,
+    Reply,
     RunAborted,
     RunResult,
     RunState,
@@ -31,7 +35,10 @@ from agentfsm import (
     TransientProviderError,
     Transition,
     UserInputRequested,
+    allow,
+    deny,
     detector,
+    permissions,
     tool,
 )
 from agentfsm.diagrams import FORMATS
@@ -41,7 +48,7 @@ from agentfsm.journal.verification import GOOD, verify_stored_run
 from agentfsm.loop.guards import expired, replied
 from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.declaration import Counter
-from agentfsm.testing import ScriptedModel, WitnessDriver, call, paths
+from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, WitnessDriver, call, paths
 from tests.helpers.graphs import written_from_scratch
 
 LIMIT_ROWS = [f"pre_step.{name}" for name in ("iteration_limit", "time_limit", "token_limit", "cost_limit")]
@@ -324,6 +331,60 @@ def test_a_reply_after_a_failed_call_counts_where_a_row_of_yours_calls_the_model
     graph = LOOP.with_state(spec, rows, entered_by="call_llm.transient_provider")
     result = Agent(ScriptedModel([TransientProviderError("busy"), "Hello."]), graph=graph).run_sync("go")
     assert (result.ok, result.output, result.run_state.failure) == (True, "Hello.", None)
+
+
+def with_pause(row: str, graph: Graph = LOOP) -> Graph:
+    """A graph with a state that does nothing on the way of one row."""
+
+    def pause(context: StateContext) -> str:
+        return "paused"
+
+    rest = [Transition("pause", None, graph.transition(row).target)]
+    return graph.with_state(StateSpec("pause", effect=pause), rest, entered_by=row)
+
+
+BUSY, CUT = TransientProviderError("busy"), Reply(Message.assistant("The answer "), FinishReason.LENGTH)
+FINDINGS: dict[str, list[Any]] = {
+    "call_llm.transient_provider": [BUSY] * 9,
+    "post_llm.output_truncated": [CUT] * 9,
+    "post_llm.no_progress": [""] * 9,
+    "post_tool.policy_violation": [call("look", at=str(n)) for n in range(9)],
+    "post_tool.repeated_error": [call("pay", amount=1)] * 9,
+    "post_tool.tool_error": [call("pay", amount=n) for n in range(9)],
+}
+"""By the row that a run then takes to ``recover``, what the model says."""
+
+
+@pytest.mark.parametrize("row", FINDINGS)
+def test_a_state_between_what_is_found_and_recovery_changes_no_budget_and_nothing_that_the_model_is_told(row: str):
+    def play(graph: Graph) -> tuple[list[str], list[Any], object]:
+        model = RecordingModel(ScriptedModel(FINDINGS[row]))
+        rules = [deny("look"), allow("*")] if "violation" in row else [allow("*")]
+        host = Host(clock=FakeClock())
+        result = Agent(model, tools=[look, pay], graph=graph, hooks=[permissions(*rules)], host=host).run_sync("go")
+        taken = [each.transition.id for each in result.decisions if each.transition.source != "pause"]
+        return taken, [request.messages for request in model.requests], result.output
+
+    assert row in play(LOOP)[0]
+    assert play(with_pause(row)) == play(LOOP)
+
+
+def test_calls_are_run_again_only_by_a_row_that_leads_straight_to_a_state_that_runs_them():
+    tried: list[str] = []
+
+    @tool(idempotent=True, retryable=True)
+    def fetch() -> str:
+        """Fetch."""
+        tried.append("once more")
+        raise OSError("busy")
+
+    def tries(graph: Graph) -> int:
+        tried.clear()
+        Agent(ScriptedModel([call("fetch"), "Done."]), tools=[fetch], graph=graph).run_sync("go")
+        return len(tried)
+
+    assert tries(LOOP) == tries(with_pause("post_tool.environment_error")) == 2
+    assert tries(with_pause("recover.retry_tool")) == 1
 
 
 def test_a_run_does_not_start_in_a_state_that_waits():
