@@ -172,7 +172,7 @@ def test_a_listing_that_somebody_changed_is_found_and_rebuilt(url: str, cli: Cli
         "DELETE FROM run_tag; DELETE FROM run_metadata",
         "INSERT INTO run_tag (tag, id) VALUES ('wrong', 1); INSERT INTO run_metadata VALUES ('wrong', '1', 1)",
         "UPDATE run_info SET tags = '[\"wrong\"]', metadata = NULL; DELETE FROM run_tag WHERE tag = 'kept'",
-        "UPDATE prompt_filter SET bits = zeroblob(8191)",
+        "UPDATE prompt_filter SET bits = zeroblob(8190)",
         "UPDATE run_info SET prompt = 'Wrong.' WHERE id = 1",
     ],
 )

@@ -8,7 +8,9 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -36,9 +38,9 @@ from agentfsm.journal.listing import compute_run_info, needs_rebuild, rebuild_ru
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.redact import redact
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor, spent_before
-from agentfsm.journal.sqlite import sqlite_run_info
+from agentfsm.journal.sqlite import sqlite_run_info, sqlite_schema
 from agentfsm.journal.sqlite.sqlite_maintenance import find_row_damage, find_schema_damage
-from agentfsm.journal.sqlite.sqlite_run_info import count_run_infos, select_run_infos
+from agentfsm.journal.sqlite.sqlite_run_info import count_run_infos, select_run_infos, write_run_info
 from agentfsm.journal.sqlite.sqlite_schema import SCHEMA_VERSION
 from agentfsm.journal.verification import GOOD, verify_stored_run
 from agentfsm.loop.canonical_json import decode, encode
@@ -424,6 +426,49 @@ def test_a_text_that_no_prompt_has_is_searched_without_reading_the_prompts(tmp_p
         steps = 0
         assert len(select_run_infos(db, RunQuery(text="WORD"), SCHEMA_VERSION)) == 51
         assert steps < 10_000  # a text that all have is found among the newest
+
+
+def fill_with_sentences(path: Path, runs: int) -> list[str]:
+    """Create a file with runs whose prompts are taken from the documentation, and return these."""
+    pages = sorted((DATA.parents[1] / "docs").glob("*.md"))
+    words = " ".join(page.read_text(encoding="utf-8") for page in pages).split()
+    prompts = [" ".join(words[n : n + 30])[:200] for n in range(0, 30 * runs, 30)]
+    with closing(sqlite_schema.open_writer(path, "normal")) as db:
+        for n, prompt in enumerate(prompts, 1):
+            db.execute("INSERT INTO run (run_id, hash, status) VALUES (?, ?, 'finished')", (f"run{n}", bytes(32)))
+            db.execute("INSERT INTO run_info (id) VALUES (?)", (n,))
+            write_run_info(db, n, RunInfo(f"run{n}", "finished", prompt=prompt))
+    return prompts
+
+
+def test_most_filters_exclude_two_letters_that_no_prompt_has(tmp_path: Path) -> None:
+    runs = 512
+    text = "\n".join(fill_with_sentences(tmp_path / "runs.db", runs)).lower()
+    absent = ["".join(each) for each in product(ascii_lowercase, repeat=2) if "".join(each) not in text]
+    assert len(absent) > 100
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as db:
+        read = [
+            max(0, min(last, runs) - max(first, 1) + 1)
+            for each in absent
+            for first, last in sqlite_run_info._ranges(db, RunQuery(text=each), SCHEMA_VERSION)
+        ]
+    assert sum(read) < 0.15 * runs * len(absent)
+
+
+def test_a_filter_that_was_made_in_another_way_excludes_nothing_until_compaction_replaces_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with SqliteStore(tmp_path / "runs.db") as store:
+            await Agent(ScriptedModel(["ok"]), host=Host(store=store)).run("Go.", run_id="r")
+            with closing(sqlite3.connect(tmp_path / "runs.db")) as db:
+                db.execute("UPDATE prompt_filter SET bits = zeroblob(8191)")
+                db.commit()
+            assert [info.run_id for info in (await store.find_runs(RunQuery(text="go"))).runs] == ["r"]
+            await store.maintenance.compact()
+            with closing(sqlite3.connect(tmp_path / "runs.db")) as db:
+                assert db.execute("SELECT length(bits) FROM prompt_filter").fetchall() == [(8190,)]
+            assert [info.run_id for info in (await store.find_runs(RunQuery(text="go"))).runs] == ["r"]
+
+    asyncio.run(main())
 
 
 def test_a_redacted_prompt_leaves_no_trace_in_a_filter_and_compaction_writes_it_anew(tmp_path: Path) -> None:

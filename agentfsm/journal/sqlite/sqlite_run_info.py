@@ -146,11 +146,12 @@ _ANY_NUMBER = 2**63 - 1
 _BLOCK = 128
 """How many runs, by their numbers, share a Bloom filter of their prompts: 64 bytes of it for each."""
 
-_FILTER_BITS = 65_521
-"""A prime, so that the remainder of a number is as good as a hash."""
+_FILTER_BITS = 65_519
+"""A prime, so that the remainder of a number is as good as a hash. Filters of another length are not used."""
 
 _FILTER_BYTES = _FILTER_BITS // 8 + 1
-_LONGEST_PART = 5
+_HASHES = ((40_503, 5), (25_111, 3))
+"""The factors of the hashes, and the longest parts that each is for: short ones are in most filters by chance."""
 
 
 def _filter_prompt(db: sqlite3.Connection, number: int, old: str, prompt: str) -> None:
@@ -183,9 +184,12 @@ def _hashed_parts(text: str) -> list[list[int]]:
     """The bits in a filter of each character of a text, of each two in a row, and so on; in any ASCII case."""
     chars = [ord(char) % _FILTER_BITS for char in fold_case(text)]
     parts = [chars]
-    while len(parts) < _LONGEST_PART:
-        longer = zip(parts[-1], chars[len(parts) :], strict=False)
-        parts.append([(bit * 40_503 + char) % _FILTER_BITS for bit, char in longer])
+    for factor, longest in _HASHES:
+        bits = chars
+        for length in range(1, longest):
+            longer = zip(bits, chars[length:], strict=False)
+            bits = [(bit * factor + char) % _FILTER_BITS for bit, char in longer]
+            parts.append(bits)
     return parts
 
 
@@ -237,8 +241,8 @@ def unfiltered_blocks(db: sqlite3.Connection, *, every: bool = False) -> list[in
         every: Whether those with one are wanted, too.
     """
     blocks = {number // _BLOCK for (number,) in db.execute("SELECT id FROM run_info")}
-    filtered = () if every else db.execute("SELECT block FROM prompt_filter")
-    return sorted(blocks.difference(block for (block,) in filtered))
+    filtered = () if every else db.execute(_SELECT_FILTERS, (_ANY_NUMBER,))
+    return sorted(blocks.difference(block for block, _ in filtered))
 
 
 def _ranges(db: sqlite3.Connection, query: RunQuery, version: int) -> Iterator[tuple[int, int]]:
