@@ -344,13 +344,14 @@ class Machine:
             raise NoTransitionError(f"no transition can leave {str(run.state)!r} now: {why}")
         return decision
 
-    def would_move(self, trial: Steppable) -> bool:
-        """Whether ``step`` would move the run.
+    def would_take(self, trial: Steppable) -> Transition | None:
+        """The row that ``step`` would take; None if it would not move the run.
 
         Args:
             trial: A copy of the run; it is moved.
         """
-        return self._step_event.decide(trial) is not None
+        decision = self._step_event.decide(trial)
+        return None if decision is None else decision.transition
 
     def to_transitions(self, machine_class: Callable[..., M] | None = None, model: object = None) -> M:
         """The graph as a machine of the library's own classes, for its tools.

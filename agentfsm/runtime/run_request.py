@@ -168,7 +168,9 @@ def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
         outcome: The outcome, such as a human's reply.
     """
     trial = _with_outcome(run, outcome)
-    return machine.would_move(trial) and trial.aborted is run.aborted  # a guard that raises must not end a wait
+    return (
+        machine.would_take(trial) is not None and trial.aborted is run.aborted
+    )  # a guard that raises must not end a wait
 
 
 def _with_outcome(run: RunState, outcome: Outcome) -> RunState:
@@ -196,9 +198,8 @@ def require_extension(machine: Machine, run: RunState, reply: HumanReply) -> Non
     if reply.kind != "extend" or request is None:
         return
     trial = _with_outcome(run, HumanAnswered(reply))
-    try:
-        row = machine.step(trial).transition
-    except NoTransitionError:  # ``require_transition`` says more
+    row = machine.would_take(trial)
+    if row is None:  # ``require_transition`` says more
         return
     if trial.aborted is run.aborted and not extends(row, machine.specs[row.target], request):
         raise HumanReplyError(
@@ -214,9 +215,9 @@ def require_transition(machine: Machine, run: RunState, outcome: Outcome) -> Non
             unused.
     """
     trial = _with_outcome(run, outcome)
-    moved = machine.would_move(trial)
+    row = machine.would_take(trial)
     raised = None if trial.aborted is run.aborted else trial.aborted
-    if moved and raised is None:
+    if row is not None and raised is None:
         return
     what = outcome.reply.kind if isinstance(outcome, HumanAnswered) else type(outcome).__name__.lower()
     waits = f"run {run.run_id!r} waits in {str(run.state)!r}, and"

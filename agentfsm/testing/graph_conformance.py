@@ -489,7 +489,7 @@ async def a_machine_takes_the_first_row_that_holds(graph: Graph) -> None:
     move(run, 4)
     for waiting in (3, -1):
         expect_refusal(NoTransitionError, partial(move, run, waiting), "the event that it waits for has not happened")
-    expect([machine.would_move(cast("Any", _waiting_dice(throw))) for throw in (2, 3)], [True, False])
+    expect([bool(machine.would_take(cast("Any", _waiting_dice(throw)))) for throw in (2, 3)], [True, False])
     expect((run.state, move(run, 2).target), ("wait", "start"))
     limited = Machine(table.with_counter(Counter("turns", "max_turns")))
     run = _Dice(3)

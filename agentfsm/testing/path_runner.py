@@ -574,9 +574,9 @@ class _ForcedMachine(Machine):
             raise RunError(f"{self._path.id} does not lead to an end: all {index} transitions have been taken")
         return self._path.rows[index]
 
-    def would_move(self, trial: Steppable) -> bool:
-        """True: the path continues with any input."""
-        return True
+    def would_take(self, trial: Steppable) -> Transition | None:
+        """The next row of the path, whatever has happened; the last one at its end."""
+        return self._path.rows[min(len(self.decisions), len(self._path.rows) - 1)]
 
     def step(self, run: Steppable) -> Decision:
         """Take the next row of the path."""

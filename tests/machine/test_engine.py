@@ -421,12 +421,14 @@ def test_a_step_writes_no_log(caplog):
     assert caplog.records == []
 
 
-def test_looking_ahead_says_whether_a_step_would_move_the_run():
+def test_looking_ahead_names_the_row_that_a_step_would_take():
     machine = Machine(puppets(LOOP))
     names = [t.name for t in LOOP.rows("suspended")]
-    assert machine.would_move(Puppet("suspended", dict.fromkeys(names, False) | {"replied": True}))
-    assert not machine.would_move(Puppet("suspended", dict.fromkeys(names, False)))
-    assert not machine.would_move(Puppet("terminal", {}))
+    row = machine.would_take(Puppet("suspended", dict.fromkeys(names, False) | {"replied": True}))
+    assert row is not None
+    assert row.id == "suspended.replied"
+    assert not machine.would_take(Puppet("suspended", dict.fromkeys(names, False)))
+    assert not machine.would_take(Puppet("terminal", {}))
 
 
 class Says:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentfsm import Agent
+from agentfsm import Agent, AgentGuardrails, Deny, Extend
+from agentfsm.journal.records import open_record
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.runtime.tools import tool
 from agentfsm.testing import ScriptedModel, WitnessDriver, call, paths
@@ -37,6 +38,16 @@ def test_a_model_call_that_was_not_counted_is_noticed_on_a_path() -> None:
     path_run.run_result.run_state.turns += 1
     with pytest.raises(AssertionError, match="turns of"):
         path_run.check()
+
+
+def test_a_move_that_an_extension_is_checked_with_is_no_move_of_the_run() -> None:
+    turns = [ModelTurn([call("pay", amount=n)]) for n in range(2)]
+    scenario = Scenario(turns, human_replies=[Deny("no"), Extend()], guardrails=AgentGuardrails(max_iterations=1))
+    simulated = Simulator(Agent(ScriptedModel(), tools=[pay])).run_sync(scenario)
+    recorded = [open_record(each) for each in simulated.read_journal()[0]]
+    assert "suspended.replied" in simulated.ids
+    assert [each["transition"] for each in recorded if each["kind"] == "transition"] == list(simulated.ids)
+    counted_as_declared(simulated)
 
 
 def test_a_simulation_without_side_events_has_only_the_hooks_of_the_agent() -> None:
