@@ -131,7 +131,8 @@ def _count_model_call(run: RunState, model_calls: int) -> None:
 
 
 def _on_reply_parsed(run: RunState, outcome: o.ReplyParsed) -> None:
-    if not run.batch:  # native calls are there already
+    native = run.reply is not None and run.reply.message.tool_calls  # opened already, and perhaps answered since
+    if not (run.batch or native):
         open_batch(run, outcome.calls)
     run.answer = outcome.answer
     run.malformed = outcome.malformed

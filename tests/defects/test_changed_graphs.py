@@ -387,6 +387,24 @@ def test_calls_are_run_again_only_by_a_row_that_leads_straight_to_a_state_that_r
     assert tries(with_pause("recover.retry_tool")) == 1
 
 
+@pytest.mark.parametrize("row", ["call_llm.otherwise", "post_llm.tool_calls", "dispatch_tool.otherwise"])
+def test_every_call_has_one_result_where_a_person_writes_before_it_has_run(row: str):
+    """The message follows the results of the calls before it, so that none of them is left to run."""
+    target = LOOP.transition(row).target
+    rows = [Transition("desk", expired, "terminal", ends="cancelled"), Transition("desk", replied, target)]
+    graph = LOOP.with_state(StateSpec("desk", waits=True), rows, entered_by=row)
+    host = Host(secret=b"kept by the tests of graphs")
+    result = Agent(ScriptedModel([call("look", "c1"), "Fine."] * 3), tools=[look], graph=graph, host=host).run_sync(
+        "go"
+    )
+    while isinstance(result.outcome, UserInputRequested):
+        record = result.outcome.suspension_record
+        agent = Agent(ScriptedModel(["Fine."]), tools=[look], graph=graph, host=host)
+        result = agent.resume_sync(record, "go on")
+    assert [message.tool_call_id for message in result.messages if message.role == "tool"] == ["c1"]
+    assert result.output == "Fine."
+
+
 def test_a_run_does_not_start_in_a_state_that_waits():
     """It would wait for an answer to what nobody has asked."""
     graph = written_from_scratch()
