@@ -122,7 +122,8 @@ def check_answer_row(graph: Graph, asks: Guard, answered: Guard) -> None:
             continue
         waits = [row.target]
         for wait in waits:
-            waits += [t.target for t in graph.rows(wait) if graph.spec(t.target).waits and t.target not in waits]
+            onward = [row for row in graph.rows(wait) if row.guard not in takes_no_answer or row.guard in _UNDECIDED]
+            waits += [row.target for row in onward if graph.spec(row.target).waits and row.target not in waits]
         if all(each.guard in takes_no_answer for wait in waits for each in graph.rows(wait)):
             raise GraphError(
                 f"nobody can answer what it asks: no row of {str(row.target)!r} takes the answer",

@@ -421,7 +421,8 @@ def test_a_graph_that_asks_where_no_row_takes_the_answer_is_refused(answer, row,
     takes = next(each for each in LOOP.rows("suspended") if each.name == answer)
     others = [replace(each, source="desk") for each in LOOP.rows("suspended") if each is not takes]
     message = f"^{row}: nobody can answer what it asks: no row of 'desk' takes the answer; add the row '{answer}'"
-    for rows in ([ends], others, [ends, replace(others[-1], target="desk")]):
+    elsewhere = [replace(each, target="suspended") for each in others if not each.ends]  # by answers that do not come
+    for rows in ([ends], others, [ends, replace(others[-1], target="desk")], [ends, *elsewhere]):
         with pytest.raises(GraphError, match=message):
             Agent(ScriptedModel(), tools=tools, graph=loop_with_desk(*rows))
     for rows in ([replace(takes, source="desk")], [replace(takes, source="desk", guard=answered)]):
