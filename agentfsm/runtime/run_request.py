@@ -168,9 +168,8 @@ def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
         outcome: The outcome, such as a human's reply.
     """
     trial = _with_outcome(run, outcome)
-    return (
-        machine.would_take(trial) is not None and trial.aborted is run.aborted
-    )  # a guard that raises must not end a wait
+    moves = machine.would_take(trial) is not None
+    return moves and trial.aborted is run.aborted  # a guard that raises must not end a wait
 
 
 def _with_outcome(run: RunState, outcome: Outcome) -> RunState:
