@@ -35,7 +35,7 @@ from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, 
 from agentfsm.journal.sqlite.sqlite_maintenance import copy_file
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
-from agentfsm.journal.text_search import files_with_text
+from agentfsm.journal.text_search import Occurrence, files_with_text
 
 _EXAMPLES = """\b
 Examples:
@@ -405,20 +405,20 @@ def erase(
     ctx.exit(1 if not dry_run and (report.kept or report.remaining or files) else 0)
 
 
-def _withdraw(opened: Store, location: StoreLocation, purged: Sequence[str], text: str = "") -> list[str]:
+def _withdraw(opened: Store, location: StoreLocation, purged: Sequence[str], text: str = "") -> list[Occurrence]:
     """Take purged runs out of the queues of workers, and say where in these a text is left."""
     from agentfsm.workers import find_waker  # only if something was purged
     from agentfsm.workers.submission import withdraw
 
-    async def do() -> list[str]:
+    async def do() -> list[Occurrence]:
         waker = await find_waker(location.url)
         if waker is None:
             return []
         try:
             await withdraw(opened, waker, purged)
             aside = await waker.list_set_aside() if text else []
-            quoting = [each.activation.run_id for each in aside if text in each.reason]
-            return [f"the reason for which run {run_id} is set aside" for run_id in quoting]
+            quoting = [each for each in aside if text in each.reason]
+            return [Occurrence(each.activation.run_id, 0, "", each.reason, _PUT_BACK) for each in quoting]
         finally:
             await waker.aclose()
 
@@ -427,7 +427,11 @@ def _withdraw(opened: Store, location: StoreLocation, purged: Sequence[str], tex
     except MissingExtraError:  # there may be no queues either
         return []
     except StoreError as error:
-        return [f"what the queues of workers have of it: {error}"]
+        click.echo(f"agentfsm: the queues of workers may still have it: {error}", err=True)
+        return []
+
+
+_PUT_BACK = "the reason for which it is set aside, which agentfsm worker --put-back deletes"
 
 
 def _print_erasure(report: ErasureReport, dry_run: bool) -> None:
