@@ -492,7 +492,9 @@ def as_store_error(error: Exception, path: Path) -> StoreError:
     """An error of SQLite as the ``StoreError`` to raise instead."""
     code = getattr(error, "sqlite_errorname", "") or ""
     if code in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the file or its log; its shared memory
-        return StoreFullError(f"{path}: no space left ({error}); the run can be resumed when there is space")
+        return StoreFullError(
+            f"{path}: no space left ({error}): make room, and try again; a run that was interrupted can be resumed"
+        )
     if code.startswith("SQLITE_NOTADB"):
         return StoreFormatError(f"{path} is not a SQLite database")
     if code.startswith("SQLITE_BUSY"):
