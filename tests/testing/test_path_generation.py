@@ -9,10 +9,11 @@ from itertools import pairwise
 import pytest
 
 from agentfsm import Agent
-from agentfsm.analysis import Assumptions, GuardAssumption
+from agentfsm.analysis import Assumptions, GuardAssumption, Update, Variable
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.state import RunState
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.declaration import Counter
 from agentfsm.machine.graph import Graph, StateSpec, Transition
@@ -194,3 +195,21 @@ def test_the_list_is_the_same_under_any_hash_seed() -> None:
     }
     assert len(texts) == 1
     assert texts.pop().startswith("001-")
+
+
+def test_paths_keep_what_is_known_about_a_guard_of_your_own() -> None:
+    def costly(run: RunState) -> bool:
+        return run.usage.total_tokens > 500
+
+    graph = LOOP.with_transition(Transition("post_llm", costly, "recover"), before="tool_calls")
+    place = [row.id for row in graph.rows("post_llm")].index("post_llm.costly")
+    lower = {row.id for row in graph.rows("post_llm")[place + 1 :]}
+
+    def is_false_again(ids: tuple[str, ...]) -> bool:
+        return "post_llm.costly" in ids and bool(lower & set(ids[ids.index("post_llm.costly") :]))
+
+    spent = Variable("spent", 1, (Update("post_llm.costly", to=(1,)),), budget=False)
+    stays = GuardAssumption("costly", must="spent == 1", why="usage only grows")
+    assert any(is_false_again(path.ids) for path in paths(graph, "pairs"))
+    known = Assumptions(counters=(spent,), guards=(stays,))
+    assert not any(is_false_again(path.ids) for path in paths(graph, "pairs", assumptions=known))
