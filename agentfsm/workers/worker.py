@@ -183,23 +183,37 @@ class Worker:
         self.counts.begin(activation)
         word, began = "failed", time.monotonic()
         try:
-            word = await self._handle(activation)
-        except (RunExistsError, StaleLease):  # another worker was faster
-            word = "outdated"
-        except StoreError as error:  # the run stays as it is, and is found by a sweep
-            logger.warning("run %s: %s", activation.run_id, error)
-            word = "store failed"
-        except AgentfsmError as error:
-            if await self._lacks_secret(activation.run_id):
-                word = "outdated"  # it waits for a worker that has it
-            else:
-                word = await self._set_aside(activation, f"{type(error).__name__}: {error}")
-        except Exception as error:  # of the embedding program's code
-            logger.exception("run %s failed", activation.run_id)
-            word = await self._set_aside(activation, f"{type(error).__name__}")
+            word = await self._attempt(activation)
+            is_left = word in ("handed over", "store failed") or self._stopping.is_set()
+            if is_left and activation.epoch == 0 and not await self._has_begun(activation.run_id):
+                word = await self._set_aside(activation, "its worker did not begin with it", time.time())
         finally:
             self.counts.end(activation, word, time.monotonic() - began)
         return word
+
+    async def _has_begun(self, run_id: str) -> bool:
+        """Whether a submitted run is not in the queue any more: a sweep finds it if it was cut off since."""
+        try:
+            head = await self._store.head(run_id)
+        except StoreError:
+            return False
+        return head is None or head.seq > 0 or head.owner is not None
+
+    async def _attempt(self, activation: Activation) -> str:
+        try:
+            return await self._handle(activation)
+        except (RunExistsError, StaleLease):  # another worker was faster, or this one has stopped
+            return "outdated"
+        except StoreError as error:  # the run stays as it is, and is found by a sweep
+            logger.warning("run %s: %s", activation.run_id, error)
+            return "store failed"
+        except AgentfsmError as error:
+            if await self._lacks_secret(activation.run_id):
+                return "outdated"  # it waits for a worker that has it
+            return await self._set_aside(activation, f"{type(error).__name__}: {error}")
+        except Exception as error:  # of the embedding program's code
+            logger.exception("run %s failed", activation.run_id)
+            return await self._set_aside(activation, f"{type(error).__name__}")
 
     async def _handle(self, activation: Activation) -> str:
         if activation.notice and self._notices is not None:

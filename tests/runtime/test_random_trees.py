@@ -49,7 +49,7 @@ from agentfsm.loop.withholding import SecretOpener
 from agentfsm.report.ledger import read_ledger
 from agentfsm.testing.invariants import one_result_per_call
 from tests.helpers.postgres import empty_database
-from tests.helpers.random_states import APPROVALS
+from tests.helpers.random_states import APPROVALS, VALIDITY_S
 from tests.helpers.random_trees import (
     CHANGES,
     COST_USD,
@@ -231,6 +231,8 @@ def assert_ran_as_approved(world: TreeWorld) -> None:
 
 async def assert_charged(drawn: DrawnTree, store: Any) -> None:
     """Each run is charged for its own replies and for those of the runs below it, once; of those that go on, later."""
+    if drawn.run_id != ROOT:  # a fork has the usage of its origin, too
+        return
     own: dict[str, Usage] = {}
     runs = {head.run_id: rehydrate(await store.records(head.run_id)).run for head in await store.heads() if head.seq}
     for run_id, run in runs.items():
@@ -392,8 +394,8 @@ async def go_on_with_a_fork(drawn: DrawnTree, tape: Any, dice: random.Random, co
         assert await all_records(store) == before
         counts[f"forks refused, because a run {why}"] += 1
         return
-    if past.suspension is not None and past.suspension["expires"] / 1000 < fork.world.clock.time():
-        counts["forks of a request that had expired"] += 1
+    if past.suspension is not None and past.suspension["expires"] / 1000 < fork.world.clock.time() + VALIDITY_S:
+        counts["forks of a request that had been asked before, and has as much time as that"] += 1
         result = await fork.agent(store).dismiss("f")
         assert isinstance(result.outcome, RunCancelled)
     else:

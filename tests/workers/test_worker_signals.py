@@ -407,6 +407,54 @@ def test_a_queued_run_of_a_person_whose_data_was_erased_is_dropped_and_does_not_
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("why", ["it stops", "it stops as it acquires the run", "the store fails"])
+def test_a_submitted_run_that_a_worker_does_not_begin_with_stays_in_the_queue(why: str) -> None:
+    """Nothing else would find it: it is not cut off."""
+
+    class Failing(MemoryStore):
+        async def acquire(self, *arguments: Any, **options: Any) -> Any:
+            if workers and why == "the store fails":
+                raise StoreError("no space left")
+            if workers and why == "it stops as it acquires the run":
+                workers[0].stop()
+                await serving[0]
+            return await super().acquire(*arguments, **options)
+
+    workers, serving, aside = list[Worker](), list[asyncio.Task[bool]](), list[tuple[str, float | None]]()
+
+    async def scenario() -> None:
+        scene, queue, waker = Scene(), HandWaker(), HandWaker()
+        scene.store, submitted = Failing(), list[Activation]()
+
+        async def wake(activation: Activation, *, delay_s: float = 0.0) -> bool:
+            submitted.append(activation)
+            return True
+
+        async def set_aside(activation: Activation, reason: str, until: float | None = None) -> None:
+            aside.append((activation.key, until))
+
+        queue.wake = wake  # type: ignore[method-assign]
+        waker.set_aside = set_aside  # type: ignore[method-assign]
+        run_id = await Runs(scene.store, secret=SECRET, waker=cast("Waker", queue)).submit("clerk", "Go.")
+        agents = {"clerk": scene.agent("Done.")}
+        workers.append(Worker(agents, scene.store, cast("Waker", waker), secret=SECRET))
+        serving.append(asyncio.create_task(workers[0].run()))
+        await waker.served.wait()
+        if why == "it stops":
+            workers[0].stop()
+        assert await waker.deliver(submitted[0]) == "set aside"
+        ((key, until),) = aside
+        assert key == f"{run_id}:0"
+        assert until is not None  # a worker puts it back
+        workers[0].stop()
+        await serving[0]
+        head = await scene.store.head(run_id)
+        assert head is not None
+        assert (head.seq, head.owner) == (0, None)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_run_that_somebody_moves_to_the_queue_of_another_agent_is_not_worked_on_by_it(begun: bool) -> None:
     """The engine's tables are not sealed, and another agent may have tools that this one must not have."""
