@@ -21,6 +21,7 @@ from agentfsm.journal.verification import (
 )
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.keys import Keyring
+from agentfsm.loop.messages import round_usd
 
 _FROM_THE_START = ("started", "prompt", "actor", "session_id", "tags", "metadata", "parent")
 """What follows from the first record."""
@@ -182,7 +183,12 @@ def _differences(listed: RunInfo, records: Sequence[SealedRecord]) -> list[str]:
             pass
     if listed.metadata is None:  # an earlier release listed it
         names.remove("metadata")
-    return [name for name in names if getattr(listed, name) != getattr(expected, name)]
+    known, told = map(_with_rounded_cost, (expected, listed))  # earlier releases did not round sums
+    return [name for name in names if getattr(told, name) != getattr(known, name)]
+
+
+def _with_rounded_cost(info: RunInfo) -> RunInfo:
+    return info if info.cost_usd is None else replace(info, cost_usd=round_usd(info.cost_usd))
 
 
 async def rebuild_run_info(store: Store, run_id: str, keyring: Keyring | None = None) -> RunInfo:

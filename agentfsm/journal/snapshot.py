@@ -30,7 +30,7 @@ from agentfsm.runtime.recorder import JournalEntry, ResumePoint
 
 Data = dict[str, Any]
 
-FORMAT = 2
+FORMAT = 3
 """The version of what a snapshot contains. One of another version is not used, nor one of another release, which may
 make something else of the same records."""
 

@@ -34,7 +34,13 @@ from agentfsm import (
 )
 from agentfsm.journal.fork import fork
 from agentfsm.journal.journal_writer import LISTED_EVERY_S
-from agentfsm.journal.listing import compute_run_info, needs_rebuild, rebuild_run_info, verify_listing
+from agentfsm.journal.listing import (
+    compute_run_info,
+    needs_rebuild,
+    rebuild_run_info,
+    verify_listed_run,
+    verify_listing,
+)
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.redact import redact
 from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor, spent_before
@@ -42,10 +48,10 @@ from agentfsm.journal.sqlite import sqlite_run_info, sqlite_schema
 from agentfsm.journal.sqlite.sqlite_maintenance import find_row_damage, find_schema_damage
 from agentfsm.journal.sqlite.sqlite_run_info import count_run_infos, select_run_infos, write_run_info
 from agentfsm.journal.sqlite.sqlite_schema import SCHEMA_VERSION
-from agentfsm.journal.verification import GOOD, verify_stored_run
+from agentfsm.journal.verification import GOOD, TAMPERED, verify_stored_run
 from agentfsm.loop.canonical_json import decode, encode
 from agentfsm.loop.keys import Keyring
-from agentfsm.loop.messages import Message, Reply
+from agentfsm.loop.messages import Message, Reply, ToolCall
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from agentfsm.testing.store_conformance import finds_runs_by_every_part_of_their_prompt
 from tests.benchmarks.listing_benchmark import fill_file
@@ -144,6 +150,19 @@ def test_a_run_is_unpriced_if_no_price_is_known(store: AnyStore, usages: list[di
     assert listed(store).cost_usd == cost
     assert listed(store) == computed(store)
     store.close()
+
+
+def test_a_cost_that_was_summed_without_rounding_is_that_of_the_records(tmp_path: Path) -> None:
+    """As earlier releases did."""
+    with SqliteStore(tmp_path / "runs.db") as store:
+        paid = Reply(Message.assistant("", (ToolCall("1", "pay", {"amount": "x"}),)), usage=Usage(cost_usd=0.1))
+        finish(agent(store, paid, paid, answer("ok", cost_usd=0.1)).run("Go.", run_id="r"))
+        assert listed(store).cost_usd == 0.3
+    for cost, code in ((0.1 + 0.1 + 0.1, GOOD), (0.31, TAMPERED)):
+        with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as db:
+            db.execute("UPDATE run_info SET cost_usd = ?", (cost,))
+        with SqliteStore(tmp_path / "runs.db") as store:
+            assert asyncio.run(verify_listed_run(store, "r")).code == code
 
 
 def test_no_secret_is_listed(store: AnyStore) -> None:
