@@ -473,8 +473,8 @@ MUTANTS = (
     Mutant(
         "a reply for which there is no transition is used",
         "agentfsm/runtime/run_request.py",
-        "    if moved and raised is None:",
-        "    if moved or raised is None:",
+        "    if row is not None and raised is None:",
+        "    if row is not None or raised is None:",
         REFUSALS,
     ),
     Mutant(
