@@ -480,7 +480,7 @@ def _on_leave_parse_reply(run: RunState, target: StateSpec, failed: bool) -> Non
         run.partial_answer = ""
     if not failed and (run.failure_attempts or run.lessons_learned):
         _on_success(run, OUTPUT_KINDS)
-    if run.batch and target.effect is not CHOOSE_RECOVERY:  # a row of the user's may lead to the calls
+    if run.batch and (not failed or target.effect is RUN_CALLS):  # the calls are made
         recent, results, window = run.recent_calls, run.recent_results, run.guardrails.loop_window
         while len(results) < len(recent):  # of a run that was stored before results were compared
             results.append("")
