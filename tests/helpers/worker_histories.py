@@ -299,6 +299,10 @@ class History:
         while any(behind := (await waker.unfinished(0), await waker.list_set_aside())):
             assert time.monotonic() < end, f"left behind: {behind}"
             await asyncio.sleep(0.1)
+        while self.at_work() != self.alive:
+            assert time.monotonic() < end, "no worker starts"
+            self.supervise()
+            await asyncio.sleep(0.1)
         for child in self.alive:
             child.send_signal(signal.SIGTERM)
         assert [await self.ended(child) for child in self.alive] == [0] * len(self.alive)
