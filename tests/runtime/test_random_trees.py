@@ -49,7 +49,7 @@ from agentfsm.loop.withholding import SecretOpener
 from agentfsm.report.ledger import read_ledger
 from agentfsm.testing.invariants import one_result_per_call
 from tests.helpers.postgres import empty_database
-from tests.helpers.random_states import APPROVALS, VALIDITY_S
+from tests.helpers.random_states import APPROVALS
 from tests.helpers.random_trees import (
     CHANGES,
     COST_USD,
@@ -394,7 +394,9 @@ async def go_on_with_a_fork(drawn: DrawnTree, tape: Any, dice: random.Random, co
         assert await all_records(store) == before
         counts[f"forks refused, because a run {why}"] += 1
         return
-    if past.suspension is not None and past.suspension["expires"] / 1000 < fork.world.clock.time() + VALIDITY_S:
+    now, quorum = fork.world.clock.time(), past.run.pending_request and past.run.pending_request.quorum
+    asked_at = quorum.asked_at if quorum else past.suspension["ts"] / 1000 if past.suspension is not None else now
+    if asked_at < now:
         counts["forks of a request that had been asked before, and has as much time as that"] += 1
         result = await fork.agent(store).dismiss("f")
         assert isinstance(result.outcome, RunCancelled)
