@@ -326,12 +326,22 @@ async def assert_kept_and_purged(drawn: DrawnTree, store: Any, dice: random.Rand
     assert await store.heads() == []
 
 
+async def has_expired(drawn: DrawnTree, store: Any) -> bool:
+    """Whether the run waits and its time is up: an answer that was sent in time is not in the tape."""
+    head = await store.head(ROOT)
+    past = rehydrate(await store.records(ROOT)) if head is not None and head.seq else None
+    suspension = None if past is None else past.suspension
+    return suspension is not None and suspension["expires"] / 1000 < drawn.world.clock.time()
+
+
 async def go_on_after_a_crash(drawn: DrawnTree, tape: Any, dice: random.Random, counts: Counts) -> None:
     at = dice.randrange(1, len(tape))
     world = tape[at - dice.choice((0, 1))].world  # before or after what was done until the next commit
     again = draw_tree(drawn.seed, copy.deepcopy(world))
     rest = TapedStore(again.world)
     await restore(tape[:at], rest, KEYRING)
+    if await has_expired(again, rest):
+        return
     counts["cut off"] += 1
     result = await follow(again, rest, counts)
     assert_as_told(again, result, counts)
@@ -347,7 +357,7 @@ async def go_on_with_another_version(drawn: DrawnTree, tape: Any, dice: random.R
     store = TapedStore(before.world)
     await restore(tape[:at], store, KEYRING)
     past = rehydrate(await store.records(ROOT)) if await store.head(ROOT) is not None else None
-    if past is None or past.finished:
+    if past is None or past.finished or await has_expired(before, store):
         return
     request = past.run.pending_request if past.suspension is not None else None
     after = before.changed(draw_change(dice, before.root, request))
@@ -416,6 +426,8 @@ async def go_on_without_the_secret(drawn: DrawnTree, tape: Any, dice: random.Ran
     store = TapedStore(before.world)
     await restore(tape[:at], store, KEYRING)
     if await store.head(ROOT) is None or rehydrate(await store.records(ROOT)).finished:
+        return
+    if await has_expired(before, store):
         return
     after, keyring = before.changed(Change("a lost secret", before.root.name)), Keyring(NEW_SECRET)
     for head in await store.heads():
