@@ -145,3 +145,7 @@ def assigned(path: Path) -> set[str]:
 def test_only_public_packages_list_what_they_export():
     listing = {name_of(path) for path in FILES if path.name != "__init__.py" and "__all__" in assigned(path)}
     assert listing == PUBLIC_MODULES | WITH_NAMES_OF_OTHERS
+
+
+def test_the_adapter_of_the_engine_stays_under_300_lines():
+    assert len((PACKAGE / "workers" / "dbos_waker.py").read_text(encoding="utf-8").splitlines()) < 300

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import ceil
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from agentfsm.errors import MissingExtraError, StoreError
 from agentfsm.workers.waker import MAX_PRIORITY, Activation, Deliver, DeliveredActivation, QueueSettings, SetAside
@@ -23,8 +23,6 @@ from agentfsm.workers.waker import MAX_PRIORITY, Activation, Deliver, DeliveredA
 try:
     from dbos import DBOS, DBOSClient, DBOSConfig, EnqueueOptions, WorkflowSerializationFormat, WorkflowStatus, error
     from sqlalchemy import Engine, exc
-
-    from agentfsm.journal.postgres.postgres_schema import connection_advice
 except ImportError as reason:
     raise MissingExtraError("a worker on DBOS", "dbos") from reason
 
@@ -34,7 +32,6 @@ QUEUED, UNFINISHED = ["ENQUEUED", DELAYED], ["ENQUEUED", DELAYED, DELIVERED]
 FINISHED, SET_ASIDE, PUT_BACK = ["SUCCESS", "ERROR", "CANCELLED"], "set aside", "put back"
 FORGET_AT_ONCE, CONNECTIONS, SHARE_EVERY_S = 500, 3, 4.0
 RIGHTS = f"; let the owner of the database run: dbos migrate -s URL --schema {SCHEMA} -r ROLE"
-
 Result = TypeVar("Result")
 
 
@@ -136,8 +133,8 @@ class DbosWaker:
         """Keep an activation, with a reason; see ``Waker.set_aside``."""
 
         def keep() -> None:
-            why = {"state": SET_ASIDE, "reason": reason, "until": until}
-            self._client.update_workflow_attributes(activation.key, why)
+            attributes = {"state": SET_ASIDE, "reason": reason, "until": until}
+            self._client.update_workflow_attributes(activation.key, attributes)
             self._client.cancel_workflow(activation.key)  # what is cancelled can be resumed, in one transaction
 
         await self._call(keep)
@@ -153,9 +150,9 @@ class DbosWaker:
                 workflow_ids=keys, name=WORKFLOW, workflow_id_prefix=prefix, attributes=filtered, load_output=False
             )
         except exc.ProgrammingError as failure:
-            if type(failure.orig).__name__ == "UndefinedTable":
-                return
-            raise
+            if type(failure.orig).__name__ != "UndefinedTable":
+                raise
+            return
         for each in found:
             if (attributes := _attributes(each)).get("state") == SET_ASIDE:
                 yield SetAside(_activation(each), str(attributes.get("reason", "")), attributes.get("until"))
@@ -268,6 +265,8 @@ class DbosWaker:
         try:
             return await asyncio.to_thread(work)
         except (exc.SQLAlchemyError, error.DBOSException) as failure:
+            from agentfsm.journal.postgres.postgres_schema import connection_advice  # an extra
+
             reason = getattr(failure, "orig", None) or failure
             said = " ".join(str(reason).split()) or type(reason).__name__
             advice = RIGHTS if type(reason).__name__ == "InsufficientPrivilege" else connection_advice(said)
@@ -279,10 +278,8 @@ def _status(client: DBOSClient, key: str) -> WorkflowStatus | None:
 
 
 def _delivered(client: DBOSClient, older_than_s: float, keys: list[str] | None = None) -> list[WorkflowStatus]:
-    at = datetime.fromtimestamp(time.time() - older_than_s, UTC).isoformat()
-    return client.list_workflows(
-        workflow_ids=keys, status=DELIVERED, name=WORKFLOW, dequeued_before=at, load_output=False
-    )
+    before = datetime.fromtimestamp(time.time() - older_than_s, UTC).isoformat()
+    return client.list_workflows(workflow_ids=keys, status=DELIVERED, name=WORKFLOW, dequeued_before=before)
 
 
 def _bring_forward(client: DBOSClient, known: WorkflowStatus | None, due: float) -> None:
@@ -299,5 +296,4 @@ def _attributes(workflow: WorkflowStatus | None) -> dict[str, Any]:
 
 
 def _activation(workflow: WorkflowStatus) -> Activation:
-    arguments: list[dict[str, Any]] = [] if workflow.input is None else list(workflow.input["args"])
-    return Activation(**arguments[0])
+    return Activation(**cast("Any", workflow.input)["args"][0])
