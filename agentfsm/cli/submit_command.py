@@ -91,11 +91,12 @@ def submit(agent: str, prompt: str, run_opts: _RunOptions, location: StoreLocati
     tenant = chosen_tenant()
 
     async def submit_run() -> str:
-        waker = open_waker(location.url)
-        try:
-            async with open_store(location.url) as store:
-                found = await secrets_to_write(store, location)
-                return await Runs(store, secret=found[0], old_secrets=found[1:], waker=waker, tenant=tenant).submit(
+        async with open_store(location.url) as store:
+            found = await secrets_to_write(store, location)
+            waker = open_waker(location.url)
+            runs = Runs(store, secret=found[0], old_secrets=found[1:], waker=waker, tenant=tenant)
+            try:
+                return await runs.submit(
                     agent,
                     prompt,
                     session_id=run_opts.session,
@@ -106,7 +107,7 @@ def submit(agent: str, prompt: str, run_opts: _RunOptions, location: StoreLocati
                     priority=run_opts.priority,
                     delay_s=run_opts.delay,
                 )
-        finally:
-            await waker.aclose()
+            finally:
+                await waker.aclose()
 
     click.echo(await_result(submit_run()))

@@ -265,15 +265,15 @@ def load_agents(names: tuple[str, ...]) -> dict[str, Agent[Any, Any]]:
 
 
 async def _serve(agents: Mapping[str, Agent[Any, Any]], location: StoreLocation, options: _WorkerOptions) -> None:
-    waker = open_waker(
-        location.url,
-        concurrency=options.concurrency,
-        tenant_concurrency=options.tenant_concurrency,
-        rate=options.rate,
-        poll_s=options.poll,
-    )
     async with open_store(location.url) as store:
         found = await secrets_to_write(store, location)
+        waker = open_waker(
+            location.url,
+            concurrency=options.concurrency,
+            tenant_concurrency=options.tenant_concurrency,
+            rate=options.rate,
+            poll_s=options.poll,
+        )
         working = Worker(
             agents,
             store,

@@ -627,6 +627,18 @@ def test_looking_for_what_is_set_aside_makes_no_queue(words: list[str], tmp_path
     assert list(tmp_path.glob("*.queue")) == []
 
 
+@pytest.mark.parametrize("words", [["submit", "support", "Go."], ["worker", "tests.helpers.scale_app:scale"]])
+def test_no_queue_is_made_for_a_file_that_is_no_store(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTFSM_SECRET", SECRET.decode())
+    monkeypatch.setenv("SCALE_FOLDER", str(tmp_path))
+    file = tmp_path / "notes.txt"
+    file.write_text("These are notes, and no store.")
+    assert run_app([*words, "--store", str(file)]) == 2
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_an_address_for_health_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTFSM_SECRET", SECRET.decode())
     with socket.create_server(("127.0.0.1", 0)) as taken:
