@@ -117,11 +117,11 @@ class SubagentCalls(Subagent):
         if store is None:
             return left
         async for info in iterate_runs(store, RunQuery(parent=caller.run.run_id, ending="")):
-            (first,) = await store.records(info.run_id, limit=1)
-            began = open_record(first)
-            knows = began.get("tools", {}).keys() <= self.config.tools.keys()
-            if knows and accepts_graph(self.config, str(began["graph"]["fingerprint"])):
-                left.append(info.run_id)
+            for first in await store.records(info.run_id, limit=1):  # none, if it was only claimed
+                began = open_record(first)
+                knows = began.get("tools", {}).keys() <= self.config.tools.keys()
+                if knows and accepts_graph(self.config, str(began["graph"]["fingerprint"])):
+                    left.append(info.run_id)
         return left
 
     @property

@@ -112,7 +112,7 @@ _worker_options = collect_options(
         type=_POSITIVE,
         default=10,
         show_default=True,
-        help="How many new runs of an agent, and how many that go on, are handled at a time.",
+        help="How many new runs of an agent, and how many that continue, are handled at a time.",
     ),
     click.option(
         "--tenant-concurrency",
