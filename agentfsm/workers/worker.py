@@ -184,7 +184,7 @@ class Worker:
         word, began = "failed", time.monotonic()
         try:
             word = await self._attempt(activation)
-            is_left = word in ("handed over", "store failed") or self._stopping.is_set()
+            is_left = word in ("handed over", "store failed") or (self._stopping.is_set() and word != "set aside")
             if is_left and activation.epoch == 0 and not await self._has_begun(activation.run_id):
                 word = await self._set_aside(activation, "its worker did not begin with it", time.time())
         finally:

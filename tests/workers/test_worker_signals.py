@@ -19,6 +19,7 @@ from agentfsm import (
     Edit,
     Host,
     MemoryStore,
+    RunContext,
     Runs,
     StaleLease,
     StoreError,
@@ -405,6 +406,40 @@ def test_a_queued_run_of_a_person_whose_data_was_erased_is_dropped_and_does_not_
         assert [head.run_id for head in await scene.store.heads()] == [bob]
 
     asyncio.run(scenario())
+
+
+def test_a_run_that_cannot_begin_keeps_its_reason_when_its_worker_is_told_to_stop() -> None:
+    workers, aside = list[Worker](), list[tuple[str, float | None]]()
+
+    def deps(context: RunContext) -> dict[str, Any]:
+        workers[0].stop()
+        raise OSError("the directory is away")
+
+    async def scenario() -> None:
+        scene, queue, waker = Scene(), HandWaker(), HandWaker()
+        submitted = list[Activation]()
+
+        async def wake(activation: Activation, *, delay_s: float = 0.0) -> bool:
+            submitted.append(activation)
+            return True
+
+        async def set_aside(activation: Activation, reason: str, until: float | None = None) -> None:
+            aside.append((reason, until))
+
+        queue.wake = wake  # type: ignore[method-assign]
+        waker.set_aside = set_aside  # type: ignore[method-assign]
+        await Runs(scene.store, secret=SECRET, waker=cast("Waker", queue)).submit("clerk", "Go.")
+        broken = Agent(ScriptedModel(["Done."]), deps_type=dict, deps_factory=deps)
+        workers.append(Worker({"clerk": broken}, scene.store, cast("Waker", waker), secret=SECRET))
+        serving = asyncio.create_task(workers[0].run())
+        await waker.served.wait()
+        await waker.deliver(submitted[0])
+        await serving
+
+    asyncio.run(scenario())
+    ((reason, until),) = aside
+    assert "the directory is away" in reason
+    assert until is None
 
 
 @pytest.mark.parametrize("why", ["it stops", "it stops as it acquires the run", "the store fails"])
