@@ -210,12 +210,7 @@ _CONTROL_OUTCOMES = {"ask": "question_asked", "done": "declared_done", "unable":
 
 
 def missing_rows(graph: Graph, tool: Tool) -> Iterator[tuple[str, str]]:
-    """The states of a graph that lack a row for what a tool may lead to, and what that is.
-
-    Args:
-        graph: The graph.
-        tool: The tool.
-    """
+    """The states of a graph that lack a row for what a tool may lead to, and what that is."""
     for outcome in _requested_outcomes(tool):
         for spec in graph.states:
             declared = spec.effect.on_request if isinstance(spec.effect, EffectSpec) else ()

@@ -59,10 +59,6 @@ if TYPE_CHECKING:
 def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     """The validated configuration of an agent.
 
-    Args:
-        model: The model, or its name.
-        options: The other arguments of ``Agent``.
-
     Raises:
         ConfigurationError: The arguments are invalid or do not fit together.
         ToolDefinitionError: A tool cannot be described to a model.
@@ -191,13 +187,7 @@ def with_history_policy(config: AgentConfig, policy: HistoryPolicy) -> AgentConf
 
 
 def with_host(config: AgentConfig, host: Host, guardrails: AgentGuardrails | None = None) -> AgentConfig:
-    """The same configuration on another host, journaling to that host's store.
-
-    Args:
-        config: The configuration.
-        host: The host.
-        guardrails: Other limits; by default those of ``config``.
-    """
+    """The same configuration on another host, journaling to that host's store."""
     open_withholder = _withholder_factory(host, config.tools, config.model)
     return replace(
         config,
@@ -317,9 +307,6 @@ def _resolve_preset(preset: str | Preset) -> Preset:
 def resolve_model(model: str | Model) -> Model:
     """The model for a name; a model is returned unchanged.
 
-    Args:
-        model: The model, or its name.
-
     Raises:
         ConfigurationError: It is neither, no provider knows the name, or the provider's key is missing.
     """
@@ -380,14 +367,7 @@ def _collect_tools(tools: Iterable[Callable[..., Any]], behavior: Behavior, outp
 def _system_prompt(
     instructions: str, behavior: Behavior, tools: Mapping[str, Tool], output_schema: Mapping[str, Any] | None
 ) -> str:
-    """The agent's instructions, followed by notes about its tools and the required reply format.
-
-    Args:
-        instructions: The agent's own.
-        behavior: The switches of its preset.
-        tools: Its tools.
-        output_schema: JSON schema of its answer, or None for text.
-    """
+    """The agent's instructions, followed by notes about its tools and the required reply format."""
     by_note: dict[str, list[str]] = {}
     for tool in tools.values():
         if tool.notes:

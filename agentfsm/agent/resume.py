@@ -90,9 +90,6 @@ class ResumeRequest:
     def to_human_reply(self, kind: str) -> HumanReply:
         """The reply in the form that the run state stores.
 
-        Args:
-            kind: What the run waits for, such as ``approval`` or ``question``.
-
         Raises:
             HumanReplyError: The reply does not fit what the run waits for.
         """
@@ -197,11 +194,6 @@ def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: Res
 
     The run is read and checked when it starts, or by ``Run.load``, with the errors that it has.
 
-    Args:
-        config: The agent's configuration.
-        record: The suspension record, its JSON text, or the id of a stored run.
-        request: The reply.
-
     Raises:
         SuspensionFormatError: The record is neither a record nor its JSON text.
         ConfigurationError: It is the id of a run, and the host has no store.
@@ -248,11 +240,6 @@ async def load_resumed(
     config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest
 ) -> tuple[AgentConfig, RunState, RunRequest]:
     """A run that is resumed: its configuration, its state, and what is asked of it.
-
-    Args:
-        config: The agent's configuration.
-        record: The suspension record, or the id of a stored run.
-        request: The reply.
 
     Raises:
         MissingDepsError: The run was started with dependencies, and there are none now.
@@ -307,11 +294,6 @@ async def _config_for_run(
 
 async def config_with_tools(config: AgentConfig, state: RunState, deps: Any) -> tuple[AgentConfig, Any]:
     """The configuration of a stored run with the tools of its agent's toolsets, and its dependencies.
-
-    Args:
-        config: The agent's configuration.
-        state: The run.
-        deps: Its dependencies, or None for those that the agent's ``deps_factory`` makes.
 
     Raises:
         MissingDepsError: The run was started with dependencies, and there are none now.

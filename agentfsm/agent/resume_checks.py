@@ -37,11 +37,6 @@ def check_agent(config: AgentConfig, state: RunState, pinned: Mapping[str, Any])
     A sub-agent's limits are what its caller had left, and follow from the caller. What an earlier release did not
     write, and what follows from that (``FORMER_BEHAVIOR``), is not compared: such a run continues as it began.
 
-    Args:
-        config: The agent's configuration.
-        state: The run.
-        pinned: What was written of it: ``rules`` and ``guardrails`` as JSON data.
-
     Raises:
         SuspensionRulesError: Its preset has other switches.
         SuspensionGuardrailsError: It has other limits.
@@ -72,12 +67,6 @@ def _differences(pinned: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 async def check_reply(config: AgentConfig, state: RunState, reply: HumanReply, deps: Any = None) -> None:
     """Check that a suspended run can continue with a person's reply; nothing is changed.
-
-    Args:
-        config: The configuration of the agent that resumes it.
-        state: The run.
-        reply: The reply.
-        deps: The run's dependencies, which a sub-agent's run may need; or None.
 
     Raises:
         SuspensionToolError: A call would run, and its tool is missing or is not the one that the person was shown.

@@ -62,11 +62,6 @@ def _check_settings(settings: object) -> None:
 def run_details(tags: Iterable[str], metadata: Mapping[str, Any], options: RunOptions | None) -> RunDetails:
     """What a run is given besides its prompt, after checking it.
 
-    Args:
-        tags: Short texts by which the run is found.
-        metadata: A JSON object.
-        options: What the run has of its own, or None.
-
     Raises:
         RunError: It is not what it must be; the error says where.
     """
@@ -118,10 +113,6 @@ def _valid_metadata(metadata: Any) -> dict[str, Any]:
 def with_options(config: AgentConfig, options: RunOptions | None) -> AgentConfig:
     """The configuration of one run.
 
-    Args:
-        config: The agent's configuration.
-        options: What the run has of its own, or None.
-
     Raises:
         ConfigurationError: The model is unknown or has no key, or does not take the settings.
     """
@@ -137,11 +128,6 @@ def with_options(config: AgentConfig, options: RunOptions | None) -> AgentConfig
 
 def restore_options(config: AgentConfig, state: RunState, model: Model | None) -> AgentConfig:
     """The configuration with which a run continues: its agent's, with what the run was given when it was started.
-
-    Args:
-        config: The agent's configuration.
-        state: The run.
-        model: The model that whoever resumes it gives again, or None.
 
     Raises:
         MissingModelError: The run's model is no longer available; the error says why.

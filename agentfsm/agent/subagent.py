@@ -76,11 +76,6 @@ class Subagent:
     async def dismiss(self, caller: CallingRun, run_id: str, reason: str) -> None:
         """End a run that waits or was cut off, and that nobody continues.
 
-        Args:
-            caller: The calling run.
-            run_id: The run.
-            reason: Why it ends.
-
         Raises:
             SuspensionRecordError: It cannot be continued.
             JournalError: It cannot be read, or belongs to another graph, and no migration accepts it.

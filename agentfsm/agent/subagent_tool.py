@@ -62,11 +62,6 @@ if TYPE_CHECKING:
 def subagent_tool(name: str, description: str, config: AgentConfig) -> Tool:
     """A tool whose calls are answered by runs of another agent.
 
-    Args:
-        name: The tool's name.
-        description: What it does, for the calling model.
-        config: The sub-agent's configuration.
-
     Raises:
         ToolDefinitionError: The name is not valid for a tool.
     """
@@ -94,13 +89,7 @@ class SubagentCalls(Subagent):
     """Answers the calls of the tool that an agent is, and the requests of servers."""
 
     def __call__(self, caller: CallingRun, call_state: CallState, attempt: int) -> SubRun:
-        """The run that answers a call.
-
-        Args:
-            caller: The calling run.
-            call_state: The call.
-            attempt: Which attempt at the call this is, from 1.
-        """
+        """The run that answers a call."""
         return SubRun(caller, self.under(caller), call_state, attempt)
 
     def sample(self, caller: CallingRun, call_id: str, run_id: str, request: SampleRequest) -> SampledRun:
@@ -146,14 +135,7 @@ class SubagentCalls(Subagent):
 
 
 class SubRun:
-    """One tool call that is answered by a sub-agent's run.
-
-    Args:
-        caller: The calling run.
-        subagent: The sub-agent, under the calling run.
-        call_state: The call.
-        attempt: Which attempt at the call this is, from 1.
-    """
+    """One tool call that is answered by a sub-agent's run."""
 
     def __init__(self, caller: CallingRun, subagent: Subagent, call_state: CallState, attempt: int) -> None:
         self._caller, self._subagent, self._call_state, self._attempt = caller, subagent, call_state, attempt

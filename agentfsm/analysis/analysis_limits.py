@@ -50,9 +50,6 @@ class AnalysisLimits:
 class Meter:
     """Counts what the searches of one analysis visit.
 
-    Args:
-        limits: When to give up; None for never.
-
     Attributes:
         visited: How many configurations and moves were visited so far.
     """
@@ -96,11 +93,7 @@ class Meter:
 
     @contextmanager
     def search(self, share: float = 1.0) -> Generator[None]:
-        """One search: it may visit ``max_configurations``, and take a share of the time that is left.
-
-        Args:
-            share: The share, from 0 to 1.
-        """
+        """One search: it may visit ``max_configurations``, and take a share of the time that is left."""
         limits = self._limits
         if limits is not None:
             now = limits.clock()

@@ -153,13 +153,7 @@ def _is_bounded_without(graph: Graph, names: Set[str]) -> bool:
 
 
 def with_unseen_calls(bounds: Bounds, graph: Graph, guardrails: AgentGuardrails) -> Bounds:
-    """The bounds of a graph whose runs make model calls that no row shows; ``max_iterations`` bounds these, too.
-
-    Args:
-        bounds: The bounds on what its rows show.
-        graph: The graph.
-        guardrails: The limits of its runs.
-    """
+    """The bounds of a graph whose runs make model calls that no row shows; ``max_iterations`` bounds these, too."""
     most = guardrails.max_iterations
     if any(ITERATIONS.name in row.refills for row in graph):
         most = None
@@ -211,13 +205,7 @@ def row_cost(graph: Graph, row: Transition, calls_per_move: int = 1) -> Cost:
 
 
 def calls_per_move(graph: Graph, guardrails: AgentGuardrails, traits: AgentTraits) -> int:
-    """The most tool calls that a bound counts for one move.
-
-    Args:
-        graph: The graph.
-        guardrails: The limits of its runs.
-        traits: What is known about the agent that runs it.
-    """
+    """The most tool calls that a bound counts for one move."""
     return 1 if not traits.parallel or runs_one_by_one(graph) else guardrails.max_calls_per_reply
 
 

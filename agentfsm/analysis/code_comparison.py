@@ -61,10 +61,6 @@ _CACHED = type(lru_cache(lambda: None))
 class DigestOnly:
     """A guard or an effect of which only its name and perhaps the digest of its code are known.
 
-    Args:
-        name: Its name.
-        digest: What ``code_digest`` returned for it; empty if that is not known.
-
     Attributes:
         digest: The digest.
     """
@@ -83,12 +79,7 @@ class DigestOnly:
 
 
 def same_code(old: object, new: object) -> bool | None:
-    """Whether two functions do the same, as far as their code says; None if the code of one is not known.
-
-    Args:
-        old: A guard or an effect.
-        new: Another one, or the same.
-    """
+    """Whether two functions do the same, as far as their code says; None if the code of one is not known."""
     if old is new:
         return True
     sources = isinstance(old, DigestOnly) or isinstance(new, DigestOnly)
@@ -107,11 +98,7 @@ def code_key(function: object, *, sources: bool) -> str:
 
 
 def code_digest(function: object) -> str:
-    """A digest of a function's source, which is the same in every version of Python; empty if there is no source.
-
-    Args:
-        function: A guard or an effect.
-    """
+    """A digest of a function's source, which is the same in every version of Python; empty if there is no source."""
     if isinstance(function, DigestOnly):
         return function.digest
     try:
@@ -126,11 +113,7 @@ def _hash(described: object) -> str:
 
 
 class _Description:
-    """Turns a function, and what it uses, into nested tuples that are equal for equal code.
-
-    Args:
-        body: What a function's own code is described by.
-    """
+    """Turns a function, and what it uses, into nested tuples that are equal for equal code."""
 
     def __init__(self, body: Body) -> None:
         self._body = body

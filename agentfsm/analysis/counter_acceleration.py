@@ -81,10 +81,6 @@ class ReachedNode:
 class AcceleratedGraph:
     """The moves of a state space with its large counters folded.
 
-    Args:
-        space: The state space.
-        row_cost: The cost of taking a row, by its place.
-
     Attributes:
         large: The slots of the large counters.
         limits: Their limits.

@@ -59,12 +59,7 @@ def required_values(guard: object) -> Required:
 
 
 class _Reader:
-    """Reads one function.
-
-    Args:
-        function: The function.
-        depth: How many calls lie between it and the guard.
-    """
+    """Reads one function."""
 
     def __init__(self, function: FunctionType, depth: int) -> None:
         self._function, self._depth = function, depth

@@ -91,12 +91,7 @@ def graph_assumptions(graph: Graph, guardrails: AgentGuardrails, traits: AgentTr
 
 
 def makes_unseen_calls(graph: Graph, traits: AgentTraits) -> bool:
-    """Whether more model calls may be made than rows show: by own states, by sub-agents, and to fall back.
-
-    Args:
-        graph: The graph.
-        traits: What is known about the agent that runs it.
-    """
+    """Whether more model calls may be made than rows show: by own states, by sub-agents, and to fall back."""
     own = any(callable(spec.effect) and not spec.final for spec in graph.states)
     return not traits.scripted and (traits.sub_agents or traits.fallbacks or own)
 

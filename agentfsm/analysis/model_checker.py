@@ -36,11 +36,6 @@ class Trace:
 class ModelChecker:
     """Checks properties of every run of a graph under assumptions.
 
-    Args:
-        graph: The graph.
-        assumptions: Its counters, and what is assumed about its guards.
-        meter: Counts the configurations that its searches visit.
-
     Raises:
         ConfigurationError: The assumptions mention a counter or a label that is not declared.
 
@@ -135,13 +130,7 @@ class ModelChecker:
 
 
 def is_feasible_in(space: StateSpace, trace: Trace, start: Iterable[Configuration] = ()) -> bool:
-    """Whether a run is possible in a state space, with its loop repeated forever.
-
-    Args:
-        space: The state space.
-        trace: The run.
-        start: Where it can start; by default the initial configuration.
-    """
+    """Whether a run is possible in a state space, with its loop repeated forever."""
     here = set(start) or {space.initial}
     for place in trace.rows:
         here = _after_row(space, here, place)

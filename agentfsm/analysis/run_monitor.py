@@ -72,11 +72,6 @@ class ModelMismatch:
 class ProofModel:
     """The models of one graph, for runs with any limits.
 
-    Args:
-        graph: The graph.
-        traits: What is known about the agent that runs it.
-        assumptions: Assumptions about your own guards, which are then checked, too.
-
     Attributes:
         unseen_calls: Whether more model calls may be made than rows show.
         batch_counters: The counters that bound the calls of one reply.
@@ -202,12 +197,7 @@ class _Comparison:
     here: Set[Configuration]
 
     def exceeds(self, bounds: Bounds, *, in_all: bool) -> ModelMismatch | None:
-        """The first bound that is exceeded, as a mismatch.
-
-        Args:
-            bounds: The bounds.
-            in_all: Whether those on a whole run apply.
-        """
+        """The first bound that is exceeded, as a mismatch."""
         compared = [
             (self.stretch.moves, bounds.moves, "moves without waiting"),
             (self.stretch.moves, bounds.from_counters, "moves without waiting, by its counters alone"),

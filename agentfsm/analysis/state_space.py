@@ -200,11 +200,7 @@ class StateSpace:
     def compile_updates(
         self, changes: Iterable[tuple[Variable, Sequence[Update]]]
     ) -> Iterator[tuple[int, int, tuple[_CompiledUpdate, ...]]]:
-        """For each followed counter that a row can change: its slot, its limit, and its updates in order.
-
-        Args:
-            changes: The counters that the row changes, in order, with their updates.
-        """
+        """For each followed counter that a row can change: its slot, its limit, and its updates in order."""
         for counter, listed in changes:
             if counter.name not in self._slots:
                 continue
@@ -328,13 +324,7 @@ def _updated_values(
 
 
 class BreadthFirstSearch(Generic[N]):
-    """A breadth-first search over moves. Iterating it yields each node once, nearest first.
-
-    Args:
-        start: The first node.
-        moves: The moves out of a node, as pairs of the place of a row and the next node.
-        meter: Counts the nodes.
-    """
+    """A breadth-first search over moves. Iterating it yields each node once, nearest first."""
 
     def __init__(self, start: N, moves: Callable[[N], Iterable[tuple[int, N]]], meter: Meter | None = None) -> None:
         self._start = start

@@ -209,11 +209,7 @@ def app(ctx: click.Context) -> None:
 
 
 def run_app(args: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code.
-
-    Args:
-        args: The arguments after ``agentfsm``; those of the process by default.
-    """
+    """Run the command line and return its exit code."""
     try:
         app.main(args=None if args is None else list(args), prog_name="agentfsm")
     except SystemExit as end:

@@ -41,10 +41,6 @@ def require_run_diagram_format(path: Path) -> None:
 def write_run_diagram(report: RunReport, path: Path) -> Path:
     """Draw the path of a run: how often it took each row; states it never reached are greyed out.
 
-    Args:
-        report: The run.
-        path: The file; its extension selects the format, and its folder is created.
-
     Returns:
         The path.
 
@@ -58,11 +54,6 @@ def write_run_diagram(report: RunReport, path: Path) -> Path:
 
 def load_records(run_id: str, store: StoreLocation, description: str) -> list[Record]:
     """The records of a run.
-
-    Args:
-        run_id: The run.
-        store: The store.
-        description: What it is if there is no such run, for the error.
 
     Raises:
         ConfigurationError: There is no such run.

@@ -153,10 +153,6 @@ def _of_tenant(store: Store, tenant: str | None) -> Store:
 def open_runs(location: StoreLocation, *, sealed: bool = True) -> tuple[Store, Runs]:
     """The store at a location, as ``open_existing_store`` opens it, and its runs.
 
-    Args:
-        location: The store.
-        sealed: Whether its secret is needed, as whatever writes needs it.
-
     Raises:
         click.UsageError: There is no such file.
         ConfigurationError: The URL or the key file cannot be read, or the secret is needed and there is none.
@@ -190,10 +186,6 @@ def full_run_ids(store: Store, run_ids: Sequence[str]) -> list[str]:
 
 def write_for_a_moment(store: Store, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
     """What an operation on a store returns, even while another process writes the store.
-
-    Args:
-        store: The store.
-        work: The operation, on the store that it is given.
 
     Raises:
         agentfsm.errors.StoreError: The store cannot be written.
@@ -281,10 +273,6 @@ def store_secrets(location: StoreLocation, *, create: bool = False) -> list[byte
 async def secrets_to_write(store: Store, location: StoreLocation) -> list[bytes]:
     """The secrets for new runs in a store, as ``store_secrets`` finds them; a new one if there is none yet.
 
-    Args:
-        store: The store.
-        location: Where it is.
-
     Raises:
         ConfigurationError: There is none for a store on a server that has runs, whose secret is elsewhere: a new one
             would not fit. Or the key file cannot be used.
@@ -344,10 +332,6 @@ def store_keyring(location: StoreLocation, *, create: bool = False) -> Keyring |
 
 def require_keyring(location: StoreLocation, *, create: bool = False) -> Keyring:
     """The keys under which a command writes to a store.
-
-    Args:
-        location: The store.
-        create: Whether to create the key file if there is no secret yet.
 
     Raises:
         ConfigurationError: The store has no secret, or its key file cannot be read or created, or is empty.

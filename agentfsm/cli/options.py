@@ -247,9 +247,6 @@ def signing_secret() -> bytes | None:
 def require_secret(feature: str) -> None:
     """Check that ``AGENTFSM_SECRET`` is set.
 
-    Args:
-        feature: What needs it, for the error.
-
     Raises:
         ConfigurationError: It is not set.
     """

@@ -39,13 +39,7 @@ class _ElapsedColumn(ProgressColumn):
 
 
 class ProgressDisplay:
-    """Shows a run's events as they arrive. Use it as a context manager around the run.
-
-    Args:
-        console: Where to show them: a terminal gets a spinner, anything else one plain line per wait.
-        graph: The run's graph.
-        model: The model's name.
-    """
+    """Shows a run's events as they arrive. Use it as a context manager around the run."""
 
     def __init__(self, console: CliConsole, graph: Graph, model: str) -> None:
         self._console = console.err

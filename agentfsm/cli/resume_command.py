@@ -62,10 +62,6 @@ def require_tools(agent: Agent, run: Run) -> Run:
     name that the model made up. It is wrong for a call that had started: that tool exists, and the user forgot
     ``--tools``.
 
-    Args:
-        agent: The agent that resumes the run.
-        run: The run, loaded and not yet started.
-
     Raises:
         ConfigurationError: A tool is missing.
     """
@@ -318,10 +314,6 @@ class _MigrationOptions:
 
     def apply_to(self, agent: Agent, run_id: str | None) -> Agent:
         """The agent, which accepts runs of other graphs if an option asks for it.
-
-        Args:
-            agent: The agent.
-            run_id: The run to accept, or None for all runs.
 
         Raises:
             ConfigurationError: A new name is not in the agent's graph.

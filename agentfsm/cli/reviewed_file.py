@@ -21,11 +21,7 @@ class ReviewOptions:
 
 
 def review_options(what: str) -> Callable[[CommandFunction], CommandFunction]:
-    """Add the options of ``ReviewOptions`` to a command, which gets them as ``review_opts``.
-
-    Args:
-        what: What the file holds, for the help text.
-    """
+    """Add the options of ``ReviewOptions`` to a command, which gets them as ``review_opts``."""
     file = click.Path(dir_okay=False, path_type=Path)
     return collect_options(
         ReviewOptions,
@@ -37,10 +33,6 @@ def review_options(what: str) -> Callable[[CommandFunction], CommandFunction]:
 
 def matches_review(text: str, options: ReviewOptions) -> bool:
     """Whether the reviewed file says the same; what differs is printed as a unified diff.
-
-    Args:
-        text: What the file would hold now.
-        options: The file; with ``--update`` it is written, and matches.
 
     Raises:
         click.UsageError: ``--update`` was given without ``--reviewed``.
@@ -62,13 +54,7 @@ def matches_review(text: str, options: ReviewOptions) -> bool:
 
 
 def advise_review(path: Path, how: str, *, missing: bool = False) -> None:
-    """Say on stderr how to write a reviewed file once the change has been reviewed.
-
-    Args:
-        path: The file.
-        how: With or without which option the command writes it.
-        missing: Whether there is no such file yet.
-    """
+    """Say on stderr how to write a reviewed file once the change has been reviewed."""
     problem = "is missing" if missing else "differs from what was reviewed"
     click.echo(f"agentfsm: {path} {problem}: review the change, and run the command again {how}", err=True)
 

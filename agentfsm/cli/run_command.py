@@ -59,13 +59,6 @@ def drive(
 
     The first Ctrl-C cancels the run, which still ends with a complete transcript; a second one kills the process. At a
     question, Ctrl-C leaves the run waiting if somebody can answer it later.
-
-    Args:
-        agent: The run's agent.
-        run: The run, not yet started.
-        progress: Shows the run's events.
-        get_answer: Answers what the run asks.
-        runner: The event loop of the run and of its store.
     """
     started = time.monotonic()
     decisions: list[Decision] = []
@@ -232,14 +225,6 @@ def print_resume_hint(
     """Print the command that resumes a run, and the valid replies.
 
     Only an approval has a suggested reply. Whether a call in doubt ran is for the user to find out.
-
-    Args:
-        console: Where to print it.
-        run_or_record: The run's id, or the file of its suspension record.
-        kind: The kind of request the run waits for.
-        quorum: Its rule about who may answer, and the votes so far; None if it has none.
-        digest: The digest of the request, which binds the reply to it; empty if unknown.
-        agent_opts: The agent's options.
     """
     digest_option = ["--to", digest[:12]] if digest else []
     reply = _SUGGESTED_REPLIES.get(kind, "YOUR ANSWER")
@@ -258,13 +243,7 @@ def _who_options(quorum: Quorum | None) -> list[str]:
 
 
 def print_expired_hint(console: CliConsole, run_id: str, agent_opts: AgentCliOptions) -> None:
-    """Print the command that ends a run whose request has expired: it accepts no reply any more.
-
-    Args:
-        console: Where to print it.
-        run_id: The run's id.
-        agent_opts: The agent's options.
-    """
+    """Print the command that ends a run whose request has expired: it accepts no reply any more."""
     line = shlex.join(["agentfsm", "resume", run_id, "--dismiss", "expired", *agent_opts.to_args()])
     console.err.print(Text(f"  its request has expired (validity_s); end it with: {line}"), soft_wrap=True)
 

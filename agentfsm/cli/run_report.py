@@ -76,12 +76,7 @@ def state_style(graph: Graph, state: str) -> str:
 
 
 def transition_table(decisions: Iterable[Decision], graph: Graph) -> Table:
-    """A run's transitions as a table.
-
-    Args:
-        decisions: Every transition, in order.
-        graph: The run's graph.
-    """
+    """A run's transitions as a table."""
     moves = list(decisions)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=True)
     table.add_column("#", justify="right", style="dim", min_width=len(str(len(moves))))

@@ -97,10 +97,6 @@ def must_say_who(quorum: Quorum | None) -> bool:
 def require_name(quorum: Quorum | None, by: str) -> None:
     """Check that a reply says who gives it, if that matters.
 
-    Args:
-        quorum: The rule and the votes of the request.
-        by: The name, or an empty string.
-
     Raises:
         click.UsageError: It matters, and there is no name.
     """
@@ -109,12 +105,7 @@ def require_name(quorum: Quorum | None, by: str) -> None:
 
 
 def valid_replies(kind: str, quorum: Quorum | None) -> str:
-    """The valid replies to a request, in words; empty if any text is one.
-
-    Args:
-        kind: The kind of the request.
-        quorum: Its rule and votes, or None.
-    """
+    """The valid replies to a request, in words; empty if any text is one."""
     return 'allow, deny, or "deny REASON"' if _needs_several(quorum) else REPLY_FORMATS.get(kind, "")
 
 
@@ -125,10 +116,6 @@ def _needs_several(quorum: Quorum | None) -> bool:
 
 def claimed_actor(by: str, roles: tuple[str, ...]) -> Actor | str:
     """Who replies, as ``--by`` and ``--role`` claim.
-
-    Args:
-        by: A name, or an empty string.
-        roles: The roles of that person.
 
     Raises:
         click.UsageError: There are roles, but no name.

@@ -186,13 +186,6 @@ def verify_runs(
 ) -> Iterator[VerificationReport]:
     """The verification of runs, or of all runs of a store, and what is wrong with the store itself.
 
-    Args:
-        run_ids: The runs; empty for all.
-        export_file: An exported journal to verify instead of a store.
-        location: The store.
-        signed: What a checkpoint signed, or None if there is none.
-        keyring: The keys of the host that wrote the runs, or None.
-
     Raises:
         UnknownRunError: The store does not have a run that is named.
         agentfsm.errors.StoreError: The store cannot be read.

@@ -34,11 +34,6 @@ BOLD_RATIO = 1.14  # the widest ratio of bold to regular among the three
 def text_width(text: str, size: float, *, bold: bool = False) -> int:
     """The width that a text needs.
 
-    Args:
-        text: One line of text.
-        size: The font size, in pixels.
-        bold: Whether it is bold.
-
     Returns:
         A width in whole pixels that the text does not exceed in any font of ``FONT_STACK``.
     """

@@ -35,13 +35,7 @@ PNG_DPI = 144  # twice the 72 dpi of the layout, for sharp screens
 
 
 def dot(view: View, theme: Theme = "light", dpi: int | None = None) -> str:
-    """A view as DOT.
-
-    Args:
-        view: The view.
-        theme: ``light`` or ``dark``; ``auto`` is light.
-        dpi: Dots per inch of an image made from it; None for Graphviz's default.
-    """
+    """A view as DOT."""
     return "\n".join(_document(view, palette_for(theme), dpi)) + "\n"
 
 

@@ -334,12 +334,7 @@ _MIDDLE_COLUMN = COLUMN["main"]
 
 
 def bundle_edges(routes: Sequence[Route], positions: VerticalPositions) -> list[list[EdgeBundle]]:
-    """The bundles of each of the four channels.
-
-    Args:
-        routes: The route of each group of rows.
-        positions: The positions of boxes and of lines across the middle column.
-    """
+    """The bundles of each of the four channels."""
     channels: list[dict[tuple[str, ...], EdgeBundle]] = [{}, {}, {}, {}]
     for route in routes:
         if not route.channels:

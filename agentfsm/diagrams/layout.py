@@ -351,12 +351,7 @@ class _Heading(NamedTuple):
 
 
 def _heading(view: View, max_width: int | None) -> _Heading:
-    """The title, the caption, and the meaning of every line, tint and frame in the picture.
-
-    Args:
-        view: The view.
-        max_width: Where lines of text are wrapped, in pixels; None for one line each.
-    """
+    """The title, the caption, and the meaning of every line, tint and frame in the picture."""
     caption = view.caption if view.overlaid else f"{view.caption}; {ROW_ORDER_TEXT}"
     lines = [caption] if max_width is None else wrap_words(caption.split(), FONT_SIZES["caption"], max_width)
     title = view.title if max_width is None else truncate(view.title, FONT_SIZES["title"] * BOLD_RATIO, max_width)

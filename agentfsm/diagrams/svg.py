@@ -26,12 +26,7 @@ CORNER_RADIUS = 8  # pixels
 
 
 def svg(view: View, theme: Theme = "auto") -> str:
-    """A view as an SVG picture.
-
-    Args:
-        view: The view.
-        theme: ``light``, ``dark``, or ``auto``: both in one file, chosen by the reader's setting.
-    """
+    """A view as an SVG picture."""
     layout = compute_layout(view)
     return "\n".join(_document(view, layout, theme)) + "\n"
 
@@ -72,11 +67,7 @@ def _legend_sample(sample: LegendSample) -> str:
 
 
 def style_sheet(theme: Theme) -> str:
-    """The style sheet of the pictures of a theme. Its rules apply to these only, because a page may embed several.
-
-    Args:
-        theme: ``light``, ``dark``, or ``auto``.
-    """
+    """The style sheet of the pictures of a theme. Its rules apply to these only, because a page may embed several."""
     rules = [
         f"text{{font-family:{FONT_STACK}}}",
         *(f".{style}{{font-size:{size:g}px}}" for style, size in FONT_SIZES.items()),

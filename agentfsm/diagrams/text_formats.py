@@ -68,12 +68,7 @@ _MERMAID_RESERVED = frozenset(
 
 
 def mermaid(view: View, theme: Theme = "auto") -> str:
-    """A view as a Mermaid flowchart.
-
-    Args:
-        view: The view.
-        theme: ``dark`` colors the boxes for a dark page; otherwise they are light on any page.
-    """
+    """A view as a Mermaid flowchart."""
     return "\n".join(_mermaid(view, palette_for(theme))) + "\n"
 
 
@@ -171,12 +166,7 @@ _PLANTUML_LINES: dict[RowKind, str] = {
 
 
 def plantuml(view: View, theme: Theme = "auto") -> str:
-    """A view as a PlantUML state diagram.
-
-    Args:
-        view: The view.
-        theme: ``dark`` colors it for a dark page.
-    """
+    """A view as a PlantUML state diagram."""
     return "\n".join(_plantuml(view, palette_for(theme))) + "\n"
 
 

@@ -116,12 +116,6 @@ def model_error(
 
     Its HTTP status, body and headers decide as for our own models, wherever in the chain of its causes they are. An
     exception without them is transient if the connection failed.
-
-    Args:
-        name: The model's name.
-        error: The exception.
-        prompt: The messages of the request, which are removed from the error text.
-        secrets: The model's keys, which are withheld as well.
     """
     if isinstance(error, ModelError):
         return error

@@ -165,12 +165,7 @@ def _raw_calls(message: AIMessage) -> list[tuple[object, object, object]]:
 
 
 def _chunks(part: AIMessage, numbers: dict[object, int]) -> Iterator[StreamChunk]:
-    """The chunks in a part of a stream.
-
-    Args:
-        part: The part.
-        numbers: The number of each call, by its index there; calls that begin are added.
-    """
+    """The chunks in a part of a stream."""
     if text := _text(part):
         yield TextChunk(text)
     deltas: Any = part.tool_call_chunks if isinstance(part, AIMessageChunk) else ()

@@ -146,12 +146,7 @@ def _settings(request: ModelRequest) -> ModelSettings | None:
 
 
 def _chunk(event: Any, numbers: dict[int, int]) -> StreamChunk | None:
-    """The chunk in an event, or None.
-
-    Args:
-        event: The event.
-        numbers: The number of each call, by the index of its part; calls that begin are added.
-    """
+    """The chunk in an event, or None."""
     part = event.part if isinstance(event, theirs.PartStartEvent) else getattr(event, "delta", None)
     match part:
         case theirs.TextPart(content=text) | theirs.TextPartDelta(content_delta=text) if text:

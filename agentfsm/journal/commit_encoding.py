@@ -141,11 +141,7 @@ class _NotPackableError(Exception):
 
 
 def encode_commit(records: Sequence[SealedRecord]) -> list[JournalRow]:
-    """The rows for the records of one commit: one, if they are as this package writes them.
-
-    Args:
-        records: The records, each with the hash that follows from the one before it.
-    """
+    """The rows for the records of one commit: one, if they are as this package writes them."""
     try:
         return [_pack(records)] if records else []
     except (_NotPackableError, InvalidRecordError, ValueError):

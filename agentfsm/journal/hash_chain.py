@@ -51,11 +51,7 @@ def commitment(salt: bytes, text: str) -> str:
 
 
 class RecordSealer:
-    """Seals records with their hashes and MACs.
-
-    Args:
-        keys: The keys of the secret under which records are written; None for records without MACs.
-    """
+    """Seals records with their hashes and MACs."""
 
     __slots__ = ("_keys",)
 
@@ -63,14 +59,7 @@ class RecordSealer:
         self._keys = keys
 
     def seal(self, seq: int, body: str, previous: str, hidden: str = "") -> SealedRecord:
-        """The sealed record of a commit that has no other.
-
-        Args:
-            seq: Its sequence number.
-            body: Its canonical JSON.
-            previous: The hash of the record before it; ``GENESIS_HASH`` for the first.
-            hidden: Its hidden values.
-        """
+        """The sealed record of a commit that has no other."""
         return self.seal_commit(seq, [(body, hidden)], previous)[0]
 
     def seal_commit(self, first: int, bodies: Iterable[tuple[str, str]], previous: str) -> list[SealedRecord]:
@@ -95,12 +84,7 @@ class RecordSealer:
 
 
 class InvalidRecordError(Exception):
-    """A record was tampered with, or describes something that is not allowed.
-
-    Args:
-        reason: What is wrong with it.
-        seq: Its sequence number, if it is not the record that was verified last.
-    """
+    """A record was tampered with, or describes something that is not allowed."""
 
     def __init__(self, reason: str, seq: int | None = None) -> None:
         super().__init__(reason)
@@ -109,9 +93,6 @@ class InvalidRecordError(Exception):
 
 class HashChainVerifier:
     """Verifies the hashes and commitments of one run, record by record.
-
-    Args:
-        after: The hash of the record before the first one.
 
     Attributes:
         hash: The hash of the last verified record, 64 hex digits.
@@ -124,10 +105,6 @@ class HashChainVerifier:
 
     def verify_record(self, record: SealedRecord, seq: int) -> Data:
         """The decoded body of the next record, with its commitments.
-
-        Args:
-            record: The record.
-            seq: The sequence number that it must have.
 
         Raises:
             InvalidRecordError: It is not the record that was written there.
@@ -171,11 +148,6 @@ class HashChainVerifier:
 
     def finish(self, head: Head | None, checkpoint_hashes: Mapping[int, str], records: Sequence[SealedRecord]) -> None:
         """Check the end of the journal, once every record is verified.
-
-        Args:
-            head: The head of the run in its store, if there is a store.
-            checkpoint_hashes: Hashes of records by sequence number, from checkpoints.
-            records: All records.
 
         Raises:
             InvalidRecordError: Records were truncated, added or rewritten, or a hidden value is missing and was
@@ -241,9 +213,6 @@ class MacVerifier:
     def verify_head(self, head: Head | None) -> None:
         """Verify the MAC of what the store keeps about the run, once all records are verified.
 
-        Args:
-            head: The head of the run in its store, if there is a store.
-
         Raises:
             InvalidRecordError: Somebody without the secret wrote it, or the last records.
         """
@@ -287,9 +256,6 @@ def foreign_key_id(records: Iterable[SealedRecord], keyring: Keyring) -> str:
 
 def parse_hidden(text: str) -> list[tuple[bytes, str] | None]:
     """The salt and the JSON text of each hidden value, the text exactly as it was hashed; None for a redacted one.
-
-    Args:
-        text: The hidden values of a record that has some, as ``SealedRecord.hidden``.
 
     Raises:
         InvalidRecordError: They are not written as this package writes them.

@@ -140,11 +140,7 @@ class HistoryVerifier:
 
     @classmethod
     def resumed(cls, known: KnownHistory) -> HistoryVerifier:
-        """A verifier for the records after one at which no effect was in progress.
-
-        Args:
-            known: What is known of the run at that record.
-        """
+        """A verifier for the records after one at which no effect was in progress."""
         new = cls(known.run_id)
         new._pin_graph(known.graph)
         new.state, new._epoch, new.status = known.state, known.epoch, "running"
@@ -155,10 +151,6 @@ class HistoryVerifier:
 
     def verify_record(self, body: Data, digest: str) -> None:
         """Verify the next record.
-
-        Args:
-            body: The record's body, with its commitments.
-            digest: Its hash, 64 hex digits.
 
         Raises:
             InvalidRecordError: The record describes something that is not allowed.
@@ -183,9 +175,6 @@ class HistoryVerifier:
 
     def finish(self, head: Head | None) -> None:
         """Compare the store's head of the run with its records, once every record is verified.
-
-        Args:
-            head: The head, if there is a store.
 
         Raises:
             InvalidRecordError: The two differ.

@@ -75,12 +75,7 @@ class RecordWriter:
         }
 
     def resume_from(self, tool: str, results: Mapping[str, ToolResult]) -> None:
-        """Continue a run that another process wrote.
-
-        Args:
-            tool: The tool that the pending request is about, or an empty string.
-            results: By effect id, results that have a record and that no outcome has referenced yet.
-        """
+        """Continue a run that another process wrote."""
         self._outcomes.resume_from(tool, results)
 
     def add_secrets(self, values: Iterable[Any]) -> None:

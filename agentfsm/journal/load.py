@@ -332,14 +332,7 @@ def _load_after(
 
 
 class _EarlierReader:
-    """Reads the records of a run up to that of its snapshot, once, when somebody needs them.
-
-    Args:
-        store: The store.
-        run_id: The run.
-        keyring: The keys of the host.
-        last: Sequence number and hash of the last of the records.
-    """
+    """Reads the records of a run up to that of its snapshot, once, when somebody needs them."""
 
     def __init__(self, store: Store, run_id: str, keyring: Keyring, last: tuple[int, str]) -> None:
         self._store, self._run_id, self._keyring, self._last = store, run_id, keyring, last

@@ -307,13 +307,7 @@ async def end_hold(
 
 
 def why_held(run_id: str, hold: Hold | None, keyring: Keyring) -> str | None:
-    """Why a run must be neither purged nor redacted; None if it may be.
-
-    Args:
-        run_id: The run.
-        hold: The last hold of the run, or None.
-        keyring: The keys of the host: without the seal of one of them, a hold has not ended.
-    """
+    """Why a run must be neither purged nor redacted; None if it may be."""
     if hold is None or (hold.ended and _is_sealed(run_id, hold, keyring)):
         return None
     return "somebody without the secret ended that: agentfsm verify" if hold.ended else hold.reason

@@ -44,11 +44,7 @@ class _StoredRun:
 
 
 class MemorySignals:
-    """The signals of a store in memory.
-
-    Args:
-        stored_run: Returns a run, or raises ``UnknownRunError``.
-    """
+    """The signals of a store in memory."""
 
     def __init__(self, stored_run: Callable[[str], _StoredRun]) -> None:
         self._stored_run = stored_run

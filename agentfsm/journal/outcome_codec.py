@@ -32,11 +32,7 @@ from agentfsm.loop.withholding import Withholder
 
 
 class CommitmentWriter:
-    """Collects the hidden values of one record and returns the commitments that go into its body.
-
-    Args:
-        withholder: Replaces what must never be written.
-    """
+    """Collects the hidden values of one record and returns the commitments that go into its body."""
 
     def __init__(self, withholder: Withholder | None = None) -> None:
         self._withholder = withholder

@@ -260,10 +260,6 @@ def read_lines(lines: Iterable[str]) -> list[SealedRecord]:
 def read_line(number: int, line: str) -> SealedRecord:
     """The record in one line of an exported journal.
 
-    Args:
-        number: The line's number, from 1.
-        line: The line.
-
     Raises:
         JournalError: It is not a line of an export.
     """

@@ -307,13 +307,7 @@ _HANDLERS: Mapping[str, str] = {
 
 
 def apply_outcome(run: RunState, outcome: Outcome | None, body: Data) -> None:
-    """Apply what happened before a transition: an outcome and its times, and a cancellation or an exception.
-
-    Args:
-        run: The run, in the state that it leaves.
-        outcome: The outcome.
-        body: The body of the record of the transition.
-    """
+    """Apply what happened before a transition: an outcome and its times, and a cancellation or an exception."""
     elapsed_us, silence_us = body.get("us", (0, 0))
     on_outcome(run, outcome, elapsed_us / 1e6, silence_us / 1e6)
     if "cancel" in body:

@@ -42,11 +42,7 @@ class _Listener:
 
 
 class SignalHub:
-    """Notifies whoever in this process has to know of the signals of one store.
-
-    Args:
-        lease_of: The lease that this process has of a run, or None.
-    """
+    """Notifies whoever in this process has to know of the signals of one store."""
 
     def __init__(self, lease_of: Callable[[str], Lease | None]) -> None:
         self._lease_of = lease_of
@@ -66,12 +62,7 @@ class SignalHub:
         read_pending: Callable[[], Awaitable[Iterable[SealedSignal]]],
         recheck_s: Callable[[], float] = lambda: RECHECK_S,
     ) -> AsyncGenerator[str]:
-        """The ids of runs that have signals, and of those that get some, forever.
-
-        Args:
-            read_pending: Reads all signals that were not removed yet.
-            recheck_s: Returns the seconds after which they are read again.
-        """
+        """The ids of runs that have signals, and of those that get some, forever."""
         listener = _Listener()
         self._listeners.add(listener)  # before they are read, so that none is missed
         try:

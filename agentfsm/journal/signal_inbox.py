@@ -15,13 +15,7 @@ from agentfsm.runtime.hooks import logger
 
 
 class SignalInbox:
-    """The signals to one run that this process drives. It reads the store only when the run has got one.
-
-    Args:
-        store: The store.
-        run_id: The run.
-        keyring: The keys of the host, one of which must have sealed a signal.
-    """
+    """The signals to one run that this process drives. It reads the store only when the run has got one."""
 
     def __init__(self, store: Store, run_id: str, keyring: Keyring) -> None:
         self._store = store
@@ -95,11 +89,7 @@ class SignalInbox:
                 self._cancel(signal.cancel_reason)
 
     async def clear_up(self, status: Status | None) -> None:
-        """Remove the signals that were acted on, now that this is durable.
-
-        Args:
-            status: How the run is left; None while it runs.
-        """
+        """Remove the signals that were acted on, now that this is durable."""
         self._closed = status is not None
         if self._closed and self._reading is not None:
             await asyncio.wait([self._reading])

@@ -140,13 +140,7 @@ def signal_id(run_id: str, kind: SignalKind, digest: str = "", voter: str = "") 
 
 
 def refusal_of(answer: Signal, reason: str, now: float) -> Signal:
-    """The refusal of an answer.
-
-    Args:
-        answer: The answer.
-        reason: Why it is refused.
-        now: Seconds since the epoch.
-    """
+    """The refusal of an answer."""
     kind: SignalKind = "refusal"
     refused = None if answer.reply is None else HumanReply(answer.reply.kind)
     own_id = signal_id(answer.run_id, kind, answer.id)
@@ -154,12 +148,7 @@ def refusal_of(answer: Signal, reason: str, now: float) -> Signal:
 
 
 def seal_signal(signal: Signal, keyring: Keyring) -> SealedSignal:
-    """A signal as a store keeps it. What it says is encrypted where the package ``cryptography`` is installed.
-
-    Args:
-        signal: The signal.
-        keyring: The keys of the host; the current one seals it.
-    """
+    """A signal as a store keeps it. What it says is encrypted where the package ``cryptography`` is installed."""
     content: dict[str, Any] = {"ts": int(signal.sent_at * 1000)}
     if signal.reply is not None:
         reply = signal.reply
@@ -229,11 +218,6 @@ def _is_sealed(sealed: SealedSignal, keyring: Keyring) -> bool:
 async def read_signals(signals: SignalQueue, keyring: Keyring, run_id: str | None = None) -> list[Signal]:
     """The signals of one run, or of all runs, that a secret of the host sealed, the oldest first.
 
-    Args:
-        signals: The signals of a store.
-        keyring: The keys of the host.
-        run_id: The run; None for all.
-
     Raises:
         agentfsm.errors.MissingExtraError: One is encrypted, and the package ``cryptography`` is not installed.
         agentfsm.errors.StoreError: The store cannot be read.
@@ -256,10 +240,5 @@ async def find_foreign_signals(signals: SignalQueue, keyring: Keyring) -> list[D
 
 
 def is_about(signal: Signal, digest: str | None) -> bool:
-    """Whether the record that a signal names is in the journal of its run.
-
-    Args:
-        signal: The signal.
-        digest: The hash of the record that has its sequence number there, or None if there is none.
-    """
+    """Whether the record that a signal names is in the journal of its run."""
     return not signal.to[0] or signal.to[1] == digest

@@ -64,12 +64,6 @@ class SnapshotMaker:
 
     A run gets one only where nothing is in progress: before a model call, after a transition, or when it begins to
     wait, without a call of which it is not known whether it ran.
-
-    Args:
-        run: The run.
-        keys: The keys under which they are sealed.
-        withholder: Replaces what must never be written, and knows what was withheld.
-        resume_point: The end of the stored run when it was loaded, or None for a new run.
     """
 
     def __init__(
@@ -100,13 +94,7 @@ class SnapshotMaker:
     def after(
         self, entries: Sequence[JournalEntry], records: Sequence[SealedRecord], model: str
     ) -> SealedSnapshot | None:
-        """The snapshot of the run after some entries that are written together; None if none is due.
-
-        Args:
-            entries: The entries.
-            records: Their records.
-            model: The name of the first model that the run called.
-        """
+        """The snapshot of the run after some entries that are written together; None if none is due."""
         if not self._may_make:
             return None
         for entry in entries:
@@ -241,10 +229,6 @@ class Snapshot:
 
     def restore(self, first: SealedRecord, opener: SecretOpener) -> RehydratedRun:
         """The run as it was after its record.
-
-        Args:
-            first: The run's first record.
-            opener: Opens the secrets of the run.
 
         Raises:
             JournalError: The first record is another one, or was redacted; or the snapshot cannot be read.

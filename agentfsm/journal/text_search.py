@@ -112,12 +112,6 @@ async def find_text(
     of Unicode and with other white space, and in base16 and base64 (there only as it is given). With the keys of the
     host it is also found in values that are stored encrypted.
 
-    Args:
-        store: The store.
-        text: The text.
-        keyring: The keys of the host.
-        runs: Which runs are searched; all by default.
-
     Returns:
         The places in records, in what waits to be acted on, in holds, and in what is left of purged runs.
 
@@ -347,12 +341,7 @@ _CHUNK_BYTES = 1 << 22
 
 
 def files_with_text(files: Iterable[Path], text: str) -> list[Path]:
-    """Those of some files that have a text, in any of the forms in which it is found in journals.
-
-    Args:
-        files: The files; those that cannot be read are left out.
-        text: The text.
-    """
+    """Those of some files that have a text, in any of the forms in which it is found in journals."""
     forms = sorted(text_forms(text), key=len, reverse=True)
     encoded = [form.encode("utf-8", "surrogatepass") for form in forms]
     pattern = re.compile(b"|".join(map(re.escape, encoded)), re.IGNORECASE)

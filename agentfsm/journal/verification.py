@@ -107,15 +107,7 @@ _KINDS_THAT_LOOK_BACK = frozenset({"run.migrated", "run.adopted", "redaction", "
 def verify_after(
     known: KnownHistory, last: tuple[int, str], records: Sequence[SealedRecord], head: Head, keyring: Keyring
 ) -> bool:
-    """Whether the records of a run after one of which all is known are good, and a host with a secret wrote them.
-
-    Args:
-        known: What is known of the run at that record.
-        last: Its sequence number and its hash.
-        records: The records after it; there may be none.
-        head: The head of the run.
-        keyring: The keys of the host.
-    """
+    """Whether the records of a run after one of which all is known are good, and a host with a secret wrote them."""
     seq, digest = last
     chain, macs, history = HashChainVerifier(digest), MacVerifier(keyring), HistoryVerifier.resumed(known)
     try:
@@ -147,12 +139,7 @@ _CHECKPOINT_TELLS = "whether records or runs were cut off, and whether the file 
 
 
 def unchecked_lines(has_secret: bool, signed: datetime | None) -> list[str]:
-    """What cannot be checked with what was given.
-
-    Args:
-        has_secret: Whether the secret of the host was given.
-        signed: The date of the checkpoint that was given, or None.
-    """
+    """What cannot be checked with what was given."""
     unchecked: list[str] = []
     if not has_secret:
         unchecked.append(f"without the secret ({SECRET_VARIABLE}, or the key file of the store): {_KEY_TELLS}")
@@ -165,10 +152,6 @@ def unchecked_lines(has_secret: bool, signed: datetime | None) -> list[str]:
 
 def require_authentic(report: VerificationReport, action: str) -> None:
     """Check that a run's journal is good, and that a host with one of the secrets wrote it.
-
-    Args:
-        report: The result of its verification, with the secrets.
-        action: What the caller wants to do with the run, as in ``resumed``, for the error.
 
     Raises:
         JournalError: It is not.

@@ -82,11 +82,6 @@ def check_undecided_rows(graph: Graph, tool: str, rule: Approval | None) -> None
 
     A run that took such a row would count as tampered with. A user's own guard may hold whenever it is evaluated.
 
-    Args:
-        graph: The graph.
-        tool: The tool whose calls are approved, for the error.
-        rule: Its rule; None for any that a function may return.
-
     Raises:
         GraphError: A row does.
     """

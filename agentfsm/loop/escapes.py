@@ -93,12 +93,7 @@ class Reading:
         self.plain = b"".join(pieces)
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """Where a part of ``plain`` that is not empty is in the text.
-
-        Args:
-            start: Where it begins in ``plain``.
-            end: Where it ends there.
-        """
+        """Where a part of ``plain`` that is not empty is in the text."""
         return self._in_text(self._raw_place(start, before=True)), self._in_text(self._raw_place(end - 1, before=False))
 
     @property

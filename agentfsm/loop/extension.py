@@ -56,12 +56,7 @@ _BUDGETS: Mapping[FailureKind, _Budget] = {
 
 
 def reached_limit(run: RunState, kind: FailureKind | None) -> ReachedLimit | None:
-    """The limit that a run has reached, in numbers; None if the failure is not about a budget that is limited.
-
-    Args:
-        run: The run.
-        kind: The kind of failure that it asks about.
-    """
+    """The limit that a run has reached, in numbers; None if the failure is not about a budget that is limited."""
     budget = None if kind is None else _BUDGETS.get(kind)
     limit = None if budget is None else budget.limit(run)
     if budget is None or limit is None:
@@ -107,11 +102,6 @@ def extends(row: Transition, target: StateSpec, request: PendingRequest) -> bool
 
 def check_extension(run: RunState, reply: HumanReply, guardrails: AgentGuardrails) -> None:
     """Check that a run that waits can be extended by the amount that a reply names.
-
-    Args:
-        run: The run.
-        reply: The reply.
-        guardrails: The limits of its agent; those of a sub-agent's run may be lower.
 
     Raises:
         HumanReplyError: The reply names another unit than the one that was used up, more model calls than one extension

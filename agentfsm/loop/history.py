@@ -138,11 +138,7 @@ def history_too_long(run: RunState) -> bool:
 
 
 def plan_compaction(run: RunState) -> Compaction | None:
-    """What a run's policy leaves out now, in place of what it has left out before; None if nothing more.
-
-    Args:
-        run: The run, none of whose calls is without a result.
-    """
+    """What a run's policy leaves out now, in place of what it has left out before; None if nothing more."""
     policy = policy_from_json(run.details.history)
     if policy is None:
         return None

@@ -52,11 +52,7 @@ class KeyPurpose(StrEnum):
 
 
 class Mac:
-    """HMAC-SHA256 under one key, whose two pads are hashed in advance.
-
-    Args:
-        key: The key, at most 64 bytes.
-    """
+    """HMAC-SHA256 under one key, whose two pads are hashed in advance."""
 
     __slots__ = ("_inner", "_outer")
 

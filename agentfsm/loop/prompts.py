@@ -200,9 +200,6 @@ MAX_PROMPT_BYTES = 20_000_000
 def prompt_message(prompt: str | Sequence[str | Image | File]) -> Message:
     """The user message of a prompt: its texts as one, those of text files among them, and where images and PDFs stand.
 
-    Args:
-        prompt: A text, or its parts.
-
     Raises:
         ValueError: A part is something else, there is none, or its images and files are too large.
     """
@@ -241,12 +238,7 @@ _SUMMARY = "summary"
 
 
 def compacted(messages: Sequence[Message], compaction: Compaction | None) -> list[Message]:
-    """The messages without those that are left out, with the summary of them in their place.
-
-    Args:
-        messages: The transcript.
-        compaction: What is left out; None for nothing.
-    """
+    """The messages without those that are left out, with the summary of them in their place."""
     if compaction is None:
         return list(messages)
     first = [m for m in messages[: compaction.start] if m is not UNREAD and m.role is Role.SYSTEM]

@@ -182,11 +182,7 @@ class Quorum:
         return None if after is None or self.escalated else self.asked_at + after
 
     def is_due(self, now: float) -> bool:
-        """Whether to escalate the request now.
-
-        Args:
-            now: Seconds since the epoch.
-        """
+        """Whether to escalate the request now."""
         return self.escalates_at is not None and now >= self.escalates_at
 
     def is_met(self, rule: Approval) -> bool:

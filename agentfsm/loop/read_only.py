@@ -28,11 +28,6 @@ _current: ContextVar[_Caller | None] = ContextVar("agentfsm_user_code", default=
 class user_code:  # noqa: N801  # used as ``with user_code(...)``
     """A block in which user code runs: what it tries to change is noted.
 
-    Args:
-        role: What the code is, such as ``hook``; errors add its name.
-        function: The code.
-        attempts: The attempts in its run so far.
-
     Raises:
         ReadOnlyError: On leaving the block: there was an attempt, even if the code has handled that error.
     """
@@ -167,10 +162,6 @@ _ANY_NESTING = 1000
 
 def freeze(value: Any, levels: int = _ANY_NESTING) -> Any:
     """A value with read-only copies of its mappings, lists and tuples; anything else in it stays as it is.
-
-    Args:
-        value: The value.
-        levels: How many levels of nesting are allowed.
 
     Raises:
         RecursionError: It contains itself, or is nested too deeply.

@@ -138,11 +138,6 @@ def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = No
     A retry after a wait that would outlast the run's time is a handoff, which quotes the failure. A model call that the
     run's time has cut off is not a failure of the provider: no policy is asked, and the row for the time limit is next.
 
-    Args:
-        policy: Called once, before the failure is counted.
-        run: The run in ``recover``.
-        seed: Seed for the jitter.
-
     Raises:
         PolicyError: The policy raised, decided on no action, or returned a backoff that is not a finite number.
         ReadOnlyError: The policy tried to change the run.

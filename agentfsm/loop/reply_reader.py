@@ -41,12 +41,7 @@ _APOLOGIES = ("sorry", "apolog", "my apolog", "i apolog", "i'm sorry", "i am sor
 
 
 def read_reply(run: RunState, parse_answer: AnswerParser | None) -> ReplyParsed:
-    """What the run's last reply says under the run's behavior.
-
-    Args:
-        run: The run, with the reply.
-        parse_answer: For an agent with an output type, what its answers are parsed by.
-    """
+    """What the run's last reply says under the run's behavior."""
     reply = run.reply
     if reply is None:
         return ReplyParsed()
@@ -174,12 +169,7 @@ def _fenced_blocks(text: str) -> list[str]:
 
 
 def parse_envelope(text: str, call_id: str) -> ReplyParsed:
-    """The contents of an envelope: one call, a final answer, or why it cannot be parsed.
-
-    Args:
-        text: The model's reply.
-        call_id: The id for a call, since envelopes carry none.
-    """
+    """The contents of an envelope: one call, a final answer, or why it cannot be parsed."""
     try:
         value = _decode_text(text)
         if isinstance(value, dict):

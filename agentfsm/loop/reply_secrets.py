@@ -37,12 +37,7 @@ class ReplySecrets:
         return self.schema is not None or (self.envelope and bool(self.paths))
 
     def find(self, text: str, before: str = "") -> tuple[Any, ...]:
-        """The secrets in a reply, whether or not it is valid, and of one that was cut off what there is.
-
-        Args:
-            text: The text of the reply.
-            before: The text of the answer that it continues, if that was cut off.
-        """
+        """The secrets in a reply, whether or not it is valid, and of one that was cut off what there is."""
         try:
             found = dict.fromkeys(self._found(text))
             if before:

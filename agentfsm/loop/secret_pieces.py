@@ -17,9 +17,6 @@ class SecretIndex:
 
     Of a secret of 16 characters or more, three may be shown before it is noticed, of a shorter one fewer than a
     quarter: else every piece that ends in a letter would have to wait for the next one.
-
-    Args:
-        forms: The secrets, in each form in which they may stand in a text.
     """
 
     def __init__(self, forms: Iterable[str]) -> None:

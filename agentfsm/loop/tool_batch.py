@@ -95,12 +95,7 @@ def _has_error(call: CallState, key: tuple[str, str, str, str]) -> bool:
 
 
 def count_error(run: RunState, key: tuple[str, str, str, str]) -> None:
-    """Count an error for the circuit breaker; a different one starts over.
-
-    Args:
-        run: The run.
-        key: Its kind, tool, error class and message.
-    """
+    """Count an error for the circuit breaker; a different one starts over."""
     run.error_streak = run.error_streak + 1 if key == run.error_key else 1
     run.error_key = key
 

@@ -85,11 +85,7 @@ def _variable_secrets(name: str, value: str) -> tuple[str, ...]:
 
 
 def header_secrets(headers: Mapping[str, str]) -> list[str]:
-    """The secrets among the headers of HTTP requests: credentials, cookies, and headers named like keys or tokens.
-
-    Args:
-        headers: The headers.
-    """
+    """The secrets among the headers of HTTP requests: credentials, cookies, and headers named like keys or tokens."""
     found: dict[str, None] = {}
     for name, value in headers.items():
         if "AUTHORIZATION" in name.upper() or is_secret_name(name):
@@ -315,11 +311,7 @@ class Withholder:
         return "".join(part if number % 2 else self._clean_escaped(part) for number, part in enumerate(parts))
 
     def filter_pieces(self, receive: Callable[[str], None]) -> PieceFilter:
-        """What withholds the secrets of a text that comes in pieces; only for what has a mask.
-
-        Args:
-            receive: Gets each piece without the secrets.
-        """
+        """What withholds the secrets of a text that comes in pieces; only for what has a mask."""
         if not self._indexes:
             as_text = (reading.decode("latin-1") for reading in self._readings)
             self._indexes += [SecretIndex(self._forms), SecretIndex(as_text)]

@@ -292,10 +292,6 @@ def _check_cycles(graph: Table) -> None:
 def max_moves(graph: Table, limit: Callable[[Counter], int | None]) -> int:
     """The most moves that any run can make between two waits, whatever its guards return.
 
-    Args:
-        graph: The table.
-        limit: The limit of each counter in the run; None for no limit.
-
     Raises:
         GraphError: A cycle spends nothing that bounds it.
     """

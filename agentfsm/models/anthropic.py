@@ -135,16 +135,7 @@ def encode(
     origin: str = "",
     takes_schemas: bool = False,
 ) -> dict[str, Any]:
-    """The body of a request.
-
-    Args:
-        request: The request.
-        model: The model's name.
-        settings: Sampling and output settings.
-        cache_ttl: How long the server caches the unchanging start of the prompt: ``5m``, ``1h`` or ``off``.
-        origin: The server and model that is called. It gets back its own reasoning, and no other's.
-        takes_schemas: Whether the model takes an output schema; the instructions contain the schema anyway.
-    """
+    """The body of a request."""
     settings = settings or ModelSettings()
     cache_control = _cache_control_for(cache_ttl)
     cap = request.max_output_tokens or settings.max_tokens or DEFAULT_MAX_TOKENS
@@ -179,11 +170,6 @@ def encode(
 
 def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") -> Reply:
     """The reply in a response body.
-
-    Args:
-        body: The body, JSON.
-        used_ids: Call ids in the transcript; a call that repeats one gets another id.
-        origin: The server and model that replied.
 
     Raises:
         ProviderError: The body has no content.
@@ -252,12 +238,7 @@ class _Recipient(NamedTuple):
 
 
 class _TurnEncoder:
-    """Encodes a transcript into turns as it grows.
-
-    Args:
-        cache_control: The cache breakpoint to set, or None.
-        recipient: The model that is called.
-    """
+    """Encodes a transcript into turns as it grows."""
 
     def __init__(self, cache_control: CacheControl | None, recipient: _Recipient) -> None:
         self._cache_control = cache_control

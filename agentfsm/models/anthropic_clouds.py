@@ -47,9 +47,6 @@ class EventStreamParser:
     A frame is its length, the length of its headers and a checksum of both (4 bytes each, big-endian), then headers,
     the payload, and a checksum of all. The payload of an event of Bedrock is JSON whose field ``bytes`` holds the event
     that the model sent, in base64.
-
-    Args:
-        limit: Maximum size of one frame in bytes.
     """
 
     def __init__(self, limit: int) -> None:

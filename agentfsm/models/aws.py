@@ -150,13 +150,7 @@ class _Frozen(NamedTuple):
 
 
 class AwsSignature(httpx.Auth):
-    """Signs each request. One that is rejected is signed and sent once more, if there are other credentials by then.
-
-    Args:
-        load: Returns the credentials.
-        region: The region.
-        on_secret: Receives each secret of the credentials.
-    """
+    """Signs each request. One that is rejected is signed and sent once more, if there are other credentials by then."""
 
     requires_request_body = True
 

@@ -145,11 +145,7 @@ def extract_error(body: object) -> ErrorObject | None:
 
 
 def stated_reason(body: object) -> str:
-    """The reason in a body without an error object; empty if there is none.
-
-    Args:
-        body: The body, parsed, or its text if it is not JSON.
-    """
+    """The reason in a body without an error object; empty if there is none."""
     if isinstance(body, str):
         found = _PAGE_REASON.search(body)
         return html.unescape(found[2]) if found else "" if body.lstrip()[:1] in ("<", "{", "[") else body
@@ -189,10 +185,6 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
 
     ``retry-after-ms`` is more precise and wins; ``retry-after`` is in seconds or an HTTP date
     (RFC 9110, 10.2.3). A date in the past means 0.
-
-    Args:
-        headers: The response headers.
-        now: The wall clock, in seconds since 1970.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name, "").strip()
@@ -210,13 +202,7 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def error_class(status: int, error: ErrorObject, headers: Mapping[str, str]) -> type[ModelError]:
-    """The class of the error that a response is, by the rules above.
-
-    Args:
-        status: The HTTP status.
-        error: The error in its body.
-        headers: Its headers.
-    """
+    """The class of the error that a response is, by the rules above."""
     text = " ".join((error.message, *error.codes)).lower()
     if status == 413 or (status not in _NEVER_OVERFLOW_STATUSES and _OVERFLOW_PATTERN.search(text)):
         return ContextOverflowError
@@ -353,14 +339,7 @@ class CallErrors:
     def invalid_response(
         self, what: str, status: int | None = None, *, body: object = None, prompt: Sequence[Message] = ()
     ) -> ProviderError:
-        """The error for a complete response that cannot be used.
-
-        Args:
-            what: What is wrong with it.
-            status: Its HTTP status.
-            body: Its body, whose reason is quoted if it states one.
-            prompt: The messages of the request, which are removed from the error text.
-        """
+        """The error for a complete response that cannot be used."""
         quoted = self._quote(stated_reason(body), prompt)
         return ProviderError(f"{self.name}: {what} ({self.endpoint.base_url}){quoted}", status=status)
 

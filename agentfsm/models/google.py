@@ -141,11 +141,7 @@ def _default_credentials() -> Any:
 
 
 class _AccessTokens:
-    """Returns an access token; each call but the first, which may use one that is still valid, gets a new one.
-
-    Args:
-        credentials: The credentials, or None for the application default credentials.
-    """
+    """Returns an access token; each call but the first, which may use one that is still valid, gets a new one."""
 
     def __init__(self, credentials: Any) -> None:
         self._credentials: Any = credentials

@@ -297,10 +297,6 @@ class HttpResponse:
     async def read_remaining(self, start: bytes, limit: int) -> bytes:
         """The complete body, given its start.
 
-        Args:
-            start: What has been read.
-            limit: Maximum size of the body in bytes.
-
         Raises:
             ModelError: As for ``read``.
         """
@@ -461,14 +457,7 @@ class HttpClient:
     def stream_reader(
         self, response: HttpResponse, request: ModelRequest, parser: type[FrameParser], accumulator: StreamAccumulator
     ) -> StreamReader:
-        """What reads the stream in a response.
-
-        Args:
-            response: The response.
-            request: The request.
-            parser: Splits the stream into events.
-            accumulator: Receives the events.
-        """
+        """What reads the stream in a response."""
         return StreamReader(
             parser(self.options.max_body_bytes),
             accumulator,

@@ -268,12 +268,7 @@ class HttpModel(WithSettings):
 
 
 def takes_files(settings: ModelSettings, by_default: bool) -> bool:
-    """Whether a model accepts PDFs in prompts.
-
-    Args:
-        settings: Its settings.
-        by_default: Whether it is known to, where they do not say.
-    """
+    """Whether a model accepts PDFs in prompts."""
     return by_default if settings.files is None else settings.files
 
 

@@ -89,15 +89,7 @@ class OllamaChat(HttpModel):
 def encode(
     request: ModelRequest, model: str, settings: ModelSettings | None = None, *, origin: str = ""
 ) -> dict[str, Any]:
-    """The body of a request, without ``stream``.
-
-    Args:
-        request: The request.
-        model: The model's name.
-        settings: Sampling and output settings. ``options`` in ``extra_body`` are merged with those made from the
-            other settings.
-        origin: The server and model that is called. It gets back its own reasoning, and no other's.
-    """
+    """The body of a request, without ``stream``."""
     settings = settings or ModelSettings()
     messages = _new_encoder(origin, settings.images).encode_all(request.messages)
     body: dict[str, Any] = {"model": model, "messages": messages}
@@ -119,12 +111,6 @@ def encode(
 
 def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") -> Reply:
     """The reply in a response body.
-
-    Args:
-        body: The body, JSON.
-        used_ids: Call ids in the transcript; a call that repeats one gets another id. Most versions of the server
-            send no ids at all.
-        origin: The server and model that replied.
 
     Raises:
         ProviderError: The body has no message.

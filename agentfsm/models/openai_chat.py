@@ -151,17 +151,7 @@ def encode(
     schemas: SchemaSupport = DEFAULT_SUPPORT,
     roles: RoleRules = TEMPLATE_ROLES,
 ) -> dict[str, Any]:
-    """The body of a request.
-
-    Args:
-        request: The request.
-        model: The model's name.
-        settings: Sampling and output settings.
-        official: Whether the server is OpenAI's own, which has another name for the limit of a reply.
-        origin: The server and model that is called. It gets back its own reasoning, and no other's.
-        schemas: What the server accepts of an output schema; the instructions contain the schema anyway.
-        roles: What the server accepts of the order of messages.
-    """
+    """The body of a request."""
     settings = settings or ModelSettings()
     messages = _new_encoder(origin, settings.images, bool(settings.files), roles).encode_all(request.messages)
     body: dict[str, Any] = {"model": model, "messages": messages}
@@ -184,11 +174,6 @@ def encode(
 
 def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") -> Reply:
     """The reply in a response body.
-
-    Args:
-        body: The body, JSON.
-        used_ids: Call ids in the transcript; a call that repeats one gets another id.
-        origin: The server and model that replied.
 
     Raises:
         ProviderError: The body has no message.

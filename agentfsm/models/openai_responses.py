@@ -96,16 +96,7 @@ def encode(
     origin: str = "",
     schemas: SchemaSupport = DEFAULT_SUPPORT,
 ) -> dict[str, Any]:
-    """The body of a request.
-
-    Args:
-        request: The request.
-        model: The model's name.
-        settings: Sampling and output settings.
-        official: Whether the server is OpenAI's own. Only that one is asked for encrypted reasoning.
-        origin: The server and model that is called. It gets back its own reasoning, and no other's.
-        schemas: What the server accepts of an output schema; the instructions contain the schema anyway.
-    """
+    """The body of a request."""
     settings = settings or ModelSettings()
     body: dict[str, Any] = {"model": model, "store": False}
     if official:
@@ -128,11 +119,6 @@ def encode(
 
 def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") -> Reply:
     """The reply in a response body.
-
-    Args:
-        body: The body, JSON.
-        used_ids: Call ids in the transcript; a call that repeats one gets another id.
-        origin: The server and model that replied.
 
     Raises:
         ProviderError: The body has no output.

@@ -149,10 +149,6 @@ class _StrictSchema:
     def convert(self, node: object, depth: int) -> dict[str, Any]:
         """A schema within the whole, in the strict form.
 
-        Args:
-            node: The schema.
-            depth: How deep objects and arrays are nested there.
-
         Raises:
             _NotStrictError: It has none.
         """

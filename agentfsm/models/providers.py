@@ -44,11 +44,7 @@ class CloudAccount(Protocol):
         ...
 
     def authentication(self, on_secret: Callable[[SecretStr], None]) -> httpx.Auth:
-        """What authenticates each request.
-
-        Args:
-            on_secret: Receives each secret that it uses.
-        """
+        """What authenticates each request."""
         ...
 
 
@@ -385,11 +381,6 @@ def resolve_endpoint(provider: str, base_url: str | None, api_key: ApiKey | None
     provider's own address or to the one from the environment: an address given in code gets only a key given in
     code, so that pointing a model at another server does not send it the key of an account.
 
-    Args:
-        provider: A name in ``PROVIDERS``.
-        base_url: The address, or None.
-        api_key: The key, a function that returns it, an account of a cloud, or None.
-
     Raises:
         MissingKeyError: The provider's own address needs a key, and there is none.
         ConfigurationError: The provider is not in the table, the address or the key is invalid, or there is no
@@ -464,10 +455,6 @@ def _parse_base_url(text: str, source: str, parse: Callable[[str], str] = str) -
 
 def parse_key(value: str | SecretStr | None, source: str = "api_key") -> SecretStr | None:
     """An API key without surrounding blanks, or None if it is blank.
-
-    Args:
-        value: The key.
-        source: Where it came from, for the error text.
 
     Raises:
         ConfigurationError: It contains a character that is not allowed in an HTTP header. The HTTP library's own

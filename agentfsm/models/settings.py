@@ -143,10 +143,6 @@ def with_settings(model: Model, settings: ModelSettings) -> Model:
 def reject_prompt_cache(settings: ModelSettings, wire: str) -> ModelSettings:
     """The settings, for a wire whose servers cache prompts automatically.
 
-    Args:
-        settings: The settings.
-        wire: The name of the wire, for the error text.
-
     Raises:
         ConfigurationError: The settings say how long to cache the prompt.
     """

@@ -83,11 +83,7 @@ class _LineSplitter:
 
 
 class SSEParser:
-    """Parses server-sent events.
-
-    Args:
-        limit: Maximum size of one event in bytes.
-    """
+    """Parses server-sent events."""
 
     def __init__(self, limit: int) -> None:
         self._lines = _LineSplitter(limit)
@@ -135,11 +131,7 @@ class SSEParser:
 
 
 class NDJSONParser:
-    """Parses JSON values, one per line (``application/x-ndjson``).
-
-    Args:
-        limit: Maximum size of one line in bytes.
-    """
+    """Parses JSON values, one per line (``application/x-ndjson``)."""
 
     def __init__(self, limit: int) -> None:
         self._lines = _LineSplitter(limit)
@@ -238,12 +230,6 @@ class StreamReader:
 
     After an event that is not JSON the stream is not used any more, since other parts may be missing. An error event
     without a status counts as a server error: the server had accepted the request.
-
-    Args:
-        frames: Splits the stream.
-        accumulator: Receives the events.
-        errors: Makes the errors for an interrupted or invalid stream.
-        make_error: Makes the error for an error event.
     """
 
     def __init__(

@@ -243,9 +243,6 @@ class HttpExchange:
     async def response_head(self, deadline: float) -> httpx.Response:
         """The status and headers of the response.
 
-        Args:
-            deadline: When to give up, by the event loop's clock.
-
         Raises:
             TimeoutError: They have not arrived by the deadline.
             httpx.HTTPError: The request failed.
@@ -259,9 +256,6 @@ class HttpExchange:
 
     async def read(self, deadline: float) -> bytes | None:
         """The next chunk of the body, as received, or None at its end.
-
-        Args:
-            deadline: When to give up, by the event loop's clock.
 
         Raises:
             TimeoutError: Nothing has arrived by the deadline.

@@ -144,11 +144,6 @@ def repairs_of_end(reason: str, text: str | None, calls: Collection[ToolCall]) -
     Servers omit the finish reason of complete replies (https://github.com/openai/openai-openapi/pull/20). Such a
     reply is taken if there is something in it and each of its calls has complete arguments, so nothing is lost.
 
-    Args:
-        reason: The finish reason that the server gave, or an empty string.
-        text: The text of the reply.
-        calls: Its tool calls.
-
     Raises:
         TransientProviderError: There is no finish reason, and nothing in the reply, or a call that is cut off.
     """
@@ -368,13 +363,7 @@ class RequestCache:
 def cached_encoding(
     request: ModelRequest, key: object, new_encoder: Callable[[], MessageEncoder]
 ) -> tuple[RequestCache, list[Message]]:
-    """The encoded stable part of a request's transcript, and the messages after it.
-
-    Args:
-        request: The request.
-        key: The model that encodes; the key of its entry in the request's cache.
-        new_encoder: Makes an encoder for an empty transcript.
-    """
+    """The encoded stable part of a request's transcript, and the messages after it."""
     messages = request.messages
     transcript = messages if isinstance(messages, Transcript) else Transcript(list(messages), len(messages))
     cached = request.cache.get(key)

@@ -46,13 +46,7 @@ Cell = str
 
 
 def table_html(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table in a box that scrolls by itself where the page is narrow.
-
-    Args:
-        caption: What it shows, as text.
-        heads: The names of its columns, as text.
-        rows: The cells of each row, as HTML.
-    """
+    """A table in a box that scrolls by itself where the page is narrow."""
     head = "".join(f"<th scope=col>{escape(name)}" for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}' for cell in row)}" for row in rows)
     return _scroll(caption, f"<table><caption>{escape(caption)}</caption><thead><tr>{head}<tbody>{body}</table>")
@@ -78,12 +72,7 @@ def text_html(value: str) -> str:
 
 
 def list_html(lines: Sequence[str], otherwise: str) -> str:
-    """Some lines as a list.
-
-    Args:
-        lines: The lines, as text.
-        otherwise: What it says if there is none, as text.
-    """
+    """Some lines as a list."""
     return f"<ul>{''.join(f'<li>{_text(line)}' for line in lines)}</ul>" if lines else f"<p>{escape(otherwise)}</p>"
 
 
@@ -269,11 +258,7 @@ def _sent(message: Message) -> str:
 
 
 def sub_runs_html(runs: Sequence[tuple[str, RunLedger]]) -> str:
-    """The runs that a run called as sub-agents.
-
-    Args:
-        runs: Each with the id of its part of the page.
-    """
+    """The runs that a run called as sub-agents."""
     items = (
         f'<li><a href="#{escape(name)}">{escape(ledger.run_id)}</a>: {_text(clip(ledger.asked, MAX_SUMMARY))} '
         f"<small>{escape(ledger.ending.replace('_', ' ') or ledger.status)}, "

@@ -134,9 +134,6 @@ def sent_requests(sealed: Sequence[SealedRecord]) -> Iterator[SentRequest]:
     """The requests of a run, in order; they end at a record that cannot be read, or of which a value was redacted.
 
     The calls that the effect of a user-defined state makes are not among them.
-
-    Args:
-        sealed: Its records, as the store keeps them.
     """
     run, before = RehydratedRun(), tuple[Message, ...]()
     for row in sealed:

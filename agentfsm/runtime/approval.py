@@ -244,14 +244,7 @@ def _required_approval(context: Context, call: ToolCall, tool: Tool, arguments: 
 
 
 def request_about(call: ToolCall, tool: Tool, kind: str, question: str) -> PendingRequest:
-    """What a person is asked about a call; the reply is bound to the tool as it is now.
-
-    Args:
-        call: The call.
-        tool: Its tool.
-        kind: ``approval`` or ``in_doubt``.
-        question: The question.
-    """
+    """What a person is asked about a call; the reply is bound to the tool as it is now."""
     return PendingRequest(
         kind, question, call_id=call.id, tool=call.name, arguments=call.arguments, tool_digest=tool.digest
     )

@@ -18,10 +18,6 @@ def is_declared(schema: Mapping[str, Any], path: tuple[str, ...]) -> bool:
     """Whether the arguments of a tool may have a value at a path.
 
     A name that is not among the declared properties does not exist, unless the schema says which additional ones may.
-
-    Args:
-        schema: The JSON schema of the arguments.
-        path: The names that lead to the value.
     """
     return bool(_at_path([dict(schema)], path, dict(schema)))
 

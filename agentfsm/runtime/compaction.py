@@ -38,11 +38,6 @@ def with_compaction(graph: Graph, policy: KeepLast | Summarize, model: Model | N
     The state that checks the budgets gets a row ``history_too_long``, asked after the limits, which spends one of the
     policy's ``max_compactions``. It leads to the state ``compact``, and that leads back.
 
-    Args:
-        graph: The graph.
-        policy: The policy.
-        model: The model that writes summaries; None for the run's.
-
     Raises:
         GraphError: The graph has a state or a counter of that name already, or none of its states checks budgets.
     """
@@ -65,12 +60,7 @@ def with_compaction(graph: Graph, policy: KeepLast | Summarize, model: Model | N
 
 
 async def compact_history(model: Model | None, context: StateContext[Any]) -> StateResult:
-    """The effect of ``compact``: leave out what the run's policy says, and summarize it where that is said.
-
-    Args:
-        model: The model that writes summaries; None for the run's.
-        context: The run.
-    """
+    """The effect of ``compact``: leave out what the run's policy says, and summarize it where that is said."""
     run = context.run
     policy, plan = policy_from_json(run.details.history), plan_compaction(run)
     if policy is None or plan is None:

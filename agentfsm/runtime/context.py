@@ -61,13 +61,7 @@ class LongWait(Exception):  # noqa: N818  # it is not an error: the run continue
 
 
 def rest_of_wait_s(clock: Clock, wait_s: float, since: float | None) -> float:
-    """How long a run is still to wait before it repeats something, in seconds; never longer, whatever the clock says.
-
-    Args:
-        clock: The host's clock.
-        wait_s: How long in all.
-        since: When the wait began, for a run that was resumed in it; else None.
-    """
+    """Seconds that a run is still to wait before it repeats something; never longer, whatever the clock says."""
     return wait_s if since is None else min(wait_s, max(0.0, since + wait_s - clock.time()))
 
 
@@ -306,11 +300,7 @@ class Context:
             self.yield_at = perf_counter() + YIELD_AFTER_S
 
     def set_listener(self, listener: Callable[[Event], None]) -> None:
-        """Send every event from now on to a consumer.
-
-        Args:
-            listener: Receives each event.
-        """
+        """Send every event from now on to a consumer."""
         self._listener, self.has_listeners, self.builds_events = listener, True, True
 
     def emit(self, event_class: Callable[..., Event], /, **fields: Any) -> None:
@@ -338,12 +328,7 @@ class Context:
         self._seq = max(self._seq, after)
 
     def emit_subagent(self, call: ToolCall, event: Event) -> None:
-        """Send the event of a sub-agent's run.
-
-        Args:
-            call: The call that the run answers.
-            event: The event; that of a nested sub-agent is wrapped already.
-        """
+        """Send the event of a sub-agent's run."""
         path: tuple[str, ...] = (call.id,)
         tools: tuple[str, ...] = (call.name,)
         if isinstance(event, SubagentEvent):
@@ -368,13 +353,7 @@ class Context:
         self.emit(RunWarning, text=detail or text)
 
     def cut_off_call(self, call_id: str, timer: Timeout, reason: str) -> None:
-        """Cut off a tool call if it still runs.
-
-        Args:
-            call_id: The call.
-            timer: What limited its time when that was asked for.
-            reason: Why.
-        """
+        """Cut off a tool call if it still runs."""
         if self.running_calls.get(call_id) is timer:
             timer.cut_off(reason)
 
@@ -393,13 +372,7 @@ class Context:
             self.emit(RunWarning, text=self._blocked.pop(0))
 
     def warn_memory_failed(self, text: str, error: BaseException, then: str = "") -> None:
-        """Log and emit a warning about a memory that raised or took too long.
-
-        Args:
-            text: What the memory could not do.
-            error: What it raised.
-            then: What the run does about it.
-        """
+        """Log and emit a warning about a memory that raised or took too long."""
         late = isinstance(error, TimeLimitError)
         kind = "TimeoutError" if late else type(error).__name__
         detail = f"{kind}: {error}" if late else describe_exception(error)

@@ -131,11 +131,7 @@ class Driver:
         self._interruption: asyncio.CancelledError | None = None
 
     def cancel(self, reason: str) -> None:
-        """Cancel the current effect and end the run. May be called from any thread.
-
-        Args:
-            reason: Why; becomes ``RunCancelled.reason``.
-        """
+        """Cancel the current effect and end the run. May be called from any thread."""
         if self.outcome is None and self.cancel_reason is None:
             self.cancel_reason = reason
             task = self._task
@@ -153,10 +149,6 @@ class Driver:
 
     def cancel_call(self, call_id: str, reason: str) -> bool:
         """Cut off one tool call, and continue the run. May be called from any thread.
-
-        Args:
-            call_id: The call.
-            reason: Why, for the model.
 
         Returns:
             Whether the call was running.

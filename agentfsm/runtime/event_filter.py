@@ -17,12 +17,7 @@ WITHHELD = "[withheld]"
 
 
 class EventFilter:
-    """The secrets of one run, looked for when an event is first turned into JSON.
-
-    Args:
-        open_withholder: Makes what withholds the run's secrets.
-        run: The run.
-    """
+    """The secrets of one run, looked for when an event is first turned into JSON."""
 
     __slots__ = ("__dict__", "_added", "_open_withholder", "_read", "_run")
 
@@ -53,11 +48,7 @@ class EventFilter:
         return {**event, "event": self._clean_message(cast("Any", inner))} if isinstance(inner, dict) else event
 
     def filter_pieces(self, receive: Callable[[str], None]) -> PieceFilter:
-        """What withholds the secrets that are known now from a text that comes in pieces.
-
-        Args:
-            receive: Gets what others may see of each piece, in order.
-        """
+        """What withholds the secrets that are known now from a text that comes in pieces."""
         self._learn()
         return self._withholder.filter_pieces(receive)
 

@@ -17,11 +17,6 @@ PATTERN_MEMORY = 1 << 20
 def compile_linear(pattern: str, *, dot_matches_newline: bool = False, any_case: bool = False) -> Any:
     """A compiled RE2 pattern, for bytes of UTF-8.
 
-    Args:
-        pattern: The pattern; for the syntax see https://github.com/google/re2/wiki/Syntax.
-        dot_matches_newline: Whether a dot matches newlines, too.
-        any_case: Whether letters match in any case.
-
     Raises:
         ValueError: It is not a valid pattern of RE2; the message says why.
         MissingExtraError: The package ``google-re2`` is not installed.

@@ -59,10 +59,6 @@ async def validate_ending(context: Context, call: ToolCall, result: ToolResult) 
 async def _validate_answer(context: Context, answer: Any) -> Any:
     """An answer as JSON data, as the agent's output validators leave it; the same object if they change nothing.
 
-    Args:
-        context: The run.
-        answer: The answer, as JSON data that is valid for the output type.
-
     Raises:
         AnswerRefusedError: One of them refuses it.
         TypeError: One of them changed it into something that is not an answer of the agent's output type.

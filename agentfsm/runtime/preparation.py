@@ -31,9 +31,6 @@ Prompt = str | Sequence[str | Image | File]
 def check_prompt(prompt: Prompt) -> Message:
     """The user message of a prompt.
 
-    Args:
-        prompt: A text, or its parts.
-
     Raises:
         RunError: It is something else, it has no parts, or its images and files are too large.
     """
@@ -84,15 +81,7 @@ def normalize_history(history: Iterable[Message]) -> list[Message]:
 def new_run(
     config: AgentConfig, messages: Iterable[Message], session_id: str, run_id: str, details: RunDetails
 ) -> RunState:
-    """The state of a new run, in the graph's initial state.
-
-    Args:
-        config: The agent's configuration.
-        messages: Its transcript without the system prompt.
-        session_id: The conversation's id.
-        run_id: The run's id.
-        details: What else it is given.
-    """
+    """The state of a new run, in the graph's initial state."""
     made_later = config.make_instructions is not None or config.toolsets
     system = [Message.system(config.instructions)] if config.instructions and not made_later else []
     approvals = config.pin_approvals(config)

@@ -141,11 +141,7 @@ class ResumePoint:
     stepped_at: float | None = None
 
     def with_earlier(self, earlier: EarlierPart) -> ResumePoint:
-        """The same for a run of which nothing is unread.
-
-        Args:
-            earlier: What was not read of it.
-        """
+        """The same for a run of which nothing is unread."""
         return replace(
             self,
             records=(*earlier.records, *self.records),

@@ -39,12 +39,7 @@ if TYPE_CHECKING:
 
 
 async def run_final_hooks(context: Context, final: bool) -> None:
-    """Run the hooks of the state in which the run ends or waits, then update the memory. Neither can stop the run.
-
-    Args:
-        context: The run.
-        final: Whether the run has ended, so that the memory stores it.
-    """
+    """Run the hooks of the state in which the run ends or waits, then update the memory. Neither can stop the run."""
     config, run = context.config, context.run
     if config.memory is not None or run.state in config.hooks:
         context.recorder.push()

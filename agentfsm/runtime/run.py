@@ -486,11 +486,6 @@ async def _await_step(step: asyncio.Task[None]) -> None:
 def run_in_new_loop(create: Callable[[], Run[Any, Output]], method: str, instead: str) -> RunResult[Output]:
     """The result of a run, which begins and ends in an event loop of its own.
 
-    Args:
-        create: Creates or resumes the run.
-        method: What was called, for the error.
-        instead: What is awaited where a loop is running.
-
     Raises:
         RunError: An event loop is running in this thread.
     """
@@ -508,14 +503,7 @@ def run_in_new_loop(create: Callable[[], Run[Any, Output]], method: str, instead
 
 
 def stored_run(config: AgentConfig, run_id: str, load: LoadRun, deps: Any = None) -> Run[Any, Any]:
-    """A run that is resumed, or begins where another one ended, and is read when it starts.
-
-    Args:
-        config: The agent's configuration.
-        run_id: The run; empty if only what is read says which.
-        load: Reads it.
-        deps: Its dependencies.
-    """
+    """A run that is resumed, or begins where another one ended, and is read when it starts."""
     return Run(config, RunState(run_id), RunRequest(deps=deps), load)
 
 

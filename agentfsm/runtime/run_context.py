@@ -152,11 +152,6 @@ def run_context(run: RunState, deps: Any) -> RunContext[Any]:
 def check_deps(deps_type: object, deps: object, remedy: str) -> None:
     """Check that dependencies have the type that an agent declares, as far as that can be checked.
 
-    Args:
-        deps_type: The agent's ``deps_type``; None for none.
-        deps: The dependencies, or None.
-        remedy: What to do if there are none.
-
     Raises:
         RunError: They are missing, or have another type.
     """

@@ -160,13 +160,7 @@ def escalation_is_due(config: AgentConfig, run: RunState) -> bool:
 
 
 def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
-    """Whether a suspended run has a transition for an outcome; the run itself is unchanged.
-
-    Args:
-        machine: Its compiled graph.
-        run: The run.
-        outcome: The outcome, such as a human's reply.
-    """
+    """Whether a suspended run has a transition for an outcome; the run itself is unchanged."""
     trial = _with_outcome(run, outcome)
     moves = machine.would_take(trial) is not None
     return moves and trial.aborted is run.aborted  # a guard that raises must not end a wait

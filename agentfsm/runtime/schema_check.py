@@ -128,11 +128,7 @@ class _Steps:
 
 
 class SchemaCheck:
-    """Checks values by one schema.
-
-    Args:
-        schema: The schema; see ``schema_problem`` for those that cannot be used.
-    """
+    """Checks values by one schema."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = dict(schema)

@@ -43,12 +43,7 @@ def open_subruns(context: Context) -> list[tuple[Tool, str]]:
 
 
 async def dismiss_subruns(context: Context, subruns: Iterable[tuple[Tool, str]]) -> None:
-    """End the runs that a run called, because it ends. What cannot be ended is left, with a warning.
-
-    Args:
-        context: The calling run.
-        subruns: The runs of sub-agents, each with the tool that is its agent.
-    """
+    """End the runs that a run called, because it ends. What cannot be ended is left, with a warning."""
     caller, reason = calling_run(context.config, context.run), f"run {context.run.run_id!r}, which called it, has ended"
     for tool, run_id in subruns:
         if tool.delegate is None:

@@ -34,9 +34,6 @@ class CancelRequests:
     The task's own count says less, since user code changes it. A ``TaskGroup`` whose tasks fail cancels the task that
     it is in, and before Python 3.13 it does not always take that back; nor does one that was abandoned.
 
-    Args:
-        waiting: The task that waits for it, or None.
-
     Attributes:
         own: How many the run itself has made.
     """
@@ -220,11 +217,7 @@ class Timeout:
                 self._withdraw(task, interrupted)
 
     def cut_off(self, reason: str) -> None:
-        """End the current await now, as if its time were up; one that is ending already is left alone.
-
-        Args:
-            reason: Why; the text of the ``CutOffError``.
-        """
+        """End the current await now, as if its time were up; one that is ending already is left alone."""
         if self._task is not None and not self._expired:
             self._expired, self._cut_off_because = True, reason
             self._request(self._task)

@@ -40,12 +40,7 @@ class CallChannel:
     # -- progress -------------------------------------------------------------------------------------
 
     def progress(self, message: str, fraction: float | None) -> None:
-        """Send an event soon, with what was said last; may be called in any thread.
-
-        Args:
-            message: What the tool does.
-            fraction: How much of it is done, from 0 to 1, or None.
-        """
+        """Send an event soon, with what was said last; may be called in any thread."""
         if fraction is not None and not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be from 0 to 1 (how much is done), not {fraction!r}")
         task = self._context.timeout.owner
@@ -90,11 +85,6 @@ class CallChannel:
 
     def ask(self, question: str, context: str, choices: tuple[str, ...]) -> str:
         """A person's answer to the next question of the tool, if there is one already.
-
-        Args:
-            question: The question.
-            context: Background for it.
-            choices: Answers to choose from, or empty.
 
         Raises:
             ToolError: The tool does not declare that it asks, the question is blank, or the tool now asks something

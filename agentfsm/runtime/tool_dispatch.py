@@ -278,15 +278,7 @@ async def _run_one(context: Context, ready: _ReadyCall, attempt: int, share: Bud
 def tool_call_context(
     context: Context, call: ToolCall, effect_id: str, attempt: int, channel: CallChannel
 ) -> ToolContext[Any]:
-    """What a tool that takes a context receives.
-
-    Args:
-        context: The run.
-        call: The call.
-        effect_id: The id of its effect.
-        attempt: Which attempt at it this is, from 1.
-        channel: What it tells the run by.
-    """
+    """What a tool that takes a context receives."""
     run = context.run
     return ToolContext(
         run.run_id,

@@ -63,15 +63,7 @@ def _as_text(value: object) -> str:
 def failed_result(
     call: ToolCall, kind: FailureKind, text: str, error_class: str = "", tool: Tool | None = None
 ) -> ToolResult:
-    """The result of a failed call.
-
-    Args:
-        call: The call.
-        kind: The kind of failure.
-        text: What happened, for the model.
-        error_class: The name of the exception's class, or an empty string.
-        tool: Its tool, if it is known: decides whether the call may be retried.
-    """
+    """The result of a failed call."""
     failure = Failure(kind=kind, explanation=f"{call.name}: {text}", metadata={"tool": call.name})
     return _failure_result(call, failure, text, error_class, tool)
 
@@ -117,14 +109,6 @@ async def run_call(
     A tool that is still running at its time limit is cancelled. One that does not stop then is abandoned: a plain
     function continues in its thread, and its return value is discarded; an async one is closed where it is.
 
-    Args:
-        call: The call.
-        tool: Its tool.
-        arguments: Its validated arguments.
-        context: The tool's first argument, if it takes a ``ToolContext``.
-        timer: Enforces the time limit.
-        limit_s: The time limit in seconds.
-
     Raises:
         asyncio.CancelledError: The run is being cancelled.
     """
@@ -157,14 +141,6 @@ async def run_delegation(
     call: ToolCall, tool: Tool, arguments: dict[str, Any], delegation: Delegation, timer: Timeout, limit_s: float
 ) -> ToolResult | SuspendedSubRun:
     """Run one call that a sub-agent answers; its run is cancelled at the time limit, and awaited until it has ended.
-
-    Args:
-        call: The call.
-        tool: Its tool.
-        arguments: Its validated arguments.
-        delegation: The sub-agent's run.
-        timer: Enforces the time limit.
-        limit_s: The time limit in seconds.
 
     Returns:
         The result; or the sub-agent's suspended run, if it waits for a human.
@@ -268,11 +244,6 @@ async def run_in_thread(
 
     A thread pool of a fixed size would lose a thread to each function that never returns, and would keep the
     interpreter from exiting.
-
-    Args:
-        function: The function.
-        context: Its first argument, or None if it takes no ``ToolContext``.
-        arguments: Its keyword arguments.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()

@@ -37,11 +37,6 @@ class FunctionSchema(NamedTuple):
 def describe_function(function: Callable[..., Any], label: str, context_type: type[object]) -> FunctionSchema:
     """A function's description and schema, from its signature and docstring.
 
-    Args:
-        function: The function.
-        label: The tool's name.
-        context_type: The type of a first parameter that receives the context.
-
     Raises:
         ToolDefinitionError: It cannot be described to a model; the message says why.
     """
@@ -65,11 +60,6 @@ def describe_function(function: Callable[..., Any], label: str, context_type: ty
 
 def has_context_parameter(function: Callable[..., Any], label: str, context_type: type[object]) -> bool:
     """Whether a function's first parameter receives the context; the others need no type hints.
-
-    Args:
-        function: The function.
-        label: The tool's name.
-        context_type: The type of such a parameter.
 
     Raises:
         ToolDefinitionError: Its type hints cannot be read.

@@ -505,11 +505,6 @@ def _without_secret_defaults(made: Tool) -> Tool:
 def as_tool(function: Callable[..., Any], *, name: str | None = None, control: str | None = None) -> Tool:
     """A tool made from a function; a ``Tool`` is returned unchanged.
 
-    Args:
-        function: The function.
-        name: The tool's name; by default the function's.
-        control: For control tools: ``ask``, ``done`` or ``unable``.
-
     Raises:
         ToolDefinitionError: The function cannot be described to a model; the message says why.
     """
@@ -570,12 +565,7 @@ def call_secrets(tool: Tool, arguments: Mapping[str, Any]) -> list[Any]:
 
 
 def run_secrets(run: RunState, tools: Mapping[str, Tool]) -> tuple[Any, ...]:
-    """What a run knows to be secret: arguments of its calls, and what became known by them.
-
-    Args:
-        run: The run.
-        tools: The tools of its agent, by name.
-    """
+    """What a run knows to be secret: arguments of its calls, and what became known by them."""
     having = {name: tool for name, tool in tools.items() if tool.has_secrets}
     calls = [call for message in run.messages for call in message.tool_calls] if having else []
     calls += [each.call for each in run.batch] if having else []

@@ -103,9 +103,6 @@ def _is_toolset(value: object) -> TypeIs[Toolset[Any]]:
 def split_tools(given: Any) -> tuple[list[Callable[..., Any]], tuple[Toolset[Any], ...]]:
     """What an agent's ``tools`` are: tools that every run has, and toolsets.
 
-    Args:
-        given: A list of tools and toolsets, one toolset, or a function of the context.
-
     Raises:
         ToolDefinitionError: A toolset is given as a class.
     """

@@ -207,11 +207,7 @@ class Trial:
         return Host(clock=self.clock, secret=b"of a conformance check", seed=1, store=store)
 
     async def play(self, agent: Agent[Any, Any] | None = None) -> TrialRun:
-        """Run it to its end, or until nobody answers any more.
-
-        Args:
-            agent: The agent, if it is not the one that ``agent`` makes.
-        """
+        """Run it to its end, or until nobody answers any more."""
         store = MemoryStore()
         if agent is None:
             agent = replace(self, host=self.host or self._host(store)).agent()

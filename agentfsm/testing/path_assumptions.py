@@ -34,13 +34,7 @@ def loop_guard(row: Transition) -> Guard | None:
 
 
 def path_assumptions(graph: Graph, guardrails: AgentGuardrails, traits: AgentTraits) -> Assumptions:
-    """What is assumed of the runs of a graph for which the kit writes the replies, the results and the answers.
-
-    Args:
-        graph: The graph.
-        guardrails: The limits of its runs.
-        traits: What is known about the agent that runs it.
-    """
+    """What is assumed of the runs of a graph for which the kit writes the replies, the results and the answers."""
     plain = _with_loop_guards(graph)
     known = graph_assumptions(plain, guardrails, replace(traits, scripted=True))
     kit = _KitAssumptions(plain, known)

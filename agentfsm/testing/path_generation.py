@@ -440,13 +440,7 @@ class _PathGenerator:
         return self._met[seen]
 
     def _search(self, start: _Node, *, may_end: bool = True, to_end: bool = False) -> list[tuple[int, _Node]] | None:
-        """The shortest way to an uncovered requirement, or to the end of the run; None if there is none.
-
-        Args:
-            start: The current node.
-            may_end: Whether the way may end the run.
-            to_end: Whether to look for the end of the run instead of a requirement.
-        """
+        """The shortest way to an uncovered requirement, or to the end of the run; None if there is none."""
         back: dict[_Node, tuple[_Node, int] | None] = {start: None}
         todo = deque([start])
         while todo:

@@ -134,13 +134,7 @@ def unique_error(error: BaseException, number: int) -> BaseException:
 
 
 class BatchPlan:
-    """The calls of one batch, planned transition by transition.
-
-    Args:
-        planner: The planner of the whole path.
-        start: The index of the first transition of the batch.
-        until: The index after its last transition.
-    """
+    """The calls of one batch, planned transition by transition."""
 
     def __init__(self, planner: BatchPlanner, start: int, until: int) -> None:
         self._planner = planner

@@ -162,14 +162,7 @@ class RecordedRuns:
 
 
 class RunRecorder:
-    """The runs of one test, to write or to compare.
-
-    Args:
-        name: The name of the test.
-        recorded: The runs recorded before, or to write.
-        advice: How to write them again.
-        record: Whether to write the runs.
-    """
+    """The runs of one test, to write or to compare."""
 
     def __init__(self, name: str, recorded: RecordedRuns, advice: str, *, record: bool) -> None:
         self._name, self._recorded, self._advice, self._record = name, recorded, advice, record

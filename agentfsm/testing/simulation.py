@@ -590,10 +590,6 @@ class Simulator:
 def run_in_own_loop(work: Coroutine[Any, Any, T], instead: str) -> T:
     """The result of a coroutine, run in an event loop of its own.
 
-    Args:
-        work: The coroutine.
-        instead: What to write where an event loop is running.
-
     Raises:
         RunError: An event loop is running in this thread.
     """

@@ -128,12 +128,7 @@ def mutant_graph(graph: Graph, mutant: Mutant) -> Graph:
 
 
 def refusal_of(source: Graph | Preset | Agent[Any, Any], mutant: Mutant) -> str:
-    """Why the library refuses a mutant, when its graph or an agent with it is built; empty if it accepts it.
-
-    Args:
-        source: The graph, preset or agent.
-        mutant: The fault.
-    """
+    """Why the library refuses a mutant, when its graph or an agent with it is built; empty if it accepts it."""
     graph = graph_of(source)[0]
     try:
         changed = mutant_graph(graph, mutant)
@@ -189,10 +184,6 @@ def _negated(row: Transition) -> Callable[[Any], object]:
 
 def apply_mutant(source: object, mutant: Mutant) -> None:
     """Change a graph, a preset or an agent, and everything that shares its graph or its tools, into a mutant.
-
-    Args:
-        source: The graph, preset or agent.
-        mutant: The fault.
 
     Raises:
         ConfigurationError: The source is not one of these, or has no such row or tool.

@@ -102,10 +102,6 @@ def requires_approval(tool: Tool, arguments: Mapping[str, Any]) -> bool | Approv
     """What a tool's own rule requires for a call; None if that cannot be said of the arguments alone.
 
     They may be invalid, the rule may raise, or it may be a function of the context, too.
-
-    Args:
-        tool: The tool.
-        arguments: The arguments, as a model would give them.
     """
     rule = tool.requires_approval
     try:
@@ -122,13 +118,7 @@ def requires_approval(tool: Tool, arguments: Mapping[str, Any]) -> bool | Approv
 
 
 def approval_cases(tool: Tool, graph: Graph, examples: Iterable[Example] = ()) -> list[ApprovalCase]:
-    """Calls of a tool, and what its rule decides about each.
-
-    Args:
-        tool: The tool.
-        graph: The graph; the examples of its guards are tried first.
-        examples: More examples.
-    """
+    """Calls of a tool, and what its rule decides about each."""
     found: list[ApprovalCase] = []
     for arguments in _candidates(tool, [*examples, *_examples_of(graph)]):
         required = requires_approval(tool, arguments)

@@ -286,14 +286,7 @@ class PathScopes:
 
 
 class AccessMiddleware:
-    """Lets requests in, or answers why not, and adds the headers that keep a page to itself.
-
-    Args:
-        app: The app behind it.
-        access: Who is let in.
-        scopes: Who may ask for what.
-        on_request: Called with every request that is let in.
-    """
+    """Lets requests in, or answers why not, and adds the headers that keep a page to itself."""
 
     def __init__(self, app: ASGIApp, access: Access, scopes: PathScopes, on_request: Callable[[], None]) -> None:
         self._app, self._access, self._scopes, self._on_request = app, access, scopes, on_request

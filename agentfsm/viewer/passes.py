@@ -69,15 +69,7 @@ def _sealed_bytes(text: str) -> bytes:
 
 
 def open_pass(kind: PassKind, text: str, keyring: Keyring, now: float, address: str) -> Pass | None:
-    """What a text says if it is a pass for this viewer under a secret of the host, and has not expired; else None.
-
-    Args:
-        kind: What it must be.
-        text: The text.
-        keyring: The keys.
-        now: Seconds since the epoch.
-        address: The address under which the viewer was asked.
-    """
+    """What a text says if it is a pass for this viewer under a secret of the host, and has not expired; else None."""
     body, _, seal = text.partition(".")
     if (
         len(text) > MAX_LENGTH

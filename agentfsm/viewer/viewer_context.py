@@ -185,10 +185,6 @@ async def ticks(context: ViewerContext, pause_s: float = POLL_S) -> AsyncIterato
     """A moment to look for news, again and again; True if nothing may have been sent for long.
 
     A connection on which nothing is sent for long would not be noticed when it breaks.
-
-    Args:
-        context: The viewer; it ends when that stops.
-        pause_s: Seconds between two moments.
     """
     silent_s = 0.0
     while not context.stopping.is_set():
@@ -198,12 +194,7 @@ async def ticks(context: ViewerContext, pause_s: float = POLL_S) -> AsyncIterato
 
 
 def run_json(info: RunInfo, aside: SetAside | None = None) -> dict[str, Any]:
-    """A run as the pages list it.
-
-    Args:
-        info: What it is listed by.
-        aside: That workers have set it aside, if the page says so and they have.
-    """
+    """A run as the pages list it."""
     waiting = info.waiting_for
     return {
         "id": info.run_id,

@@ -49,12 +49,7 @@ class Page:
 
 
 class PageError(Exception):
-    """A request is refused, and the page says why.
-
-    Args:
-        status: The status of the answer.
-        message: What is wrong, and what to do.
-    """
+    """A request is refused, and the page says why."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -139,13 +134,7 @@ STYLE_SHEETS = ("report.css", "picture.css", "viewer.css")
 
 
 def page_html(page: Page, pages: Sequence[Page], root: str) -> str:
-    """The document of a page.
-
-    Args:
-        page: The page.
-        pages: All pages, for the menu.
-        root: The path of the viewer in its app; empty if it is the whole app.
-    """
+    """The document of a page."""
     root, current = escape(root), " aria-current=page"
     styles = "".join(f'<link rel="stylesheet" href="{root}/static/{name}">' for name in STYLE_SHEETS)
     menu = "".join(
@@ -169,12 +158,7 @@ def page_html(page: Page, pages: Sequence[Page], root: str) -> str:
 
 
 def error_html(message: str, root: str) -> str:
-    """The document that says why a page is not shown.
-
-    Args:
-        message: Why.
-        root: The path of the viewer in its app.
-    """
+    """The document that says why a page is not shown."""
     root = escape(root)
     styles = "".join(f'<link rel="stylesheet" href="{root}/static/{name}">' for name in STYLE_SHEETS)
     return (

@@ -151,9 +151,6 @@ class Notices:
     async def deliver(self, activation: Activation) -> str:
         """Send the notice that is due, and queue what comes after it.
 
-        Args:
-            activation: One of the queue of notices.
-
         Returns:
             A word on how that went.
 

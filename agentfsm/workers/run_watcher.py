@@ -78,12 +78,7 @@ def _place(head: Head) -> tuple[str, int]:
 
 
 def stale_action(activation: Activation, head: Head | None) -> StaleAction:
-    """What to do about an activation that was delivered a while ago and is not finished.
-
-    Args:
-        activation: The activation.
-        head: The head of its run now, or None if the store does not have it.
-    """
+    """What to do about an activation that was delivered a while ago and is not finished."""
     if head is None or not head.seq:  # the run has not begun
         owned = head is not None and head.owner is not None
         return "leave" if owned else "redeliver"

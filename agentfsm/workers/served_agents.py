@@ -57,9 +57,6 @@ class ServedAgent:
         """Whether a run that was submitted to it can continue with it: its tools may have changed since.
 
         Which tools a toolset returns is known only when the run continues.
-
-        Args:
-            first: The content of the run's first record.
         """
         config, graph, tools = self.agent.config, str(first["graph"]["fingerprint"]), first.get("tools", {})
         has_tools = any(map(is_open, config.toolsets)) or tools.keys() <= config.tools.keys()
@@ -68,9 +65,6 @@ class ServedAgent:
 
 class ServedAgents:
     """The agents of a worker.
-
-    Args:
-        agents: The agents by name, with the same secrets.
 
     Attributes:
         keyring: The keys of their hosts.
@@ -105,10 +99,6 @@ class ServedAgents:
         accepts its graph and has the very tools that it began with; a run that fits several of them is left to the
         program that started it, and so is one with the tags of several agents. An agent that requires less approval
         than the run began with fits neither, and so does any that lacks the secret under which it was last written.
-
-        Args:
-            head: The head of the run.
-            begun: Its first record.
 
         Raises:
             JournalError: The first record cannot be read.

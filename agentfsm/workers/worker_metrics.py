@@ -88,13 +88,7 @@ class WorkerCounts:
             self.metrics.began(activation.queue)
 
     def end(self, activation: Activation, outcome: str, seconds: float) -> None:
-        """An activation was handled.
-
-        Args:
-            activation: The activation.
-            outcome: How that went, in a word.
-            seconds: How long it took.
-        """
+        """An activation was handled."""
         self.active -= 1
         self.runs -= Counter([activation.run_id])
         self.handled[outcome] = self.handled.get(outcome, 0) + 1

@@ -86,13 +86,7 @@ class SpendLimit:
 
 
 class SpendLimits:
-    """The limits of a worker, and what was spent lately.
-
-    Args:
-        limits: The limits.
-        store: Has the runs and their costs.
-        now: The clock, in seconds since the epoch.
-    """
+    """The limits of a worker, and what was spent lately."""
 
     def __init__(self, limits: Sequence[SpendLimit], store: Store, now: Callable[[], float] = time.time) -> None:
         self._limits = tuple(limits)
@@ -102,9 +96,6 @@ class SpendLimits:
 
     async def reached(self, tags: Iterable[str]) -> str:
         """Which limit the runs with some tags have reached, as a sentence; empty if none.
-
-        Args:
-            tags: The tags of a run that is about to start.
 
         Raises:
             agentfsm.errors.StoreError: The store cannot be read.

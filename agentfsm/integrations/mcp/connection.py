@@ -21,15 +21,7 @@ T = TypeVar("T")
 
 
 class ServerConnection:
-    """The connection to one server. A session that is lost is replaced by another before the next request.
-
-    Args:
-        server: The server.
-        start_timeout: Seconds for it to start and respond.
-        recheck: Whether to read the list of tools before each call.
-        elicitation: Whether it may ask a person.
-        sampling: Whether it may ask a model.
-    """
+    """The connection to one server. A session that is lost is replaced by another before the next request."""
 
     def __init__(
         self, server: Server, start_timeout: float, recheck: bool, *, elicitation: bool, sampling: bool
@@ -70,11 +62,7 @@ class ServerConnection:
         return (self._server.ending if error.by_itself else "") or str(error)
 
     def pin(self, definitions: Mapping[str, str]) -> None:
-        """Refuse calls of tools whose definition is another from now on.
-
-        Args:
-            definitions: What ``definition_pin`` says of each tool, by its name.
-        """
+        """Refuse calls of tools whose definition is another from now on."""
         self._pinned = dict(definitions)
 
     async def close(self) -> None:
@@ -84,9 +72,6 @@ class ServerConnection:
     async def send(self, request: Callable[[Client], Awaitable[T]]) -> T:
         """The response to a request that is not a call of a tool.
 
-        Args:
-            request: Sends the request with a client.
-
         Raises:
             ToolError: The server cannot be reached, or returned an error.
         """
@@ -95,9 +80,6 @@ class ServerConnection:
     async def request(self, request: Callable[[MCPSession], Awaitable[T]]) -> T:
         """The response to requests that are not calls of tools.
 
-        Args:
-            request: Sends them in a session.
-
         Raises:
             ToolError: The server cannot be reached, or returned an error.
         """
@@ -105,10 +87,6 @@ class ServerConnection:
 
     async def call(self, name: str, request: Callable[[Client], Awaitable[T]]) -> T:
         """The response to a call of a tool.
-
-        Args:
-            name: The tool's name at the server.
-            request: Sends the call with a client.
 
         Raises:
             ToolError: The server cannot be reached or returned an error, or the definition of the tool has changed.
@@ -120,11 +98,6 @@ class ServerConnection:
 
         In the protocol before 2026-07-28 a server does not say during which call it asks. So such calls are made one
         after the other, but for those that wait for a person.
-
-        Args:
-            flight: The call; gets what the server asks.
-            name: The tool's name at the server.
-            request: Sends the call with a client.
 
         Raises:
             ToolError: The server cannot be reached or returned an error, or the definition of the tool has changed.

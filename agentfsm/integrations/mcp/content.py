@@ -28,11 +28,6 @@ async def result_content(
 
     Servers send structured content as text, too, often in other words, so only one of the two is passed on.
 
-    Args:
-        result: The result.
-        files: The folder for binary parts, or None to store no files.
-        prefer: Which one, where the result has both.
-
     Returns:
         One text if there are no images.
     """
@@ -54,12 +49,7 @@ def joined(parts: list[str | Image]) -> str | list[str | Image]:
 
 
 async def part_content(part: Any, files: Path | None) -> list[str | Image]:
-    """The texts and images for one part of what a server returns.
-
-    Args:
-        part: The part.
-        files: The folder for binary parts, or None to store no files.
-    """
+    """The texts and images for one part of what a server returns."""
     match part.type:
         case "text":
             return [str(part.text)]
@@ -78,14 +68,7 @@ async def part_content(part: Any, files: Path | None) -> list[str | Image]:
 
 
 async def binary_content(label: str, mime_type: str | None, data: str, files: Path | None) -> list[str | Image]:
-    """The image for binary data if a model can be shown it, and a note if it is stored or cannot be shown.
-
-    Args:
-        label: What it is.
-        mime_type: Its type, or None.
-        data: The data as base64 text.
-        files: The folder to store it in, or None.
-    """
+    """The image for binary data if a model can be shown it, and a note if it is stored or cannot be shown."""
     kind = mime_type or "application/octet-stream"
     try:
         content = base64.b64decode(data, validate=True)

@@ -83,11 +83,7 @@ class Form(BaseModel):
         return tuple(values) if single.get("type") == "string" else ()
 
     def describe(self, server: str) -> str:
-        """Its fields as text for a person.
-
-        Args:
-            server: The name of the server that asks.
-        """
+        """Its fields as text for a person."""
         required: Any = self.fields.get("required") or ()
         lines = [f"The MCP server {server!r} asks this."]
         if self.url:

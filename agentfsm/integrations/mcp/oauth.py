@@ -142,10 +142,6 @@ class _SdkStorage:
 class Authorizer:
     """Authorizes the requests of one connection.
 
-    Args:
-        url: The server's URL.
-        auth: How: an ``OAuth``, an ``httpx2.Auth`` of the app's, or None.
-
     Attributes:
         asks_user: Whether the user is being asked now.
     """
@@ -156,11 +152,7 @@ class Authorizer:
         self.asks_user = False
 
     def auth(self, withhold: Callable[[list[str]], None]) -> httpx2.Auth | None:
-        """What authorizes the requests of a new connection.
-
-        Args:
-            withhold: Receives each token and secret.
-        """
+        """What authorizes the requests of a new connection."""
         return self._provider(self._auth, withhold) if isinstance(self._auth, OAuth) else self._auth
 
     def _provider(self, oauth: OAuth, withhold: Callable[[list[str]], None]) -> OAuthClientProvider:

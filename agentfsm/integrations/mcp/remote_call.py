@@ -50,11 +50,7 @@ Progress = Callable[[str, float | None], None]
 
 
 def progress_callback(report: Progress | None) -> ProgressFnT | None:
-    """What passes on what a server says about the progress of a call.
-
-    Args:
-        report: Receives it, or None.
-    """
+    """What passes on what a server says about the progress of a call."""
     if report is None:
         return None
 
@@ -160,12 +156,7 @@ class Flight:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def start(self, channel: ServerChannel, seed: Round | None) -> None:
-        """Begin it.
-
-        Args:
-            channel: The server.
-            seed: The questions with which it came back in another process, or None.
-        """
+        """Begin it."""
         self.task = asyncio.create_task(self._drive(channel, seed), name=f"agentfsm-mcp-call-{self.name}")
         channel.own(self.task)
 
@@ -231,9 +222,6 @@ class Flight:
     async def sample(self, params: Any) -> Any:
         """A model's reply to what the server asks.
 
-        Args:
-            params: The SDK's ``CreateMessageRequestParams``.
-
         Raises:
             ToolError: There is none; the text says why.
         """
@@ -243,10 +231,6 @@ class Flight:
 
     async def ask(self, form: Form, pending: Round | None) -> Answer:
         """A person's answer. It is awaited as long as this process lives.
-
-        Args:
-            form: What they are asked.
-            pending: The questions that it is part of, or None.
 
         Raises:
             ToolError: The form cannot be shown.
@@ -325,13 +309,7 @@ class RemoteCalls:
         return MappingProxyType({})
 
     def __call__(self, caller: CallingRun, call_state: CallState, attempt: int) -> RemoteCall:
-        """One call.
-
-        Args:
-            caller: The calling run.
-            call_state: The call.
-            attempt: Which attempt at it this is, from 1.
-        """
+        """One call."""
         return RemoteCall(self, caller, call_state, attempt)
 
     async def left_runs(self, caller: CallingRun) -> Sequence[str]:
@@ -355,14 +333,7 @@ class RemoteCalls:
 
 
 class RemoteCall:
-    """One call of a tool whose server may ask a person or a model during the call.
-
-    Args:
-        calls: Its tool.
-        caller: The calling run.
-        call_state: The call.
-        attempt: Which attempt at it this is, from 1.
-    """
+    """One call of a tool whose server may ask a person or a model during the call."""
 
     def __init__(self, calls: RemoteCalls, caller: CallingRun, call_state: CallState, attempt: int) -> None:
         self._calls, self._channel = calls, calls.channel

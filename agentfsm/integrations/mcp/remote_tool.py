@@ -108,13 +108,6 @@ def make_remote_tool(
 ) -> RemoteTool:
     """The tool for a definition in a server's list.
 
-    Args:
-        listed: The definition.
-        call: Calls the tool by its name at the server.
-        settings: How it is used.
-        notes: What the model is told about all tools of the server.
-        channel: The server, if it may ask a person or a model during a call; else None.
-
     Raises:
         ToolDefinitionError: With the prefix its name is too long.
     """

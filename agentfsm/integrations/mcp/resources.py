@@ -149,12 +149,7 @@ class Prompt:
 
 
 async def prompt_messages(result: types.GetPromptResult, files: Path | None) -> list[Message]:
-    """The messages of a prompt.
-
-    Args:
-        result: What the server returned.
-        files: The folder for binary parts, or None to store no files.
-    """
+    """The messages of a prompt."""
     messages: list[Message] = []
     for each in result.messages:
         parts = await part_content(each.content, files)
@@ -189,12 +184,7 @@ class Reader(Protocol):
 
 
 def reading_tools(reader: Reader, settings: MCPSettings) -> Iterator[Tool]:
-    """The tools with which a model reads the resources and the prompts of a server, as the settings say.
-
-    Args:
-        reader: Reads them.
-        settings: How the server is used.
-    """
+    """The tools with which a model reads the resources and the prompts of a server, as the settings say."""
 
     async def list_resources() -> dict[str, Any]:
         """List the resources that can be read, and the forms of the URIs of further ones."""

@@ -53,9 +53,6 @@ def sampler_of(agent: SamplingAgent) -> Sampler:
 def read_request(params: Any) -> SampleRequest:
     """A request in the words of this library.
 
-    Args:
-        params: The SDK's ``CreateMessageRequestParams``.
-
     Raises:
         ToolError: It is not a request that can be answered here.
     """
@@ -94,14 +91,7 @@ def _read_message(message: Any) -> Message:
 
 
 class Samples:
-    """Answers what the server asks a model during one call. It belongs to the call, and ends with it.
-
-    Args:
-        sampler: Answers the requests.
-        caller: The calling run.
-        call_state: The call.
-        charged: The ids of runs for which the calling run has been charged before.
-    """
+    """Answers what the server asks a model during one call. It belongs to the call, and ends with it."""
 
     def __init__(
         self, sampler: Sampler, caller: CallingRun, call_state: CallState, charged: Collection[str] = ()

@@ -74,13 +74,7 @@ class RefusedError(ToolError):
 
 
 class MCPSession:
-    """One connection to a server.
-
-    Args:
-        server: The server.
-        handlers: Answers what the server sends on its own.
-        start_timeout: Seconds for it to start and respond.
-    """
+    """One connection to a server."""
 
     def __init__(self, server: Server, handlers: ServerHandlers, start_timeout: float) -> None:
         self._server, self._handlers, self._start_timeout = server, handlers, start_timeout
@@ -115,9 +109,6 @@ class MCPSession:
 
     async def send(self, request: Callable[[Client], Awaitable[T]]) -> T:
         """The response to a request; a cancellation is sent to the server.
-
-        Args:
-            request: Sends the request with a client.
 
         Raises:
             ServerGoneError: The server cannot be reached.
@@ -217,12 +208,7 @@ async def _accept_result(name: str, result: object) -> None:
 
 
 def _is_session_lost(error: MCPError, status: int | None) -> bool:
-    """Whether an error says that the server does not know the session, and not that it refuses the request.
-
-    Args:
-        error: The error.
-        status: The HTTP status that it came with, if that was an error.
-    """
+    """Whether an error says that the server does not know the session, and not that it refuses the request."""
     from mcp import types
 
     if error.code in (types.METHOD_NOT_FOUND, types.INVALID_PARAMS):  # which may come with either status

@@ -125,10 +125,6 @@ def require_sdk() -> None:
 async def current_values(given: Values, what: str) -> dict[str, str]:
     """Environment variables or headers as they are now.
 
-    Args:
-        given: The values, or the function that returns them.
-        what: What they are, for the error.
-
     Raises:
         ConfigurationError: The function returns something else.
     """
@@ -401,12 +397,7 @@ NO_MESSAGE = "the server's answer is not a message of the protocol (JSON-RPC 2.0
 
 
 def _mended(error: ValidationError, strays: list[str] | None) -> SessionMessage | None:
-    """What can be made of a line that the SDK cannot read.
-
-    Args:
-        error: Why it cannot.
-        strays: Receives the line if nothing can be made of it.
-    """
+    """What can be made of a line that the SDK cannot read."""
     from mcp import types
     from mcp.shared.message import SessionMessage
 

@@ -91,11 +91,7 @@ _OPEN_TRANSACTIONS = """
 
 
 class PostgresMaintenance:
-    """Maintains the schema ``agentfsm`` of one database.
-
-    Args:
-        session: Returns the connections of the running event loop.
-    """
+    """Maintains the schema ``agentfsm`` of one database."""
 
     def __init__(self, session: Callable[[], PostgresSession]) -> None:
         self._session = session
@@ -326,11 +322,7 @@ _NOT_FOUND = """
 
 
 async def find_schema_damage(db: Connection) -> list[Damage]:
-    """One entry if tables or triggers are not those of a store, or are gone, or none.
-
-    Args:
-        db: A connection to a database that has the schema.
-    """
+    """One entry if tables or triggers are not those of a store, or are gone, or none."""
     changed = [*await _changed_tables(db), *await _changed_triggers(db)]
     if not changed:
         return []
@@ -371,9 +363,6 @@ async def find_row_damage(db: Connection) -> list[Damage]:
     """An entry for each run whose row was deleted, with a record before its first, or not found by its prompt.
 
     A number between two runs that no run has means nothing here: the server skips numbers.
-
-    Args:
-        db: A connection to a database that has the schema.
     """
     damage: list[Damage] = []
     for number, count in await (await db.execute(_ORPHANS)).fetchall():

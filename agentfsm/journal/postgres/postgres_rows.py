@@ -85,11 +85,7 @@ def text_column(values: Sequence[str | None]) -> Column:
 
 
 def row_columns(rows: Sequence[tuple[int, JournalRow]]) -> dict[str, Column]:
-    """The values of rows by column, for ``INSERT_ROWS``.
-
-    Args:
-        rows: The rows, each with the number of its run.
-    """
+    """The values of rows by column, for ``INSERT_ROWS``."""
     return {
         "run": number_column([number for number, _ in rows]),
         "last": number_column([row.seq for _, row in rows]),

@@ -223,9 +223,6 @@ async def transaction(db: AsyncConnection[Any]) -> AsyncGenerator[None]:
 
     A process that is stopped, or whose machine sleeps, would otherwise make others wait for the rows that it changed.
     The time is set for the transaction alone, because behind a pooler the next one is in another session.
-
-    Args:
-        db: A connection in autocommit mode.
     """
     async with db.transaction():
         await db.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", (str(FROZEN_AFTER_MS),))
@@ -253,9 +250,6 @@ async def read_version(db: AsyncConnection[Any]) -> int:
 
 async def require_current(db: AsyncConnection[Any]) -> None:
     """Check that the schema is that of this release.
-
-    Args:
-        db: A connection to a database that has the schema.
 
     Raises:
         StoreFormatError: An earlier release wrote it, or a newer one.
@@ -286,9 +280,6 @@ COMMIT;
 
 async def create_schema(db: AsyncConnection[Any]) -> int:
     """Create the schema, or migrate it to the version of this release; does nothing if it has that version.
-
-    Args:
-        db: A connection in autocommit mode.
 
     Returns:
         The version that it had before.
@@ -356,12 +347,7 @@ def connection_advice(said: str) -> str:
 
 
 def as_store_error(error: psycopg.Error, server: str) -> StoreError:
-    """An error of the server as one of ours.
-
-    Args:
-        error: The error.
-        server: Which server and database, without a password.
-    """
+    """An error of the server as one of ours."""
     said = " ".join(str(error).split()) or type(error).__name__
     match error:
         case psycopg.errors.DiskFull():

@@ -245,10 +245,6 @@ class PostgresSession:
     async def read(self, work: Callable[[Connection], Awaitable[Result]], empty: Result) -> Result:
         """What a query returns.
 
-        Args:
-            work: The query.
-            empty: What it returns if there is no schema yet.
-
         Raises:
             StoreFormatError: An earlier or a newer release wrote the schema.
             StoreError: The server refuses, or has not been reached for ``wait_s`` seconds.
@@ -266,9 +262,6 @@ class PostgresSession:
 
     async def inspect(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         """What a query returns that needs no schema.
-
-        Args:
-            work: The query.
 
         Raises:
             StoreError: The server refuses, or has not been reached for ``wait_s`` seconds.

@@ -134,12 +134,7 @@ class SignalListener:
 
 
 class PostgresSignals:
-    """The signals of one database.
-
-    Args:
-        session: Returns the connections of the running event loop.
-        lease_of: The lease that this process has of a run, or None.
-    """
+    """The signals of one database."""
 
     def __init__(self, session: Callable[[], PostgresSession], lease_of: Callable[[str], Lease | None]) -> None:
         self._session = session

@@ -151,13 +151,7 @@ class _OwnedLease(Lease):
 
 
 class OwnedStore:
-    """Reads a file here, and writes it through the process that owns it. Leases end with the connection.
-
-    Args:
-        store: The store, which reads the file.
-        owner: The connection to the process that writes it.
-        select_row: Reads the row of a run, and the number that a new run would get.
-    """
+    """Reads a file here, and writes it through the process that owns it. Leases end with the connection."""
 
     def __init__(
         self,

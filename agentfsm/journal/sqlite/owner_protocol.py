@@ -198,11 +198,7 @@ class PresealedRows:
         return self
 
     def add(self, seals: Mapping[str, str]) -> None:
-        """Add seals.
-
-        Args:
-            seals: By the text of a row, its seal.
-        """
+        """Add seals."""
         self._seals |= seals
 
     def seal(self, purpose: KeyPurpose, message: bytes) -> str:

@@ -102,10 +102,6 @@ class OwnerSocket:
     """Serves one file, in a thread of its own, while this process writes it.
 
     Where there are no Unix sockets it does nothing: other processes then wait until the file is free.
-
-    Args:
-        lock: The lock of the file.
-        store: Returns the store that writes it, or None once nobody uses that any more.
     """
 
     def __init__(self, lock: FileLock, store: Callable[[], OwnerStore | None]) -> None:

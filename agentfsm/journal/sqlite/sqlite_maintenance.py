@@ -43,16 +43,7 @@ _IS_AS_SAID = """
 
 
 class SqliteMaintenance:
-    """Maintains one file.
-
-    Args:
-        path: The file.
-        writer: Its writer.
-        reader: What reads it.
-        leases: The leases of this process, by run; no other process can have one while this one writes.
-        turn: Writes it for a moment, or reaches the process that does.
-        select_row: Reads the row of a run, and the number that a new run would get.
-    """
+    """Maintains one file."""
 
     def __init__(
         self,
@@ -332,10 +323,6 @@ def find_row_damage(path: Path) -> list[Damage]:
 
 def copy_file(path: Path, target: Path) -> None:
     """Copy a store as it is at one moment, even while another process writes it; only the owner can read the copy.
-
-    Args:
-        path: The SQLite file.
-        target: The copy, which must not exist.
 
     Raises:
         StoreError: The file cannot be read, there is no store in it, or the copy exists or cannot be written.

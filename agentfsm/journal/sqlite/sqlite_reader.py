@@ -36,10 +36,6 @@ class SqliteReader:
     def read_now(self, query: Query[QueryResult], default: QueryResult) -> QueryResult:
         """The result of a query, which runs in the caller's thread.
 
-        Args:
-            query: Reads from the connection.
-            default: The result if the file does not exist or has no tables yet.
-
         Raises:
             StoreMovedError: It was moved, deleted or replaced while the store was open.
             StoreError: It cannot be read, or this process is a forked child.

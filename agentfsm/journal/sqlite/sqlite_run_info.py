@@ -86,12 +86,7 @@ def update_texts(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
 
 
 def find_index_damage(db: sqlite3.Connection, version: int = _WITH_METADATA) -> list[int]:
-    """The numbers of the runs that are found by other tags or metadata than they are listed by, in order.
-
-    Args:
-        db: The file.
-        version: The version of its schema; by default, one in which both are kept.
-    """
+    """The numbers of the runs that are found by other tags or metadata than they are listed by, in order."""
     found: set[tuple[Any, ...]] = set()
     if version >= 3:
         listed = db.execute("SELECT id, tags FROM run_info WHERE tags <> ''")
@@ -234,12 +229,7 @@ def rebuild_prompt_filter(db: sqlite3.Connection, block: int) -> list[str]:
 
 
 def unfiltered_blocks(db: sqlite3.Connection, *, every: bool = False) -> list[int]:
-    """The blocks of runs without a filter of their prompts.
-
-    Args:
-        db: The file.
-        every: Whether those with one are wanted, too.
-    """
+    """The blocks of runs without a filter of their prompts."""
     blocks = {number // _BLOCK for (number,) in db.execute("SELECT id FROM run_info")}
     filtered = () if every else db.execute(_SELECT_FILTERS, (_ANY_NUMBER,))
     return sorted(blocks.difference(block for block, _ in filtered))

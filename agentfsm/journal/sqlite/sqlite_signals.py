@@ -51,14 +51,7 @@ def delete_signal(db: sqlite3.Connection, signal_id: str) -> None:
 
 
 class SqliteSignals:
-    """The signals of one file.
-
-    Args:
-        writer: Its writer.
-        reader: Its reader.
-        turn: Writes it for a moment, or reaches the process that does.
-        lease_of: The lease that this process has of a run, or None.
-    """
+    """The signals of one file."""
 
     def __init__(
         self,

@@ -39,13 +39,7 @@ Batch = tuple[list[QueuedJob], list[Completion] | None, bool]  # the flag: a thr
 
 
 class SqliteWriter:
-    """The only writer of a file, from its first job on.
-
-    Args:
-        file: The SQLite file.
-        level: What a commit waits for.
-        serving: Does for other processes what only the writer may do, for as long as it is one.
-    """
+    """The only writer of a file, from its first job on."""
 
     def __init__(self, file: StoreFile, level: sqlite_schema.SynchronousLevel, serving: OwnerSocket) -> None:
         self._file = file
@@ -77,9 +71,6 @@ class SqliteWriter:
 
     def start(self, *, briefly: bool = False) -> None:
         """Lock and open the file, if that is not done yet; ``started`` does so without blocking an event loop.
-
-        Args:
-            briefly: Whether it will be closed in a moment.
 
         Raises:
             StoreLockedError: Another process writes the file; the message names it.
@@ -191,11 +182,7 @@ class SqliteWriter:
         self._write_batch()
 
     def _write_batch(self, *, in_writer_thread: bool = False) -> None:
-        """Execute what is queued, and hand it to the writer thread to commit.
-
-        Args:
-            in_writer_thread: Whether the caller is the writer thread, not an event loop's.
-        """
+        """Execute what is queued, and hand it to the writer thread to commit."""
         with self._lock:
             if self._state != "due":  # another thread was faster
                 return
@@ -225,13 +212,7 @@ class SqliteWriter:
         completions: list[Completion] | None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Commit a batch, schedule the next one, and resolve the futures of the jobs.
-
-        Args:
-            jobs: The jobs.
-            completions: Their results, or None if they are not executed yet.
-            loop: The running event loop; None in the writer thread.
-        """
+        """Commit a batch, schedule the next one, and resolve the futures of the jobs."""
         try:
             completions = self._commit(_require_open(self._db, self._path), jobs, completions)
         except Exception as error:  # every future must be resolved, whatever happens here

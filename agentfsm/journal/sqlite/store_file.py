@@ -237,9 +237,6 @@ class StoreFile:
     def opened(self, *, to_write: bool = False) -> None:
         """Remember which file was opened, or check that it is the one that was opened before.
 
-        Args:
-            to_write: Whether this process has the lock and writes the log.
-
         Raises:
             StoreMovedError: It is another one.
         """
