@@ -24,7 +24,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from agentfsm.errors import MissingExtraError
 from agentfsm.loop.read_only import MAX_NESTING
-from agentfsm.runtime.linear_regex import compile_linear
+from agentfsm.runtime.schema_check import compile_linear
 
 
 class _NoValue(Enum):

@@ -20,7 +20,9 @@ from urllib.parse import unquote
 
 from agentfsm.errors import MissingExtraError
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.runtime.linear_regex import compile_linear
+
+PATTERN_MEMORY = 1 << 20
+"""Bytes that RE2 may use for one pattern; one that needs more is not valid."""
 
 MAX_SCHEMA_CHARS = 100_000
 """Maximum length of a schema as JSON; the largest of the reference servers has 3,000."""
@@ -284,3 +286,24 @@ def _compile(pattern: str) -> Any:
 
 def _error(message: str) -> Any:
     return import_module("jsonschema").ValidationError(message)
+
+
+def compile_linear(pattern: str, *, dot_matches_newline: bool = False, any_case: bool = False) -> Any:
+    """A compiled RE2 pattern, for bytes of UTF-8.
+
+    Raises:
+        ValueError: It is not a valid pattern of RE2; the message says why.
+        MissingExtraError: The package ``google-re2`` is not installed.
+    """
+    try:
+        re2 = import_module("re2")
+    except ImportError as error:
+        raise MissingExtraError("regex=", "regex") from error
+    options = re2.Options()
+    options.log_errors, options.max_mem = False, PATTERN_MEMORY
+    options.dot_nl, options.case_sensitive = dot_matches_newline, not any_case
+    try:
+        return re2.compile(pattern.encode(), options)
+    except re2.error as error:
+        problem: Any = error.args[0] if error.args else ""
+        raise ValueError(problem.decode(errors="replace") if isinstance(problem, bytes) else str(problem)) from None

@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store import Head
-from agentfsm.journal.store_url import is_pooled, locate_store, server_database
+from agentfsm.journal.store_url import is_pooled, locate_store
 from agentfsm.workers.notices import Notice, NoticeError, Notify, Webhook
 from agentfsm.workers.submission import Submission, submit
 from agentfsm.workers.waker import Activation, QueueSettings, SetAside, StartRate, Waker, timer_key
 from agentfsm.workers.worker import Worker
 from agentfsm.workers.worker_metrics import WorkerMetrics
 from agentfsm.workers.worker_settings import SpendLimit, WorkerSettings
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
 
 __all__ = [
     "Activation",
@@ -119,18 +115,11 @@ async def find_waker(url: str | Path) -> Waker | None:
 
 
 def _waker(url: str | Path, queue: Path | None, settings: QueueSettings, *, create: bool = True) -> Waker:
+    from agentfsm.workers.dbos_database import queue_database, unprepared_engine  # an extra
     from agentfsm.workers.dbos_waker import DbosWaker  # an extra
 
-    database = _queue_database(url, queue)
-    return DbosWaker(database, settings, create=create, engine=_unprepared(database) if is_pooled(url) else None)
-
-
-def _unprepared(database: str) -> Engine:
-    """Connects without prepared statements: through a pooler, the next one may get another session of the server."""
-    from sqlalchemy import create_engine, make_url  # an extra
-
-    address = make_url(database).set(drivername="postgresql+psycopg")
-    return create_engine(address, pool_size=6, max_overflow=0, connect_args={"prepare_threshold": None})
+    database = queue_database(url, queue)
+    return DbosWaker(database, settings, create=create, engine=unprepared_engine(database) if is_pooled(url) else None)
 
 
 async def _set_aside_by_run(waker: Waker, keys: Sequence[str]) -> dict[str, SetAside]:
@@ -151,28 +140,6 @@ def _queue_file(url: str | Path) -> Path | None:
     """The file with the queues beside a SQLite store; None for a store on a server."""
     file = locate_store(url).file
     return None if file is None else file.absolute().with_name(f"{file.name}.queue")
-
-
-def _queue_database(url: str | Path, queue: Path | None) -> str:
-    """The database with the queues, as the engine takes it: it leaves none of its parts to libpq."""
-    if queue is not None:
-        return f"sqlite:///{queue}"
-    from agentfsm.journal.postgres.postgres_session import parameters_url, read_conninfo  # an extra
-
-    given = read_conninfo(server_database(url))
-    given |= {"dbname": given.get("dbname") or _usual_database(given), "client_encoding": "UTF8"}
-    hosts = given.get("host", "").count(",") + 1
-    if hosts > 1 and "," not in given.get("port", ","):  # to libpq it is the port of each host, to SQLAlchemy of one
-        given["port"] = ",".join([given["port"]] * hosts)
-    return parameters_url(given)
-
-
-def _usual_database(parameters: Mapping[str, str]) -> str:
-    """The database that libpq connects to if it is given no name."""
-    from psycopg.pq import Conninfo  # an extra
-
-    usual = {each.keyword: each.val.decode() for each in Conninfo.get_defaults() if each.val}
-    return usual.get(b"dbname") or parameters.get("user") or usual.get(b"user", "")
 
 
 def _require_subseconds() -> None:

@@ -11,27 +11,27 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import ceil
 from typing import Any, TypeVar, cast
 
 from agentfsm.errors import MissingExtraError, StoreError
+from agentfsm.workers.dbos_database import PORTABLE, SCHEMA, SERIALIZER, queue_error
 from agentfsm.workers.waker import MAX_PRIORITY, Activation, Deliver, DeliveredActivation, QueueSettings, SetAside
 
 try:
-    from dbos import DBOS, DBOSClient, DBOSConfig, EnqueueOptions, WorkflowSerializationFormat, WorkflowStatus, error
+    from dbos import DBOS, DBOSClient, DBOSConfig, EnqueueOptions, WorkflowStatus, error
     from sqlalchemy import Engine, exc
 except ImportError as reason:
     raise MissingExtraError("a worker on DBOS", "dbos") from reason
 
-APPLICATION, SCHEMA, WORKFLOW = "agentfsm", "agentfsm_dbos", "agentfsm.activation"
-DELAYED, DELIVERED, PORTABLE = "DELAYED", "PENDING", WorkflowSerializationFormat.PORTABLE
+APPLICATION, WORKFLOW = "agentfsm", "agentfsm.activation"
+DELAYED, DELIVERED = "DELAYED", "PENDING"
 QUEUED, UNFINISHED = ["ENQUEUED", DELAYED], ["ENQUEUED", DELAYED, DELIVERED]
 FINISHED, SET_ASIDE, PUT_BACK = ["SUCCESS", "ERROR", "CANCELLED"], "set aside", "put back"
 FORGET_AT_ONCE, CONNECTIONS, SHARE_EVERY_S = 500, 3, 4.0
-RIGHTS = f"; let the owner of the database run: dbos migrate -s URL --schema {SCHEMA} -r ROLE"
 Result = TypeVar("Result")
 
 
@@ -96,9 +96,9 @@ class DbosWaker:
         """What was delivered and is not finished; see ``Waker.unfinished``."""
         found = await self._call(lambda: _delivered(self._client, older_than_s))
         return [
-            DeliveredActivation(_activation(each), 1 + int(_attributes(each).get("redelivered", 0)))
-            for each in found
-            if _attributes(each).get("state") != SET_ASIDE
+            DeliveredActivation(activation, 1 + int(attributes.get("redelivered", 0)))
+            for activation, attributes in _readable(found)
+            if attributes.get("state") != SET_ASIDE
         ]
 
     async def redeliver(self, activation: Activation, older_than_s: float) -> None:
@@ -153,9 +153,9 @@ class DbosWaker:
             if type(failure.orig).__name__ != "UndefinedTable":
                 raise
             return
-        for each in found:
-            if (attributes := _attributes(each)).get("state") == SET_ASIDE:
-                yield SetAside(_activation(each), str(attributes.get("reason", "")), attributes.get("until"))
+        for activation, attributes in _readable(found):
+            if attributes.get("state") == SET_ASIDE:
+                yield SetAside(activation, str(attributes.get("reason", "")), attributes.get("until"))
 
     async def put_back(self, run_id: str) -> bool:
         """Have a run that is set aside delivered again; see ``Waker.put_back``."""
@@ -184,6 +184,7 @@ class DbosWaker:
             "executor_id": uuid.uuid4().hex,  # under a shared one, two processes would run each other's workflows
             "application_version": APPLICATION,  # the queues say which worker knows what
             "log_level": "CRITICAL",
+            "serializer": SERIALIZER,
             "db_engine_kwargs": {"pool_size": CONNECTIONS, "pool_pre_ping": False},  # what loses one is repeated anyway
         }
 
@@ -256,6 +257,7 @@ class DbosWaker:
                     dbos_system_schema=SCHEMA,
                     system_database_pool_size=CONNECTIONS,
                     application_name=APPLICATION,
+                    serializer=SERIALIZER,
                     retry_connection_errors=False,
                 )
             return self._opened
@@ -265,12 +267,7 @@ class DbosWaker:
         try:
             return await asyncio.to_thread(work)
         except (exc.SQLAlchemyError, error.DBOSException) as failure:
-            from agentfsm.journal.postgres.postgres_schema import connection_advice  # an extra
-
-            reason = getattr(failure, "orig", None) or failure
-            said = " ".join(str(reason).split()) or type(reason).__name__
-            advice = RIGHTS if type(reason).__name__ == "InsufficientPrivilege" else connection_advice(said)
-            raise StoreError(f"the queues of DBOS cannot be used: {said}{advice}") from failure
+            raise queue_error(failure) from failure
 
 
 def _status(client: DBOSClient, key: str) -> WorkflowStatus | None:
@@ -295,5 +292,7 @@ def _attributes(workflow: WorkflowStatus | None) -> dict[str, Any]:
     return {} if workflow is None else workflow.attributes or {}
 
 
-def _activation(workflow: WorkflowStatus) -> Activation:
-    return Activation(**cast("Any", workflow.input)["args"][0])
+def _readable(found: Iterable[WorkflowStatus]) -> Iterator[tuple[Activation, dict[str, Any]]]:
+    for each in found:
+        with contextlib.suppress(TypeError, LookupError):  # somebody else wrote it: nothing can be delivered
+            yield Activation(**cast("Any", each.input)["args"][0]), _attributes(each)

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-import agentfsm.workers
 from agentfsm import Agent, Allow, ConfigurationError, Host, Runs, StoreError, open_store
 from agentfsm.cli.app import run_app
 from agentfsm.journal.run_info import WaitingFor
@@ -389,10 +388,12 @@ def test_the_queues_are_found_however_a_url_names_their_database_and_no_log_has_
 def test_the_engine_gets_each_part_of_a_url_where_it_looks_for_it(
     url: str, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from agentfsm.workers.dbos_database import queue_database
+
     monkeypatch.delenv("PGDATABASE", raising=False)
-    assert agentfsm.workers._queue_database(url, None) == database
+    assert queue_database(url, None) == f"{database}&plugin=agentfsm"
     monkeypatch.setenv("PGDATABASE", "usual")
-    assert agentfsm.workers._queue_database("postgresql://ann@db", None).startswith("postgresql://ann@/usual?")
+    assert queue_database("postgresql://ann@db", None).startswith("postgresql://ann@/usual?")
 
 
 @pytest.mark.slow
