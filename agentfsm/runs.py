@@ -424,7 +424,8 @@ class Runs:
     async def fork(self, run_id: str, at: int, new_id: str | None = None) -> str:
         """Start a new run from a run as it was after one of its records; ``agent.resume(new_id)`` continues it.
 
-        Calls that people had approved, and that had no result yet, need approval again.
+        Calls that people had approved, and that had no result yet, need approval again. What the run waits for is asked
+        anew, with as much time as the request had at first.
 
         Args:
             run_id: The run's id, or the beginning of it.

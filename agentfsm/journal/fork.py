@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
@@ -18,6 +18,7 @@ from agentfsm.journal.run_info import RunInfo, first_info, info_of, spent_before
 from agentfsm.journal.store import Status, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import decode, encode
+from agentfsm.loop.guards import escalated, vote_recorded
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.outcomes import ToolsRan
 from agentfsm.loop.reducer import on_outcome
@@ -30,7 +31,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
 
     The new run has its own idempotency keys. Tool calls that were in progress at that record are in doubt, as after
     a crash. An approval is for a call of the run in which it was given: for calls that have no result yet, the new run
-    asks again, and no vote counts in it.
+    asks again, and no vote counts in it. A request that was waiting is asked now, and has as much time as it had.
 
     Args:
         store: The store that has the run; the new run is stored there too.
@@ -61,8 +62,10 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
     if parent.unclaimed_results:
         on_outcome(run, ToolsRan(tuple(parent.unclaimed_results.values())))
     _check_no_subagent_waits(run, at_seq)
+    now_ms = int(time.time() * 1000)
     run.run_id, run.parent = new_id, None
     run.withdraw_approvals()
+    suspension = _ask_anew(parent, now_ms)
     commitments = CommitmentWriter()
     copied = ("form", "guardrails", "rules", "versions", "seed", "deps", "requester")
     committed = ("policy", "session", "tags", "metadata")
@@ -78,15 +81,15 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
     }
     lease = await store.acquire(new_id, owner_name(), new=True, keyring=keyring)
     bodies = [("run.forked", first, commitments.dump())]
-    if parent.suspension is not None:
-        bodies.append(_suspended_body(parent.suspension))
+    if suspension is not None:
+        bodies.append(_suspended_body(suspension))
     texts: list[tuple[str, str]] = []
     for seq, (kind, fields, hidden) in enumerate(bodies, 1):
-        body = {**fields, "kind": kind, "seq": seq, "epoch": lease.epoch, "ts": int(time.time() * 1000)}
+        body = {**fields, "kind": kind, "seq": seq, "epoch": lease.epoch, "ts": now_ms}
         texts.append((encode(body), hidden))
     new_records = RecordSealer(keyring.current).seal_commit(1, texts, lease.hash)
-    status: Status = "running" if parent.suspension is None else "suspended"
-    info = _listed(new_id, run, status, new_records, parent.suspension)
+    status: Status = "running" if suspension is None else "suspended"
+    info = _listed(new_id, run, status, new_records, suspension)
     try:
         await store.append(lease, new_records, status, info)
     finally:
@@ -108,6 +111,29 @@ def _check_no_subagent_waits(run: RunState, at_seq: int) -> None:
         )
 
 
+def _ask_anew(parent: RehydratedRun, now_ms: int) -> dict[str, Any] | None:
+    """Have what a run waits for asked now, and of those who were asked first.
+
+    Returns:
+        The record of the request as it is then; None if none was written.
+    """
+    run, suspension = parent.run, parent.suspension
+    asked_ms: int = 0 if suspension is None else suspension["ts"]
+    waiting: dict[str, Any] = {} if suspension is None else suspension["waiting"]
+    request = run.pending_request
+    if request is not None and request.quorum is not None:
+        asked_ms, now = int(request.quorum.asked_at * 1000), now_ms / 1000
+        run.pending_request = replace(request, quorum=replace(request.quorum, asked_at=now, escalated=False))
+        counted = (row for row in parent.table.rows.values() if row.name in _VOTE_ROWS)
+        run.counters.update({name: 0 for row in counted for name in row.spends})
+        if waiting:
+            waiting = {**waiting, "quorum": {**waiting["quorum"], "votes": [], "asked_at": now, "escalated": False}}
+    if suspension is None:
+        return None
+    expires = suspension["expires"]
+    return {**suspension, "waiting": waiting, "expires": None if expires is None else expires + now_ms - asked_ms}
+
+
 def _suspended_body(suspension: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:
     """The kind, the fields and the hidden values of the record of the request that the new run waits for."""
     commitments = CommitmentWriter()
@@ -115,8 +141,6 @@ def _suspended_body(suspension: Mapping[str, Any]) -> tuple[str, dict[str, Any],
         name: commitments.commitment_value(value) if name in _HIDDEN_REQUEST_FIELDS else value
         for name, value in suspension["waiting"].items()
     }
-    if waiting.get("quorum"):
-        waiting["quorum"] = {**waiting["quorum"], "votes": []}
     suspended = {"id": suspension["id"], "expires": suspension["expires"], "waiting": waiting}
     return "run.suspended", suspended, commitments.dump()
 
@@ -132,4 +156,5 @@ def _listed(
     return info_of(first_info(run_id, first), spent_before(first), run, status, updated, deadline)
 
 
+_VOTE_ROWS = (escalated.__name__, vote_recorded.__name__)
 _HIDDEN_REQUEST_FIELDS = frozenset({"question", "context", "choices", "arguments", "form"})

@@ -4,6 +4,7 @@ import asyncio
 import json
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -11,6 +12,7 @@ from agentfsm import (
     LOOP,
     Actor,
     Agent,
+    AgentGuardrails,
     Allow,
     Approval,
     Host,
@@ -18,7 +20,9 @@ from agentfsm import (
     ItRan,
     MemoryStore,
     RunExistsError,
+    RunQuery,
     Runs,
+    SuspensionExpiredError,
     ToolContext,
     UnknownRunError,
     tool,
@@ -36,6 +40,7 @@ from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, verify, verify_stored_run
 from agentfsm.loop.keys import Keyring
+from agentfsm.loop.quorum import MAX_APPROVALS
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, sample_agent, seq_of, waiting_run
 from tests.helpers.scenarios import await_run
@@ -170,6 +175,96 @@ def test_an_approval_holds_in_the_run_in_which_it_was_given_and_not_in_its_forks
         assert paid == [5, 5]
 
     asyncio.run(live())
+
+
+LATER_S = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("approval", "guardrails"),
+    [
+        (True, AgentGuardrails(validity_s=100)),
+        (Approval(roles=("manager",), validity_s=100), AgentGuardrails(validity_s=9)),
+        (Approval(n=2, roles=("manager",), validity_s=100), AgentGuardrails()),
+    ],
+)
+@pytest.mark.parametrize("has_asked", [True, False], ids=["after the request", "before it was recorded"])
+def test_a_fork_of_a_run_that_waits_has_as_much_time_as_the_run_had(approval: Any, guardrails: Any, has_asked: bool):
+    """Whether the time of the run itself is up or not."""
+    clock, ann = FakeClock(), Actor("ann", ("manager",))
+
+    @tool(requires_approval=approval)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    host = Host(store=MemoryStore(), clock=clock, secret=b"of the tests")
+
+    def agent(*script):
+        return Agent(ScriptedModel(script), tools=[pay], guardrails=guardrails, host=host)
+
+    async def live():
+        with mock.patch("agentfsm.journal.fork.time", clock):
+            await agent(call("pay")).run("Pay.", run_id="0")
+            for number in range(2):
+                clock.advance(LATER_S)
+                origin, forked = str(number), str(number + 1)
+                records = await host.store.records(origin)
+                asked = next(each.seq for each in records if '"kind":"run.suspended"' in each.body)
+                await fork(host.store, origin, asked if has_asked or number else asked - 1, forked, KEYRING)
+                if not has_asked and not number:
+                    await agent().resume(forked)
+                request = (await Runs(host.store).get(forked)).request
+                assert (request.asked_at, request.expires_at) == (clock.time(), clock.time() + 100)
+                listed = (await Runs(host.store).list(RunQuery(status="suspended"))).runs
+                assert next(each.expires for each in listed if each.run_id == forked) == clock.time() + 100
+                assert (await verify_stored_run(host.store, forked, keyring=host.keyring)).code == OPEN
+            clock.advance(100)
+            await agent("Paid.").resume("2", Allow(), by=ann)
+            clock.advance(0.001)
+            with pytest.raises(SuspensionExpiredError):
+                await agent().resume("1", Allow(), by=ann)
+
+    asyncio.run(live())
+
+
+def test_a_fork_asks_those_who_were_asked_first_and_counts_all_votes_of_its_own():
+    clock, rule = FakeClock(), Approval(MAX_APPROVALS, roles=("a",), escalate_to=("b",), escalate_after_s=60)
+    paid = list[str]()
+
+    @tool(requires_approval=rule)
+    def pay() -> str:
+        """Pay."""
+        paid.append("paid")
+        return "paid"
+
+    host = Host(store=MemoryStore(), clock=clock, secret=b"of the tests")
+
+    def agent(*script):
+        return Agent(ScriptedModel(script), tools=[pay], host=host)
+
+    async def live():
+        await agent(call("pay")).run("Pay.", run_id="parent")
+        clock.advance(60)
+        await agent().resume("parent")
+        for number in range(MAX_APPROVALS - 1):
+            await agent().resume("parent", Allow(), by=Actor(f"p{number}", ("b",)))
+        clock.advance(LATER_S)
+        with mock.patch("agentfsm.journal.fork.time", clock):
+            await fork(host.store, "parent", (await host.store.head("parent")).seq, "child", KEYRING)
+        with pytest.raises(ActorRoleError):
+            await agent().resume("child", Allow(), by=Actor("p", ("b",)))
+        await agent().resume("child", Allow(), by=Actor("first", ("a",)))
+        clock.advance(60)
+        assert (await agent().resume("child")).outcome.quorum.escalated
+        for number in range(MAX_APPROVALS - 2):
+            await agent().resume("child", Allow(), by=Actor(f"p{number}", ("b",)))
+        assert not paid
+        assert (await agent("Paid.").resume("child", Allow(), by=Actor("last", ("b",)))).output == "Paid."
+        assert (await verify_stored_run(host.store, "child", keyring=host.keyring)).code == GOOD
+
+    asyncio.run(live())
+    assert paid == ["paid"]
 
 
 def test_a_fork_shares_no_run_of_a_sub_agent_with_its_parent():

@@ -381,7 +381,7 @@ async def go_on_with_another_version(drawn: DrawnTree, tape: Any, dice: random.R
 
 
 async def go_on_with_a_fork(drawn: DrawnTree, tape: Any, dice: random.Random, counts: Counts) -> None:
-    """A fork says what its origin said, asks again and does its own calls, and its origin stays as it is."""
+    """A fork says what its origin said, asks again, does its own calls, and leaves its origin as it is."""
     at = dice.randrange(1, len(tape) + 1)
     fork = replace(drawn, world=copy.deepcopy(tape[at - 1].world)).forked("f")
     store = TapedStore(fork.world)
@@ -392,7 +392,8 @@ async def go_on_with_a_fork(drawn: DrawnTree, tape: Any, dice: random.Random, co
     before, seq = await all_records(store), dice.randrange(1, head.seq + 1)
     past = rehydrate((await store.records(ROOT))[:seq])
     try:
-        await fork.runs(store).fork(ROOT, seq, "f")
+        with mock.patch("agentfsm.journal.fork.time", fork.world.clock):
+            await fork.runs(store).fork(ROOT, seq, "f")
     except JournalError as error:
         why = "had ended" if past.run.ended else "of a sub-agent was waiting"
         refusal = str(error)
@@ -404,16 +405,9 @@ async def go_on_with_a_fork(drawn: DrawnTree, tape: Any, dice: random.Random, co
         assert await all_records(store) == before
         counts[f"forks refused, because a run {why}"] += 1
         return
-    now, quorum = fork.world.clock.time(), past.run.pending_request and past.run.pending_request.quorum
-    asked_at = quorum.asked_at if quorum else past.suspension["ts"] / 1000 if past.suspension is not None else now
-    if asked_at < now:
-        counts["forks of a request that had been asked before, and has as much time as that"] += 1
-        result = await fork.agent(store).dismiss("f")
-        assert isinstance(result.outcome, RunCancelled)
-    else:
-        counts["forked"] += 1
-        result = await follow(fork, store, counts)
-        assert_as_told(fork, result, counts)
+    counts["forked"] += 1
+    result = await follow(fork, store, counts)
+    assert_as_told(fork, result, counts)
     assert_ran_as_approved(fork.world)
     await assert_good(fork, store, result, counts)
     assert [await store.records(head.run_id) for head in await store.heads() if is_of(ROOT, head.run_id)] == before
