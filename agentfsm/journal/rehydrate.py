@@ -20,7 +20,7 @@ from agentfsm.journal.records import (
 )
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.human_input import PendingRequest
-from agentfsm.loop.messages import ToolCall, ToolResult
+from agentfsm.loop.messages import ToolCall, ToolResult, Usage
 from agentfsm.loop.outcomes import Cancelled, Outcome
 from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.state import CallState, RunState, StateCall, request_digest, state_call_number
@@ -70,6 +70,7 @@ class RehydratedRun:
         self.outcome: Outcome | None = None
         self._run: RunState | None = None
         self._reader = OutcomeReader()
+        self._lacks_state = False  # that of a fork, which was redacted
         self._model_requests: dict[int, tuple[str, str]] = {}  # of user-defined states, by number
 
     @classmethod
@@ -160,6 +161,7 @@ class RehydratedRun:
             self._run = load_state(body["state"])
             self._set_guardrails(body)  # a sub-agent's limits change when it continues
             return
+        self._lacks_state = "state" in body
         self._run = load_state(
             {
                 "run_id": body["run"],
@@ -174,6 +176,8 @@ class RehydratedRun:
             }
         )
         parent = body.get("parent", {})
+        if self._lacks_state:
+            self._run.usage = Usage(**body.get("spent", {}))
         if "call" in parent:  # a sub-agent's run: the run and the call that started it
             self._run.parent = (parent["run"], parent["call"])
 
@@ -224,7 +228,7 @@ class RehydratedRun:
             self._start_state_call(eid, body["name"], body["request"])
             return
         _, dot, place = eid.rpartition(".")
-        if dot:  # a tool call, by its place in the batch; if it is interrupted from here on, it is in doubt
+        if dot and not self._lacks_state:  # a tool call, by its place in the batch; interrupted now, it is in doubt
             self.run.batch[int(place)].started = True
 
     def _result(self, body: Data) -> None:

@@ -493,8 +493,9 @@ class Driver:
         sink = self.context.recorder.sink
         unread = sink is not None and sink.has_unread
         cut_off = await shielded(read_earlier_messages(self.context)) if unread else None
-        if final and (subruns or self.context.visited_before_resume):  # before its own end is durable, or nobody does
-            cut_off = await shielded(dismiss_subruns(self.context, subruns)) or cut_off
+        resumed = self._request.resume_point is not None
+        if final and (subruns or resumed):  # before its own end is durable, or nobody does
+            cut_off = await shielded(dismiss_subruns(self.context, subruns, resumed=resumed)) or cut_off
         try:
             if cut_off is not None:
                 raise cut_off

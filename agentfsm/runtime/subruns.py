@@ -42,8 +42,11 @@ def open_subruns(context: Context) -> list[tuple[Tool, str]]:
     ]
 
 
-async def dismiss_subruns(context: Context, subruns: Iterable[tuple[Tool, str]]) -> None:
-    """End the runs that a run called, because it ends. What cannot be ended is left, with a warning."""
+async def dismiss_subruns(context: Context, subruns: Iterable[tuple[Tool, str]], *, resumed: bool) -> None:
+    """End the runs that a run called, because it ends. What cannot be ended is left, with a warning.
+
+    ``resumed`` is whether other processes have run it, too, and may have left more of them.
+    """
     caller, reason = calling_run(context.config, context.run), f"run {context.run.run_id!r}, which called it, has ended"
     for tool, run_id in subruns:
         if tool.delegate is None:
@@ -52,7 +55,7 @@ async def dismiss_subruns(context: Context, subruns: Iterable[tuple[Tool, str]])
             await tool.delegate.dismiss(caller, run_id, reason)
         except AgentfsmError as error:
             context.warn(f"run {run_id!r} of the sub-agent {tool.name!r} was not ended: {error}")
-    if context.visited_before_resume:  # else no process has left any
+    if resumed:
         await _dismiss_left(context, caller, reason)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -25,6 +26,7 @@ from agentfsm import (
     SuspensionExpiredError,
     ToolContext,
     UnknownRunError,
+    UserInputRequested,
     tool,
 )
 from agentfsm.errors import (
@@ -44,6 +46,7 @@ from agentfsm.loop.quorum import MAX_APPROVALS
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, sample_agent, seq_of, waiting_run
 from tests.helpers.scenarios import await_run
+from tests.helpers.taped_store import Commit, TapedStore, restore
 
 KEYRING = Keyring(b"of the tests")
 
@@ -304,6 +307,46 @@ def test_a_fork_shares_no_run_of_a_sub_agent_with_its_parent():
 
     asyncio.run(live())
     assert paid == [5]
+
+
+@pytest.mark.slow
+def test_a_fork_whose_first_state_was_deleted_can_be_dismissed_however_far_it_has_come():
+    whole, _ = finished_run(TapedStore())
+    before, secret = tuple(whole.tape), b"of the tests"
+
+    async def go_on(fork_id: str) -> None:
+        agent, head = sample_agent(whole, ["Done."]), await whole.head(fork_id)
+        asked = (await Runs(whole).get(fork_id)).request if head.status == "suspended" else None
+        while True:
+            replies = {"approval": [Allow()], "in_doubt": [ItDidNotRun()]}.get("" if asked is None else asked.kind, [])
+            asked = (await agent.resume(fork_id, *replies)).outcome
+            if not isinstance(asked, UserInputRequested):
+                return
+
+    async def end(fork_id: str, tape: Sequence[Commit]) -> bool:
+        store = MemoryStore()
+        await restore((*before, *tape), store, KEYRING)
+        runs = Runs(store, secret=secret)
+        await runs.redact(fork_id, "1")
+        if (is_open := (await store.head(fork_id)).status != "finished") is True:
+            await sample_agent(store, []).dismiss(fork_id)
+        assert (await runs.verify(fork_id)).code == GOOD
+        info = (await runs.get(fork_id)).info
+        assert info.status == "finished"
+        assert min(info.tokens, info.cost_usd) >= 0
+        return is_open
+
+    async def live() -> int:
+        dismissed = 0
+        for at in range(1, len(await whole.records("sample")) - 1):
+            fork_id = f"f{at}"
+            await fork(whole, "sample", at, fork_id, KEYRING)
+            await go_on(fork_id)
+            tape = [each for each in whole.tape if each.run_id == fork_id]
+            dismissed += await end(fork_id, tape[: 1 + at % len(tape)])
+        return dismissed
+
+    assert asyncio.run(live()) > 20
 
 
 def test_an_invalid_fork_changes_nothing():

@@ -406,11 +406,34 @@ async def go_on_with_a_fork(drawn: DrawnTree, tape: Any, dice: random.Random, co
         counts[f"forks refused, because a run {why}"] += 1
         return
     counts["forked"] += 1
+    begun = len(store.tape)
     result = await follow(fork, store, counts)
     assert_as_told(fork, result, counts)
+    await end_a_fork_without_its_state(fork, store.tape[: dice.randrange(begun, len(store.tape) + 1)], counts)
     assert_ran_as_approved(fork.world)
     await assert_good(fork, store, result, counts)
     assert [await store.records(head.run_id) for head in await store.heads() if is_of(ROOT, head.run_id)] == before
+
+
+async def end_a_fork_without_its_state(fork: DrawnTree, tape: Any, counts: Counts) -> None:
+    """What a fork began with is deleted, once it has moved on or not: it can still be dismissed."""
+    again = replace(fork, world=copy.deepcopy(tape[-1].world), _agents={})
+    store = MemoryStore()
+    await restore(tape, store, KEYRING)
+    assert await again.runs(store).redact(fork.run_id, "1")
+    head = await store.head(fork.run_id)
+    if head.status == "finished":
+        return
+    counts["forks dismissed after an erasure"] += 1
+    assert isinstance((await again.agent(store).dismiss(fork.run_id)).outcome, RunCancelled)
+    for each in await store.heads():
+        if is_of(fork.run_id, each.run_id):
+            assert (each.status, each.owner) == ("finished", None), each
+            records = await store.records(each.run_id)
+            assert verify(each.run_id, records, each, keyring=KEYRING).code == GOOD, each.run_id
+            info = (await again.runs(store).get(each.run_id)).info
+            assert min(info.tokens, info.cost_usd) >= 0, info
+    assert (await purge_runs(store, [fork.run_id], KEYRING)).kept == ()
 
 
 async def go_on_without_the_secret(drawn: DrawnTree, tape: Any, dice: random.Random, counts: Counts) -> None:
