@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr
 
 from agentfsm.diagrams import diagram
-from agentfsm.errors import ConfigurationError, JournalError, RunError, UnknownRunError
+from agentfsm.errors import ConfigurationError, JournalError, RunError, StoreError, UnknownRunError
 from agentfsm.journal.erasure import ErasureQuery, ErasureReport, erase
 from agentfsm.journal.fork import fork
 from agentfsm.journal.listing import find_listing, find_run_id, iterate_runs, verify_listed_run
@@ -326,9 +327,12 @@ class Runs:
         Raises:
             ConfigurationError: There is no such format, or it cannot show a path.
             UnknownRunError: There is no such run, or there are several.
+            JournalError: It has not begun, so it has no graph yet.
             agentfsm.errors.StoreError: The store cannot be read.
         """
         run = await self.get(run_id)
+        if not run.ledger.records:
+            raise JournalError("the journal is empty")
         graph = graph_of_run(run.ledger.records)
         return diagram(graph, format, overlay=path_of_run(run.ledger.records, graph))
 
@@ -404,6 +408,8 @@ class Runs:
     async def cancel(self, run_id: str, reason: str = "cancelled", *, by: Any = None) -> SentSignal:
         """Cancel a run, whatever process runs it. One that waits or was interrupted ends when one takes it up.
 
+        One that was submitted, has not begun and is in no queue of the engine any more ends without a journal.
+
         Args:
             run_id: The run's id, or the beginning of it.
             reason: Why; becomes ``RunCancelled.reason``, with who cancelled it.
@@ -419,7 +425,13 @@ class Runs:
         """
         keyring, actor = _required(self._keyring), await self._host.identify(by)
         full_id, known = await find_run_id(self._store, run_id), _secrets_of(self._host)
-        return await send_cancel(self._store, full_id, reason, keyring, actor=actor, secrets=known)
+        sent = await send_cancel(self._store, full_id, reason, keyring, actor=actor, secrets=known)
+        if self._waker is not None:
+            from agentfsm.workers.submission import end_if_lost  # only where workers are used
+
+            with contextlib.suppress(StoreError):  # else a worker does it
+                await end_if_lost(self._store, self._waker, keyring, full_id)
+        return sent
 
     async def fork(self, run_id: str, at: int, new_id: str | None = None) -> str:
         """Start a new run from a run as it was after one of its records; ``agent.resume(new_id)`` continues it.

@@ -122,7 +122,8 @@ class HistoryVerifier:
         self._request_ref: tuple[int, str] | None = None
         # Whether the run was migrated while it was suspended: the store has it as running from then on.
         self._migrated_while_suspended = False
-        self._is_queued = False
+        self._is_queued = self._never_began = False
+        self._never_began = False  # it was cancelled before
         # The transitions that the run has made, to check them against a graph to which it is migrated.
         self._path: set[str] = set()
         # The effects started since the run entered its state, with their policies (``once`` or ``again``).
@@ -182,15 +183,18 @@ class HistoryVerifier:
         if head is None:
             return
         self._is_queued = self.status == "none" and head.status == "suspended"
+        self._never_began = self.status == "none" and head.status == "finished"
         status = "running" if self.status == "none" else self.status
         may_run = self._migrated_while_suspended and head.status == "running"
-        if not (head.status == status or self._is_queued or may_run):
+        if not (head.status == status or self._is_queued or self._never_began or may_run):
             raise InvalidRecordError(f"the store has the run as {head.status}, and by its records it is {status}")
         if head.epoch < self._epoch:
             raise InvalidRecordError(f"the store has epoch {head.epoch}, and the run was in epoch {self._epoch}")
 
     def open_items(self) -> list[str]:
         """What is unfinished, one line each; empty for a finished run."""
+        if self._never_began:
+            return []
         if self.status == "none":
             return ["waits for a worker to start it" if self._is_queued else "interrupted before its first record"]
         if self.status == "suspended":

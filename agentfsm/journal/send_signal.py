@@ -161,7 +161,7 @@ async def find_refusal(signals: SignalQueue, keyring: Keyring, request: StoredRe
 async def _head(store: Store, run_id: str, keyring: Keyring, *, submitted: bool = False) -> Head:
     """The head of a run that has not ended, or of one that was submitted and has not begun."""
     head = await store.head(run_id)
-    if head is None or not (head.seq or (submitted and head.status == "suspended")):
+    if head is None or not (head.seq or (submitted and head.status != "running")):
         raise UnknownRunError(f"there is no run {run_id!r}")
     is_sealed = keyring.check_seal(KeyPurpose.run, head.row.encode(), head.mac) if head.mac else None
     if is_sealed is None:

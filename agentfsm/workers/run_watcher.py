@@ -28,6 +28,7 @@ from agentfsm.loop.keys import OLD_SECRETS_VARIABLE, SECRET_VARIABLE, Keyring
 from agentfsm.machine.graph import Graph
 from agentfsm.workers.notices import Notices
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
+from agentfsm.workers.submission import end_if_lost
 from agentfsm.workers.waker import Activation, Waker, timer_key
 from agentfsm.workers.worker_metrics import WorkerCounts
 from agentfsm.workers.worker_settings import WorkerSettings
@@ -224,6 +225,8 @@ class RunWatcher:
             await self._waker.put_back(run_id)  # if it is set aside: to end it, nothing is tried again
         if not head.seq:
             await self._waker.bring_forward(Activation(run_id, 0, "").key)
+            if await end_if_lost(self._store, self._waker, self._agents.keyring, run_id):
+                logger.info("run %s was in no queue, and is cancelled", run_id)
         elif not await self._was_refused(head, signals) and (served := await self._agent_of(head)) is not None:
             await self._waker.wake(Activation(run_id, head.epoch, served.queue))
 

@@ -13,14 +13,16 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from agentfsm.agent.run_options import run_details
 from agentfsm.errors import JournalError, MissingExtraError, RunError, RunExistsError, StaleLease, StoreLockedError
+from agentfsm.journal.listing import find_listing
 from agentfsm.journal.run_info import RunInfo, WaitingFor, listed_metadata, listed_text
+from agentfsm.journal.signals import read_signals
 from agentfsm.journal.store import Store
 from agentfsm.loop.canonical_json import decode, encode
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
@@ -195,8 +197,8 @@ async def submit(
         raise RunError(f"a priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}, and a delay 0 s or more")
     run_id = secrets.token_hex(8) if idempotency_key is None else run_id_for(submission.agent, idempotency_key)
     head = await store.head(run_id)
-    if head is not None and head.seq:
-        return run_id  # it has begun
+    if head is not None and (head.seq or head.status == "finished"):
+        return run_id  # it has begun, or was cancelled
     sealed = seal_submission(submission, run_id, keyring)
     if head is None:
         await waker.due([Activation(run_id, 0, "").key])  # an engine that is not there would leave it listed for good
@@ -221,6 +223,33 @@ async def withdraw(store: Store, waker: Waker, purged: Iterable[str]) -> None:
     for each in await store.maintenance.tombstones():
         if each.run_id in gone and not each.seq:
             await waker.drop(Activation(each.run_id, 0, ""))
+
+
+async def end_if_lost(store: Store, waker: Waker, keyring: Keyring, run_id: str) -> bool:
+    """End a run that is cancelled, has not begun and is in no queue, as after the loss of the engine's database.
+
+    Returns:
+        Whether it was one.
+
+    Raises:
+        agentfsm.errors.StoreError: The store or the engine cannot be reached.
+    """
+    head, key = await store.head(run_id), Activation(run_id, 0, "").key
+    if head is None or head.seq or head.status != "suspended" or head.owner is not None:
+        return False
+    cancellations = [each for each in await read_signals(store.signals, keyring, run_id) if each.kind == "cancel"]
+    listed = await find_listing(store, run_id)
+    if not cancellations or listed is None or await waker.due([key]) or await waker.list_set_aside([key]):
+        return False
+    ended = replace(listed, status="finished", updated=time.time(), ending="cancelled", waiting_for=None)
+    with contextlib.suppress(RunExistsError, StaleLease, StoreLockedError):  # somebody begins it, or ends it
+        async with store.maintenance.writable(store) as writable:
+            lease = await writable.acquire(run_id, SUBMITTER, new=True, keyring=keyring)
+            await writable.append(lease, (), "finished", ended)
+        for each in cancellations:
+            await store.signals.remove(each.id)
+        return True
+    return False
 
 
 async def _list_as_queued(

@@ -275,7 +275,7 @@ class Worker:
         return f"it was cut off {attempts} times in a row at the same point"
 
     async def _begin(self, served: ServedAgent, activation: Activation, head: Head | None) -> str:
-        if head is not None and head.seq:
+        if head is not None and (head.seq or head.status == "finished"):
             return "outdated"
         run_id = activation.run_id
         if head is None and await self._store.maintenance.tombstones(run_id):

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import sys
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,18 +28,22 @@ from agentfsm import (
     Runs,
     SessionBusyError,
     SqliteStore,
+    StaleLease,
     StoreError,
+    open_store,
 )
 from agentfsm.cli.app import app
 from agentfsm.journal.run_info import WaitingFor
-from agentfsm.journal.verification import OPEN, TAMPERED, verify
+from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel
-from agentfsm.workers import open_waker
+from agentfsm.workers import Worker, open_waker
 from agentfsm.workers.submission import Submission, open_submission, seal_submission, submit
-from agentfsm.workers.waker import Activation
+from agentfsm.workers.waker import Activation, SetAside
+from tests.helpers.postgres import empty_database
 
-KEYS = Keyring(b"the secret of these tests, long enough")
+SECRET = b"the secret of these tests, long enough"
+KEYS = Keyring(SECRET)
 GIVEN = Submission(
     agent="support",
     prompt="Ship order 7 for token-of-ann.",
@@ -63,6 +68,9 @@ class Recorded:
 
     async def due(self, keys: Collection[str]) -> dict[str, float]:
         return {key: 0.0 for key in keys if any(each.key == key for each, _ in self.woken)}
+
+    async def list_set_aside(self, keys: Collection[str] = ()) -> list[SetAside]:
+        return []
 
 
 class Away:
@@ -226,6 +234,44 @@ def test_the_same_idempotency_key_is_the_same_run_of_that_agent() -> None:
         assert first == second != other
         assert [each.run_id for each, _ in waker.woken] == [first, other]
         assert await submitted.count() == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("where", ["memory", "file", "server"])
+def test_a_run_in_no_queue_ends_when_it_is_cancelled_and_is_not_begun_later(
+    where: str, tmp_path: Path, database: str
+) -> None:
+    """As after the loss of the engine's database."""
+    empty_database(database)
+    urls = {"file": f"sqlite:///{tmp_path}/runs.db", "server": database}
+
+    async def scenario() -> None:
+        waker = Recorded()
+        async with open_store(urls[where]) if where in urls else nullcontext(MemoryStore()) as store:
+            runs = Runs(store, secret=SECRET, waker=waker)  # type: ignore[arg-type]
+            queued = await runs.submit("support", "Ship.")
+            await runs.cancel(queued)
+            assert (await runs.get(queued)).info.status == "suspended"  # a worker acts on it
+            run_id = await runs.submit("support", "Ship.", idempotency_key="7")
+            late, _ = waker.woken.pop()
+            await runs.cancel(run_id, "no longer needed", by="ann")
+            info = (await runs.get(run_id)).info
+            assert (info.status, info.ending, info.waiting_for) == ("finished", "cancelled", None)
+            assert [each.run_id for each in (await runs.list(RunQuery(ending="cancelled"))).runs] == [run_id]
+            assert (await runs.verify(run_id)).code == GOOD
+            assert [each.run_id for each in await store.signals.pending()] == [queued]
+            with pytest.raises(RunError, match="has ended"):
+                await runs.cancel(run_id)
+            assert await runs.submit("support", "Ship.", idempotency_key="7") == run_id
+            assert [each.run_id for each, _ in waker.woken] == [queued]
+            worker = Worker({"support": Agent(ScriptedModel([]))}, store, waker, secret=SECRET)  # type: ignore[arg-type]
+            assert await worker._deliver(late) == "outdated"  # pyright: ignore[reportPrivateUsage]
+            with pytest.raises(StaleLease, match="finished"):
+                await Agent(ScriptedModel([]), host=Host(store=store, secret=SECRET)).run("Ship.", run_id=run_id)
+            with pytest.raises(JournalError, match="empty"):
+                await runs.diagram(run_id)
+            assert (await Runs(store, secret=SECRET).purge([run_id])).purged == (run_id,)
 
     asyncio.run(scenario())
 

@@ -37,6 +37,7 @@ from agentfsm import (
 from agentfsm.agent.config import with_host
 from agentfsm.cli.app import app, run_app
 from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.verification import GOOD
 from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import advance, hand_over
 from agentfsm.testing import ScriptedModel, call
@@ -304,6 +305,24 @@ def test_a_run_that_cannot_begin_is_set_aside_with_its_reason_and_begins_once_it
             await until(is_finished)
             assert await waker.list_set_aside() == []
             assert not await waker.put_back(run_id)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_worker_ends_a_run_that_is_in_no_queue_when_it_is_cancelled(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with working(tmp_path, support=Agent(ScriptedModel([]))) as (runs, _, waker):
+            run_id = await runs.submit("support", "Say hello.", delay_s=3600)
+            await waker.drop(Activation(run_id, 0, ""))
+            async with open_store(tmp_path / "runs.db") as store:
+                await Runs(store, secret=SECRET).cancel(run_id)
+
+            async def is_finished() -> bool:
+                return (await runs.get(run_id)).info.ending == "cancelled"
+
+            await until(is_finished)
+            assert (await runs.verify(run_id)).code == GOOD
 
     asyncio.run(scenario())
 
