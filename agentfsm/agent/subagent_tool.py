@@ -246,6 +246,8 @@ class SubRun:
         call = self._call_state.call
         tool = self._tools.get(request.tool)
         secret = frozenset[str]() if tool is None else tool.secret
+        quorum = None if run.pending_request is None else run.pending_request.quorum
+        shown, shown_at = self._shown_before(request.tool, quorum)
         waiting = PendingRequest(
             request.kind,
             request.question,
@@ -256,7 +258,7 @@ class SubRun:
             {k: "(secret)" if k in secret else v for k, v in request.arguments.items()},
             request.originating_failure_kind,
             f"{call.name}/{request.asker}" if request.asker else call.name,
-            quorum=self._quorum(run.pending_request),
+            quorum=shown,
             limit=self._own_default(request.limit),
             form=request.form,
         )
@@ -270,16 +272,18 @@ class SubRun:
             run.usage,
             self.model_calls,
             run.model_calls,
+            shown_at=shown_at,
         )
 
-    def _quorum(self, request: PendingRequest | None) -> Quorum | None:
-        """The votes on a request; of one that goes on, with the time at which the calling run asked it."""
-        asked = None if self._call_state.held is None else self._call_state.held.waiting
-        quorum = None if request is None else request.quorum
-        if request is None or quorum is None or asked is None or asked.quorum is None:
-            return quorum
-        goes_on = quorum.votes and (asked.tool, asked.quorum.rule) == (request.tool, quorum.rule)
-        return replace(quorum, asked_at=max(quorum.asked_at, asked.quorum.asked_at)) if goes_on else quorum
+    def _shown_before(self, tool: str, quorum: Quorum | None) -> tuple[Quorum | None, float]:
+        """The votes on a request, of one that goes on with the time it has left, and until when that is counted."""
+        held = self._call_state.held
+        asked = None if held is None else held.waiting.quorum
+        if held is None or quorum is None or asked is None:
+            return quorum, 0.0
+        if not quorum.votes or (held.waiting.tool, asked.rule) != (tool, quorum.rule):
+            return quorum, 0.0
+        return replace(quorum, asked_at=max(quorum.asked_at, asked.asked_at)), held.shown_at
 
     def _own_default(self, limit: ReachedLimit | None) -> ReachedLimit | None:
         """A limit with what a reply grants by default: what the sub-agent's own limits say, and not what was left."""

@@ -121,6 +121,8 @@ class SuspendedSubRun:
         model_calls: How many model calls it made since the call began or was resumed.
         total_model_calls: How many model calls it has made.
         answers: For a tool, its questions so far with the answers to them.
+        shown_at: Of several that wait together, until when the time of its request is counted, in seconds since the
+            epoch; 0 if people were not asked about it yet.
     """
 
     run_id: str
@@ -132,6 +134,7 @@ class SuspendedSubRun:
     model_calls: int = 0
     total_model_calls: int = 0
     answers: tuple[AnsweredQuestion, ...] = ()
+    shown_at: float = 0.0
 
 
 @read_only

@@ -64,9 +64,9 @@ async def run_calls(context: Context) -> Outcome:
         elif isinstance(checked, PendingRequest):
             require_row(context, checked)
             results = tuple(context.completed_results)
-            if call_state.held is None or checked.quorum is None:
+            if call_state.held is None or not several:
                 return CallBlocked(checked, results)
-            held = _asked_now(context, call_state.held)  # until now, another call was asked about
+            held = _shown_now(context, call_state.held)  # until now, another call was asked about
             return CallBlocked(held.waiting, results, (replace(held, usage=NO_USAGE, model_calls=0),))  # charged before
         elif isinstance(checked, ToolResult):
             _complete_call(context, checked)
@@ -88,18 +88,21 @@ async def run_calls(context: Context) -> Outcome:
     if not context.suspended_subruns:
         return ToolsRan(results)
     first, *others = _in_order(context.suspended_subruns, due)
-    if sum(each.answer is not None for _, each in due) > 1:  # in the meantime, another call was asked about
-        first = _asked_now(context, first)
+    if several:
+        first = _shown_now(context, first)
+        others = [_shown_now(context, each) if each.shown_at else each for each in others]
     return CallBlocked(first.waiting, results, (first, *others))
 
 
-def _asked_now(context: Context, held: SuspendedSubRun) -> SuspendedSubRun:
-    """What waits for a person, with all its time from now on."""
-    request = held.waiting
-    if request.quorum is None:
-        return held
-    quorum = replace(request.quorum, asked_at=context.config.host.clock.time())
-    return replace(held, waiting=replace(request, quorum=quorum))
+def _shown_now(context: Context, held: SuspendedSubRun) -> SuspendedSubRun:
+    """What waits for a person, as shown until now: while people were asked about other calls, its time stood still."""
+    now, quorum = context.config.host.clock.time(), held.waiting.quorum
+    if quorum is not None:
+        others = [each.held for each in context.run.batch if each.held is not None and each.held.run_id != held.run_id]
+        hidden_since = min((each.shown_at for each in others if each.shown_at >= held.shown_at), default=now)
+        asked_at = quorum.asked_at + now - hidden_since if held.shown_at else now
+        held = replace(held, waiting=replace(held.waiting, quorum=replace(quorum, asked_at=asked_at)))
+    return replace(held, shown_at=now)
 
 
 def _in_order(by_id: Mapping[str, T], due: list[tuple[int, CallState]]) -> tuple[T, ...]:

@@ -1519,10 +1519,13 @@ def test_interrupted_after_a_reply_a_sub_agent_does_not_get_it_twice(tmp_path: P
     assert told["thought"] == 2
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_what_a_second_sub_agent_asks_has_its_whole_time_once_people_are_asked(n: int, depth: int) -> None:
-    """Until then, they are asked about the first, which may take as long as that may take."""
+@pytest.mark.parametrize("denied", [None, 0, 1, 2])
+def test_what_each_of_some_sub_agents_asks_has_its_whole_time_and_no_more_while_people_are_asked(
+    n: int, depth: int, denied: int | None
+) -> None:
+    """While they are asked about another one, its time stands still; votes extend no deadline."""
     rule = Approval(n, roles=("clerk",), validity_s=600, escalate_to=("boss",), escalate_after_s=60)
     paid: list[str] = []
 
@@ -1539,22 +1542,26 @@ def test_what_a_second_sub_agent_asks_has_its_whole_time_once_people_are_asked(n
         def agent() -> Agent:
             made = Agent(FromTranscript([ToolCall("p", "pay", {"text": "x"})], "paid"), tools=[pay])
             for level in range(depth):
-                calls = [ToolCall(f"h{i}", "helper", {"task": str(i)}) for i in range(1 + (level == depth - 1))]
+                calls = [ToolCall(f"h{i}", "helper", {"task": str(i)}) for i in range(3 if level == depth - 1 else 1)]
                 made = Agent(
                     FromTranscript(calls, "done"), tools=[made.as_tool("helper", "H.", parallel=True)], host=host
                 )
             return made
 
         result = await agent().run("go", run_id="r")
-        for vote in range(2 * n):
+        shown_s, asked = [0.0, 0.0, 0.0], [(vote, number) for vote in range(n) for number in range(3)]
+        for vote, number in [each for each in asked if each[1] != denied or not each[0]]:
             assert isinstance(result.outcome, UserInputRequested)
             quorum = result.outcome.quorum
             assert quorum is not None
-            assert (quorum.asked_at, quorum.escalated) == (clock.time(), vote >= 2)
-            assert result.outcome.suspension_record.expires_at == clock.time() + 600
-            clock.advance(600)  # at that very time it can still be answered
-            result = await agent().resume("r", Allow(), by=Actor(f"person {vote}", ("clerk",)))
-        assert (result.output, paid) == ("done", ["x", "x"])
+            assert (quorum.asked_at, len(quorum.votes)) == (clock.time() - shown_s[number], vote)
+            assert result.outcome.suspension_record.expires_at == quorum.asked_at + 600
+            waits_s = 600 - shown_s[number] if vote == n - 1 else 1 + number  # at the very end it can still be answered
+            clock.advance(waits_s)
+            shown_s[number] += waits_s
+            reply = Deny() if number == denied else Allow()
+            result = await agent().resume("r", reply, by=Actor(f"person {vote}", ("clerk",)))
+        assert (result.output, paid) == ("done", ["x"] * (3 if denied is None else 2))
         for head in await store.heads():
             records = await store.records(head.run_id)
             assert verify(head.run_id, records, head, keyring=Keyring(SECRET)).code == GOOD
