@@ -144,7 +144,7 @@ async def _act_on(config: AgentConfig, head: Head, signal: Signal, lazily: bool)
             await store.signals.send(seal_signal(refusal, config.host.keyring))
         await store.signals.remove(signal.id)
     except (SuspensionRecordError, JournalError, RunError, MissingExtraError) as error:
-        logger.warning("%s", error)  # another agent may be able to
+        logger.warning("%s. The %s that was sent waits for an agent that can act on it", error, signal.kind)
     return None
 
 

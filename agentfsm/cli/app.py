@@ -89,11 +89,21 @@ Examples:
 """
 
 
+def _printable(message: str) -> str:
+    """A message with nothing in it that a terminal acts on, and no secret of the environment."""
+    try:
+        from agentfsm.cli.console import sanitize
+        from agentfsm.loop.withholding import environment_secrets, mask_secrets
+    except ImportError:  # the extra is missing: the message says so
+        return message
+    return sanitize(mask_secrets(message, environment_secrets(os.environ)))
+
+
 class _CliError(click.ClickException):
     """One line on stderr."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(_printable(" ".join(message.split())))
 
     def show(self, file: Any = None) -> None:
         """Print the line."""
@@ -158,7 +168,10 @@ class _CommandGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
+        except click.ClickException as error:
+            vars(error).update(message=_printable(error.message))  # which is final, and may quote a run
+            raise
+        except (click.exceptions.Exit, BrokenPipeError):
             raise
         except (KeyboardInterrupt, click.Abort):
             raise click.exceptions.Exit(130) from None

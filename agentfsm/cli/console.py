@@ -15,20 +15,21 @@ DEFAULT_WIDTH = 120
 """Columns if the output is not a terminal and ``COLUMNS`` is not set."""
 
 _ALLOWED_CONTROLS = "\n\t"
-_BIDI_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_JOINERS = "\u200c\u200d"  # without which some scripts and pictographs cannot be written
+_HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def sanitize(text: str) -> str:
     """Text of a model or a tool, safe to print on a terminal.
 
-    Control characters (escape sequences), bidirectional marks (they reorder what is read) and lone surrogates
-    (they cannot be encoded) are shown as their codes.
+    Control characters (escape sequences), bidirectional marks (they reorder what is read), other characters that are
+    not seen, and lone surrogates (they cannot be encoded) are shown as their codes.
     """
     return "".join(c if _is_safe(c) else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def _is_safe(c: str) -> bool:
-    return c in _ALLOWED_CONTROLS or (c not in _BIDI_MARKS and unicodedata.category(c) not in ("Cc", "Cs"))
+    return c in _ALLOWED_CONTROLS or c in _JOINERS or unicodedata.category(c) not in _HIDDEN_CATEGORIES
 
 
 def single_line(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, cast
 
 import click
 
-from agentfsm.cli.console import shorten, single_line
+from agentfsm.cli.console import sanitize, shorten, single_line
 from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
@@ -238,6 +239,8 @@ Examples:
 def export(run_id: str, case: str | None, location: StoreLocation) -> None:
     """Write the journal of RUN to stdout as JSON lines, each record exactly as it was hashed.
 
+    A terminal shows what it would act on, and what is not seen, by its codes.
+
     agentfsm verify --file checks such a file; so does examples/verify_journal.py, with Python's standard library
     alone.
 
@@ -248,8 +251,9 @@ def export(run_id: str, case: str | None, location: StoreLocation) -> None:
     run_id = await_result(find_run_id(store, run_id))
     records = await_result(store.records(run_id))
     if case is None:
+        is_terminal = sys.stdout.isatty()
         for line in export_lines(records):
-            click.echo(line, nl=False)
+            click.echo(sanitize(line) if is_terminal else line, nl=False)
         return
     run = rehydrate(records).run
     if not run.ended:

@@ -36,6 +36,7 @@ from agentfsm.journal.sqlite.sqlite_maintenance import copy_file
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.text_search import Occurrence, files_with_text
+from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 
 _EXAMPLES = """\b
 Examples:
@@ -111,7 +112,7 @@ def _prepare(location: StoreLocation, wait: float) -> Store:
         except ConfigurationError:
             raise
         except AgentfsmError:
-            if time.monotonic() >= give_up:
+            if not time.monotonic() < give_up:  # also if that is no number
                 raise
             time.sleep(min(1.0, max(0.0, give_up - time.monotonic())))
 
@@ -192,7 +193,7 @@ def hold_runs(run_ids: tuple[str, ...], reason: str, by: str, location: StoreLoc
     RUN may be the beginning of an id.
     """
     opened, keyring = open_existing_store(location), require_keyring(location)
-    for run_id in full_run_ids(opened, run_ids):
+    for run_id in _own_runs(opened, run_ids, keyring):
         await_result(hold_run(opened.maintenance, run_id, Hold(reason, by, time.time()), keyring))
         click.echo(single_line(f"{run_id}  on hold"))
 
@@ -205,9 +206,22 @@ def hold_runs(run_ids: tuple[str, ...], reason: str, by: str, location: StoreLoc
 def unhold_runs(run_ids: tuple[str, ...], by: str, location: StoreLocation) -> None:
     """End the hold of RUNs; RUN may be the beginning of an id."""
     opened, keyring = open_existing_store(location), require_keyring(location)
-    for run_id in full_run_ids(opened, run_ids):
+    for run_id in _own_runs(opened, run_ids, keyring):
         await_result(end_hold(opened.maintenance, run_id, keyring, by=by))
         click.echo(single_line(f"{run_id}  not on hold"))
+
+
+def _own_runs(opened: Store, run_ids: Sequence[str], keyring: Keyring) -> list[str]:
+    """The full ids of runs, none of which was written under another secret: a hold under this one would be no hold."""
+    found = list(full_run_ids(opened, run_ids))
+    for run_id in found:
+        head = await_result(opened.head(run_id))
+        if head is not None and (key_id := keyring.foreign_key_id(head.mac)):
+            raise ConfigurationError(
+                f"run {run_id!r} was written under another secret, with key id {key_id}; that of this command has key "
+                f"id {keyring.current.key_id}: set {SECRET_VARIABLE} to that of the process that wrote it"
+            )
+    return found
 
 
 @store.command("holds", epilog="\b\nExamples:\n  agentfsm store holds\n")

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from agentfsm.agent.agent import Agent
-from agentfsm.cli.console import single_line
+from agentfsm.cli.console import sanitize, single_line
 from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
@@ -235,11 +235,23 @@ def worker(
         await_result(_list_set_aside(location) if put_back is None else _put_back(location, put_back))
         return
     served = load_agents(agents)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableLog("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("dbos").setLevel(logging.CRITICAL)  # what matters is logged by the worker
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # so is that the server is away, and why: once
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs whole URLs, and that of a webhook may have a key
     await_result(_serve(served, location, worker_opts))
+
+
+class _PrintableLog(logging.Formatter):
+    """Formats records, with nothing in them that a terminal acts on."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the name is that of the library
+        return single_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return sanitize(super().formatException(ei))
 
 
 def load_agents(names: tuple[str, ...]) -> dict[str, Agent[Any, Any]]:

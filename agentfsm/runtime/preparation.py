@@ -20,6 +20,7 @@ from agentfsm.loop.read_only import code_name
 from agentfsm.loop.state import RunDetails, RunState
 from agentfsm.runtime.approval import hook_limit_s
 from agentfsm.runtime.context import AgentConfig, Context
+from agentfsm.runtime.event_filter import WITHHELD
 from agentfsm.runtime.run_context import check_deps, run_context
 from agentfsm.runtime.timeout import reraise_cancellation
 from agentfsm.runtime.toolsets import choose_tools
@@ -181,5 +182,6 @@ async def _call(context: Context, role: str, function: Callable[[Any], Any]) -> 
         return await context.timeout.run(value, hook_limit_s(context)) if isawaitable(value) else value
     except (Exception, asyncio.CancelledError) as error:
         reraise_cancellation(error)
-        text = f"{role} {code_name(function)} raised {describe_exception(error)}"
+        known = context.config.open_withholder().with_mask(WITHHELD)  # whoever runs it logs this, or keeps it
+        text = known.clean_text(f"{role} {code_name(function)} raised {describe_exception(error)}")
         raise RunError(f"{text}; run {context.run.run_id!r} was not changed") from error

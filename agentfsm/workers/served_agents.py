@@ -15,6 +15,7 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.journal.run_info import first_info
 from agentfsm.journal.store import Head
+from agentfsm.runtime.event_filter import WITHHELD
 from agentfsm.runtime.toolsets import is_open, toolset_name
 from agentfsm.workers.submission import agent_tag, submission_queue
 
@@ -87,6 +88,12 @@ class ServedAgents:
     def queues(self) -> tuple[str, ...]:
         """The queues that the worker serves: those of all its agents."""
         return tuple(self._by_queue)
+
+    def mask(self, text: str) -> str:
+        """A text in which no secret is left that the agents know of before a run begins."""
+        for each in self._served:
+            text = each.agent.config.open_withholder().with_mask(WITHHELD).clean_text(text)
+        return text
 
     def by_queue(self, queue: str) -> ServedAgent:
         """The agent whose queue it is."""

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from traceback import format_exc
 from typing import Any
 
 from agentfsm.agent.agent import Agent
@@ -210,9 +211,9 @@ class Worker:
         except AgentfsmError as error:
             if await self._lacks_secret(activation.run_id):
                 return "outdated"  # it waits for a worker that has it
-            return await self._set_aside(activation, f"{type(error).__name__}: {error}")
+            return await self._set_aside(activation, self._agents.mask(f"{type(error).__name__}: {error}"))
         except Exception as error:  # of the embedding program's code
-            logger.exception("run %s failed", activation.run_id)
+            logger.error("run %s failed\n%s", activation.run_id, self._agents.mask(format_exc()))
             return await self._set_aside(activation, f"{type(error).__name__}")
 
     async def _handle(self, activation: Activation) -> str:

@@ -15,11 +15,12 @@ import click
 import pytest
 
 import agentfsm
-from agentfsm import Agent, Host, SqliteStore
+from agentfsm import Agent, Host, HumanReplyError, Runs, SqliteStore, open_store, tool
 from agentfsm.cli.app import COMMANDS, app
-from agentfsm.testing import ScriptedModel
+from agentfsm.testing import ScriptedModel, call
+from agentfsm.workers import open_waker
 from tests.cli.conftest import Cli
-from tests.helpers.terminal import clean_environment, run_without_terminal
+from tests.helpers.terminal import TerminalProcess, clean_environment, run_without_terminal
 
 FIRST = ["demo", "run", "resume", "diagram"]
 
@@ -111,6 +112,80 @@ def test_an_internal_error_is_one_line_and_a_variable_enables_the_traceback(
         "agentfsm: internal error: RuntimeError: this should not be (AGENTFSM_TRACEBACK=1 shows where)\n"
     )
     assert isinstance(cli("diagram", AGENTFSM_TRACEBACK="1").exception, RuntimeError)
+
+
+HOSTILE = "\x1b]0;pwn\x07\x9b2J \u202eevil \u200b hunter2-hunter2"
+SHOWN = r"\x1b]0;pwn\x07\x9b2J \u202eevil \u200b **********"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (HumanReplyError(HOSTILE), f"agentfsm: {SHOWN}"),
+        (RuntimeError(HOSTILE), f"agentfsm: internal error: RuntimeError: {SHOWN} (AGENTFSM_TRACEBACK=1 shows where)"),
+        (OSError(5, HOSTILE, HOSTILE), f"agentfsm: {SHOWN}: {SHOWN}"),
+        (click.UsageError(HOSTILE), f"Error: {SHOWN}"),
+    ],
+)
+def test_an_error_controls_no_terminal_and_has_no_secret_of_the_environment(
+    error: Exception, said: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("agentfsm.cli.diagram_command.render", broken)
+    assert cli("diagram", DB_PASSWORD="hunter2-hunter2").stderr.splitlines()[-1] == said
+
+
+APP = """
+from agentfsm import Agent
+from agentfsm.testing import ScriptedModel
+
+def deps(context):
+    raise LookupError(context.metadata["text"])
+
+shop = Agent(ScriptedModel(["Hello."]), deps_factory=deps)
+"""
+AT_A_TERMINAL = [
+    ("export", "r"),
+    ("show", "r"),
+    ("show", "r", "--json"),
+    ("runs",),
+    ("answer", "r", "allow", "--to", "0" * 12),
+]
+
+
+@pytest.mark.slow
+def test_what_is_logged_and_exported_at_a_terminal_does_not_control_it(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    text = "\x1b]0;pwn\x07\x9b2J\u202eevil\u200b"
+    environment = {"AGENTFSM_STORE": "runs.db", "AGENTFSM_SECRET": "long enough to be the secret of a host"}
+
+    @tool(requires_approval=True)
+    def pay(note: str) -> str:
+        """Pay."""
+        return note
+
+    async def prepare() -> None:
+        secret = environment["AGENTFSM_SECRET"].encode()
+        waker = open_waker(tmp_path / "runs.db")
+        async with open_store(tmp_path / "runs.db") as store:
+            await Runs(store, secret=secret, waker=waker).submit("shop", "Hello.", metadata={"text": text})
+            asks = Agent(ScriptedModel([call("pay", note=text)]), tools=[pay], host=Host(store=store, secret=secret))
+            await asks.run(text, run_id="r", tags=[text])
+        await waker.aclose()
+
+    asyncio.run(prepare())
+    for words in AT_A_TERMINAL:
+        with TerminalProcess(words, tmp_path, environment) as command:
+            command.wait()
+        assert "evil" in command.raw, words
+        assert not any(each in command.raw for each in ("\x1b]", "\x07", "\x9b", "\u202e", "\u200b")), words
+    with TerminalProcess(("worker", "shop:shop"), tmp_path, environment) as command:
+        command.expect("is set aside: RunError: deps_factory")
+        command.process.terminate()
+        command.wait()
+    assert not any(each in command.raw for each in ("\x1b]", "\x07", "\x9b", "\u202e", "\u200b"))
 
 
 def test_an_unwritable_file_is_a_configuration_error(cli: Cli, tmp_path: Path) -> None:

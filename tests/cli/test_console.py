@@ -19,6 +19,9 @@ from agentfsm.cli.console import sanitize, shorten
         ("back\x08space\rreturn\x7f\x9b", r"back\x08space\rreturn\x7f\x9b"),
         ("allow \u202eynolp\u202c", r"allow \u202eynolp\u202c"),
         ("half \ud83d", r"half \ud83d"),
+        ("ex\u200bample\u00ad.org\ufeff\u2060", r"ex\u200bample\xad.org\ufeff\u2060"),
+        ("a\u2028b\u2029c \U000e0041", r"a\u2028b\u2029c \U000e0041"),
+        ("x\u200cy 👩\u200d🔬", "x\u200cy 👩\u200d🔬"),
     ],
 )
 def test_control_characters_are_shown_as_their_codes(text: str, shown: str) -> None:

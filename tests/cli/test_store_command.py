@@ -112,6 +112,21 @@ def test_runs_are_held_and_purged_by_the_beginnings_of_their_ids(url: str, cli: 
     assert (again.exit_code, again.stdout) == (1, "old  remains: there is no such run\n")
 
 
+def test_no_run_is_held_under_another_secret_than_its_own(url: str, cli: Cli) -> None:
+    fill(url)
+    for command in ("hold", "unhold"):
+        refused = cli("store", command, "old", AGENTFSM_SECRET="that of another store, long enough")
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "run 'old' was written under another secret" in refused.stderr
+    assert cli("store", "holds").stdout == ""
+    assert cli("verify", "old").exit_code == 0
+    assert cli("store", "hold", "old", "--by", "Ann").exit_code == 0
+
+
+def test_waiting_for_no_number_of_seconds_is_not_waiting(cli: Cli) -> None:
+    assert cli("store", "init", "--wait", "nan", "--store", "postgresql://127.0.0.1:1/nothing").exit_code == 2
+
+
 def test_the_beginning_of_several_ids_names_no_run_to_hold_or_purge(url: str, cli: Cli) -> None:
     fill(url)
     for command in ("hold", "purge"):

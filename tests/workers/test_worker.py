@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import socket
 import sqlite3
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from pydantic import SecretStr
 
 import agentfsm.workers
 from agentfsm import (
@@ -277,6 +279,33 @@ def test_runs_that_come_under_another_secret_are_left_to_workers_that_have_it(
             await until(lambda: finished(runs, run_id))
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["deps_factory", "instructions"])
+def test_the_reason_for_which_a_run_is_set_aside_and_its_log_have_no_secret_that_is_known(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SHOP_URL", "postgresql://shop:hunter2-hunter2@db/shop")
+
+    of_host = "correct-horse-battery"
+
+    def failing(_: object) -> Any:
+        raise LookupError(f"{os.environ['SHOP_URL']} with {of_host} cannot be reached")
+
+    host = Host(secrets=[SecretStr(of_host)])
+    agent: Agent[Any, Any] = Agent(ScriptedModel(["Hello."]), host=host, **{kind: failing})  # type: ignore[arg-type]
+
+    async def scenario() -> str:
+        async with working(tmp_path, support=agent) as (runs, _, waker):
+            await runs.submit("support", "Say hello.")
+            (aside,) = await until(waker.list_set_aside)
+            return str(aside.reason)
+
+    reason = asyncio.run(scenario())
+    assert "LookupError: postgresql://shop:[withheld]@db/shop with [withheld] cannot be reached" in reason
+    assert reason in caplog.text
+    assert "hunter2" not in caplog.text
+    assert of_host not in caplog.text
 
 
 def test_a_run_that_cannot_begin_is_set_aside_with_its_reason_and_begins_once_it_is_put_back(tmp_path: Path) -> None:
