@@ -18,6 +18,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -236,6 +237,26 @@ def python_at(tmp_path_factory: pytest.TempPathFactory) -> PythonAt:
 def test_the_blocks_of_a_page_run_and_print_what_it_says(page: Path, python_at: PythonAt, tmp_path: Path) -> None:
     """All but the repeated ones, for which see ``tests/cli/test_mutate_command.py``."""
     run_page(page, [block for block in blocks(page) if REPEATED not in block.text], python_at, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_calls_on_a_page_fit_the_types_of_what_they_call(
+    page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What a reader pastes is no error in a typed program, but that a result may be None, or another ending."""
+    programs = [block for block in blocks(page) if block.language == "python"]
+    if not programs:
+        pytest.skip("the page has no program")
+    for number, block in enumerate(programs):
+        (tmp_path / (block.name or f"block_{number}.py")).write_text(block.text)
+    leave_out = ("--disable-error-code=union-attr", "--disable-error-code=attr-defined", "--ignore-missing-imports")
+    cache = f"--cache-dir={tmp_path_factory.getbasetemp() / 'mypy'}"  # that of all pages
+    command = (sys.executable, "-m", "mypy", "--config-file=", "--check-untyped-defs", cache, *leave_out, ".")
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "MYPYPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.soak

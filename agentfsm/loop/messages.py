@@ -345,7 +345,7 @@ class Message:
         return cls(Role.USER, content, images=tuple(images), files=tuple(files))
 
     @classmethod
-    def assistant(cls, content: str = "", tool_calls: tuple[ToolCall, ...] = ()) -> Message:
+    def assistant(cls, content: str = "", tool_calls: Iterable[ToolCall] = ()) -> Message:
         """An assistant message."""
         return cls(Role.ASSISTANT, content, tuple(tool_calls))
 

@@ -33,6 +33,11 @@ class GraphVerdict(Protocol):
         """The ids of rows that can then repeat forever."""
         ...
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What it depends on beyond the table."""
+        ...
+
 
 class GraphBounds(Protocol):
     """How long a run can get; None means unbounded. See ``agentfsm.analysis.Bounds``."""

@@ -11,12 +11,12 @@ import dataclasses
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from enum import Enum
 from fnmatch import translate
 from functools import lru_cache
-from typing import Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, field_validator, model_validator
 from pydantic.types import SecretBytes, SecretStr
@@ -452,7 +452,7 @@ class ArgumentMatcher(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     equals: Any = None
-    one_of: tuple[Any, ...] | None = None
+    one_of: _Values | None = None
     glob: str | None = None
     regex: str | None = None
     at_least: _Number | None = None
@@ -523,10 +523,17 @@ def _json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-Matcher = Annotated[ArgumentMatcher, BeforeValidator(_expand)]
-"""A matcher, or its short form: a text for ``glob``, another scalar for ``equals``."""
+if TYPE_CHECKING:
+    Matcher = ArgumentMatcher | str | float
+    Conditions = Mapping[Any, Any]
+    _Values = Collection[Any]
+else:
+    _Values = tuple[Any, ...]
 
-Conditions = Annotated[dict[str, Matcher], BeforeValidator(_normal_conditions)]
-"""Matchers by path, in the form that ``path_text`` writes; given with paths as text or as tuples of names."""
+    Matcher = Annotated[ArgumentMatcher, BeforeValidator(_expand)]
+    """A matcher, or its short form: a text for ``glob``, another scalar for ``equals``."""
+
+    Conditions = Annotated[dict[str, Matcher], BeforeValidator(_normal_conditions)]
+    """Matchers by path, in the form that ``path_text`` writes; given with paths as text or as tuples of names."""
 
 ArgumentMatcher.model_rebuild()

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -45,7 +45,7 @@ from agentfsm.runtime.toolsets import Toolset, is_open, toolset_name
 PermissionAction = Literal["allow", "deny", "ask"]
 """What a rule decides about a call; ``ask`` requires a human's approval."""
 
-Where = Mapping[str, Any] | Mapping[tuple[str, ...], Any] | Mapping[str | tuple[str, ...], Any]
+Where = Mapping[Any, Any]
 """Conditions by path, as ``allow``, ``deny`` and ``ask`` take them."""
 
 _ANYTHING: Mapping[str, Any] = {}
@@ -252,7 +252,7 @@ def allow(tool: str, *, where: Where | None = None) -> PermissionRule:
         tool: The tool's name, or a pattern of names.
         where: Conditions on its arguments; see ``PermissionRule``.
     """
-    return PermissionRule(action="allow", tool=tool, where=cast("Any", where or {}))
+    return PermissionRule(action="allow", tool=tool, where=where or {})
 
 
 def deny(tool: str, *, where: Where | None = None, reason: str = "") -> PermissionRule:
@@ -263,7 +263,7 @@ def deny(tool: str, *, where: Where | None = None, reason: str = "") -> Permissi
         where: Conditions on its arguments; see ``PermissionRule``.
         reason: The reason given to the model.
     """
-    return PermissionRule(action="deny", tool=tool, where=cast("Any", where or {}), reason=reason)
+    return PermissionRule(action="deny", tool=tool, where=where or {}, reason=reason)
 
 
 def ask(tool: str, *, where: Where | None = None, reason: str = "") -> PermissionRule:
@@ -274,7 +274,7 @@ def ask(tool: str, *, where: Where | None = None, reason: str = "") -> Permissio
         where: Conditions on its arguments; see ``PermissionRule``.
         reason: The question shown to the human.
     """
-    return PermissionRule(action="ask", tool=tool, where=cast("Any", where or {}), reason=reason)
+    return PermissionRule(action="ask", tool=tool, where=where or {}, reason=reason)
 
 
 Unattended = Literal["always", "sometimes", "never", "unknown"]

@@ -71,14 +71,15 @@ class ScriptedModel:
 
     Args:
         script: The entries: a string; a tool call or a list of them; a ``Message`` or a ``Reply``; an exception, which
-            is raised; or a function of the request's messages (plain or async) that returns one of these.
+            is raised; or a function of the request's messages (plain or async) that returns one of these. See
+            ``ScriptEntry``; a list of several kinds of entries is a ``list[object]`` for mypy.
         name: The model's name in events.
 
     Attributes:
         calls: The number of calls so far.
     """
 
-    def __init__(self, script: Iterable[ScriptEntry] = (), *, name: str = "scripted") -> None:
+    def __init__(self, script: Iterable[object] = (), *, name: str = "scripted") -> None:
         self._script = list(script)
         self._name = name
         self.calls = 0
