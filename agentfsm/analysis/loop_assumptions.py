@@ -509,10 +509,19 @@ class _GuardReader(_RowReader):
             yield GuardAssumption(row.id, may="steps > 1", why="there is no reply before the first step")
 
     def _counts_steps(self, state: str) -> bool:
-        """Whether a state is where runs start, and the only one whose visits are steps."""
-        first, *others = self.graph.states
-        alone = state == first.name and not any("steps" in spec.spends for spec in others)
-        return alone and first.effect is CHECK_BUDGETS and tuple(first.spends) == ("steps",)
+        """Whether only the visits of a state are steps, and no model replies before the first of them."""
+        spec = self.graph.spec(state)
+        if spec.effect is not CHECK_BUDGETS or tuple(spec.spends) != ("steps",):
+            return False
+        if any("steps" in other.spends for other in self.graph.states if other is not spec):
+            return False
+        before, found = set[str](), [self.graph.initial]
+        while found:
+            name = found.pop()
+            if name != state and name not in before:
+                before.add(name)
+                found += [row.target for row in self.graph.rows(name)]
+        return not any(self.graph.spec(name).effect is CALL_MODEL for name in before)
 
     def _about_replies(self, row: Transition) -> Iterator[GuardAssumption]:
         if self.from_recovery(row) and row.guard is guards.ask_user:

@@ -243,7 +243,7 @@ class Graph:
         spec: StateSpec,
         transitions: Iterable[Transition],
         *,
-        entered_by: Transition | str,
+        entered_by: Transition | str | None,
         before: str | None = None,
     ) -> Graph:
         """A graph with one more state.
@@ -253,7 +253,7 @@ class Graph:
             transitions: The rows that leave it. A state that is not final also gets the rows of ``first``
                 (``cancelled`` and ``aborted``) in front, as the initial state has them, unless it has its own.
             entered_by: How it is entered: a new transition to it, or the id of an existing one
-                (``"post_llm.otherwise"``), which then leads to the new state.
+                (``"post_llm.otherwise"``), which then leads to the new state. With None, every run starts in it.
             before: For a new transition, the guard before which it is evaluated.
 
         Raises:
@@ -264,6 +264,8 @@ class Graph:
             inherited = {t.guard: replace(t, source=spec.name) for t in self.rows(self.initial)}
             stops = {**inherited, **{t.guard: t for t in rows}}
             rows = [*(stops[guard] for guard in self.first), *(t for t in rows if t.guard not in self.first)]
+        if entered_by is None:
+            return replace(self, states=(spec, *self.states), transitions=(*self.transitions, *rows))
         if isinstance(entered_by, str):
             old = self.transition(entered_by)
             entering = replace(old, target=spec.name, ends=old.ends if spec.final else "")

@@ -235,13 +235,15 @@ def _check_outcomes(graph: Table) -> None:
     """Each outcome of a state's effect must be taken by a row of the state."""
     for spec in graph.states:
         taken = outcomes_taken(graph.rows(spec.name))
+        built_in = isinstance(spec.effect, EffectSpec)
         needed = spec.effect.exceptional if isinstance(spec.effect, EffectSpec) else spec.outcomes
         for outcome in needed:
             if outcome not in taken:
                 raise GraphError(
                     f"its effect may come back with {outcome!r}, and no row of the state takes that",
                     spec.name,
-                    "add a row whose guard takes it",
+                    "add a row whose guard takes it"
+                    + ("" if built_in else f", such as came_back({outcome!r}); a row without a guard takes no outcome"),
                 )
 
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -275,6 +275,31 @@ def test_a_state_of_your_own_is_bounded_by_the_counter_that_it_declares() -> Non
     # in all two reviews of two moves; the third is one move more, and ends the run: no longer than that
     assert once.bounds.moves == plain + 2 * 2
     assert each_step.bounds.moves == plain + 3 * 2 * 2
+
+
+RETURN = Transition("first", None, "pre_step")
+
+
+def plan(run: object) -> None:
+    """The effect of a state of the user's."""
+
+
+def test_nothing_stalls_before_the_first_step_unless_the_model_has_replied_by_then() -> None:
+    def first(**options: Any) -> Graph:
+        calls_model = options["effect"] is CALL_MODEL
+        rows = LOOP.rows("call_llm") if calls_model else (LOOP.transition("pre_step.runaway"), RETURN)
+        return LOOP.with_state(
+            StateSpec("first", **options), [replace(t, source="first") for t in rows], entered_by=None
+        )
+
+    def assumed(graph: Graph) -> bool:
+        names = (each.guard for each in graph_assumptions(graph, FEW, AgentTraits()).guards)
+        return "pre_step.no_progress" in names
+
+    assert assumed(LOOP)
+    assert assumed(first(effect=plan))
+    assert not assumed(first(effect=CALL_MODEL))
+    assert not assumed(first(effect=plan, spends="steps"))
 
 
 def test_a_guard_made_from_a_counter_is_exact_and_its_row_needs_nothing_else() -> None:

@@ -359,6 +359,20 @@ def test_a_new_state_entered_by_a_new_row():
     ]  # fmt: skip
 
 
+def test_a_new_state_entered_by_no_row_is_where_runs_start():
+    more = LOOP.with_state(StateSpec("plan"), [Transition("plan", None, "pre_step")], entered_by=None)
+    assert more.initial == "plan"
+    assert rows(more, "plan") == [
+        "plan.cancelled -> terminal", "plan.aborted -> terminal", "plan.otherwise -> pre_step",
+    ]  # fmt: skip
+    assert [rows(more, spec.name) for spec in LOOP.states] == [rows(LOOP, spec.name) for spec in LOOP.states]
+
+
+def test_a_new_state_that_is_entered_by_no_row_and_does_not_lead_to_the_loop_is_refused():
+    with pytest.raises(GraphError, match="cannot be reached"):
+        LOOP.with_state(StateSpec("review"), [TO_THE_END], entered_by=None)
+
+
 def test_a_new_state_keeps_the_stops_that_it_brings_itself():
     more = LOOP.with_state(
         StateSpec("review"),

@@ -334,6 +334,7 @@ def test_each_outcome_that_a_state_of_ones_own_declares_needs_a_row():
         "its effect may come back with 'rejected', and no row of the state takes that",
         "work",
     )
+    assert str(error).endswith("such as came_back('rejected'); a row without a guard takes no outcome")
     assert not Graph((WORK, END), (approved, GO)).takes("work", "rejected")
 
 

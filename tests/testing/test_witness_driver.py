@@ -224,6 +224,25 @@ def test_the_outcomes_of_a_state_are_driven_and_its_effect_is_not_run() -> None:
     driver.check_examples()
 
 
+def test_every_row_is_driven_where_runs_start_in_a_state_of_ones_own() -> None:
+    def plan(context: StateContext) -> StateResult:
+        return StateResult(outcome="planned")
+
+    graph = LOOP.with_state(
+        StateSpec("plan", effect=plan, outcomes=("planned", "failed")),
+        [
+            Transition("plan", came_back("failed"), State.TERMINAL, ends="handed_off"),
+            Transition("plan", came_back("planned"), State.PRE_STEP),
+            Transition("plan", None, State.TERMINAL, ends="handed_off"),
+        ],
+        entered_by=None,
+    )
+    driver = WitnessDriver(graph)
+    for path in paths(graph, "transitions"):
+        driver.run(path).check()
+    driver.check_examples()
+
+
 def test_an_example_may_be_a_whole_result_of_a_state() -> None:
     def again(run: RunState) -> bool:
         return run.state_results.get("review") == "poor"
