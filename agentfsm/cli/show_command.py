@@ -175,9 +175,19 @@ def _describe_transition(data: Any, graph: Any) -> str:
     ((kind, outcome),) = data["out"].items()
     describe = _REPLY_FORMATTERS.get(kind)
     reply = f"  {describe(outcome['reply'])}" if describe else ""
+    if kind == "ran":
+        reply = "".join(map(_describe_call_that_was_not_run, outcome.get("results", ())))
     action = f"  action: {outcome['action']}" if "action" in outcome else ""
     duration = f"  {data['us'][0] / 1000:.1f} ms" if "us" in data else ""
     return f"{data['transition']} -> {data['to']}{duration}{reply}{failure}{action}{not_taken}"
+
+
+def _describe_call_that_was_not_run(result: Any) -> str:
+    """Its result; that of a call that ran is only named here, and has a record of its own."""
+    if not isinstance(result, dict):
+        return ""
+    fields = cast("dict[str, Any]", result)
+    return f"  {fields['name']}: {_preview(fields.get('content'))}"
 
 
 def _describe_migration(data: Any, graph: Any) -> str:

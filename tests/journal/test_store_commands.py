@@ -24,6 +24,8 @@ from agentfsm import (
     SqliteStore,
     StateSpec,
     Transition,
+    deny,
+    permissions,
     tool,
 )
 from agentfsm.cli.app import app
@@ -376,6 +378,20 @@ def test_replay(path):
     assert "recover.handoff -> terminal" in strict
     command("replay", "--guardrails", "[]", "--store", path, code=2)
     command("replay", "--guardrails", '{"max_iterations": 0}', "--store", path, code=2)
+
+
+def test_show_says_why_a_call_was_not_run(tmp_path):
+    policy = permissions(deny("add", where={"a": 9}, reason="not nine"), otherwise="allow")
+    model = ScriptedModel([call("add", a=9, b=1), [call("add", a=1, b=2), call("subtract", a=1)], "Done."])
+    with SqliteStore(tmp_path / "runs.db") as db:
+        Agent(model, tools=[add], hooks=[policy], host=Host(store=db)).run_sync("go", run_id="one")
+    shown = command("show", "one", "--store", tmp_path / "runs.db").splitlines()
+    denied, ran, unknown = (line for line in shown if "dispatch_tool.otherwise ->" in line)
+    assert "  add: Denied: not nine  not: " in denied
+    assert "add" not in ran
+    assert "  subtract: There is no tool named 'subtract'." in unknown
+    command("redact", "one", next(line.split()[0] for line in shown if line is denied), "--store", tmp_path / "runs.db")
+    assert "not nine" not in command("show", "one", "--store", tmp_path / "runs.db")
 
 
 def test_fork_and_redact(path):
