@@ -27,11 +27,11 @@ from agentfsm import (
     Deny,
     Event,
     Host,
-    HumanReplyError,
     Message,
     ModelRequest,
     Reply,
     Run,
+    RunError,
     RunQuery,
     Runs,
     StaleLease,
@@ -192,7 +192,7 @@ def make_app(url: str, secret: bytes) -> Starlette:
             await desk.start(desk.agent.resume(run_id, decision, to=body["digest"], by="the desk"))
         except UnknownRunError as error:
             return JSONResponse({"error": str(error)}, status_code=404)
-        except (HumanReplyError, SuspensionRecordError, StaleLease) as error:  # somebody else was faster
+        except (SuspensionRecordError, RunError, StaleLease) as error:  # somebody else was faster
             return JSONResponse({"error": str(error)}, status_code=409)
         return JSONResponse({"run_id": run_id})
 

@@ -31,7 +31,7 @@ from types import ModuleType
 import pytest
 from packaging.requirements import Requirement
 
-from agentfsm import LOOP, AgentGuardrails, SqliteStore
+from agentfsm import LOOP, AgentfsmError, AgentGuardrails, SqliteStore
 from agentfsm.cli.app import app
 from agentfsm.journal.records import read_records
 from tests.helpers.fake_model_server import fake_model_server, text_output
@@ -401,6 +401,18 @@ def test_the_run_that_is_killed_is_in_the_store_once_and_complete(python_at: Pyt
 
 
 # -- what is documented -------------------------------------------------------------------------------
+
+
+def test_every_error_is_listed() -> None:
+    named = set(re.findall(r"`(\w+)[`(]", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")))
+    assert {each.__name__ for each in subclasses(AgentfsmError) if each.__module__ == "agentfsm.errors"} <= named
+
+
+def subclasses(error: type[Exception]) -> Iterator[type[Exception]]:
+    """The classes of errors below one."""
+    for each in error.__subclasses__():
+        yield each
+        yield from subclasses(each)
 
 
 def test_every_guardrail_is_listed_with_its_default() -> None:

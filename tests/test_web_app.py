@@ -158,6 +158,22 @@ def test_a_page_follows_the_events_of_all_runs(tmp_path: Path) -> None:
     assert (seen[-1]["tool"], seen[-1]["arguments"]) == ("refund", {"order": "A"})
 
 
+def test_a_reply_to_a_run_that_has_ended_is_refused_as_too_late(tmp_path: Path) -> None:
+    with server(tmp_path) as client, client.stream("GET", "/events") as stream:
+        run_id = client.post("/runs", json={"prompt": "Refund order A."}).json()["run_id"]
+        (asked,) = waiting(client, 1)
+        body = {"decision": "allow", "digest": asked["digest"]}
+        assert client.post(f"/runs/{run_id}/reply", json=body).status_code == 200
+        for line in stream.iter_lines():
+            if '"type": "RunCompleted"' in line:
+                break
+        late = client.post(f"/runs/{run_id}/reply", json=body)
+    assert (late.status_code, late.json()) == (
+        409,
+        {"error": f"run {run_id!r} has finished; there is nothing to resume"},
+    )
+
+
 def test_a_desk_that_closes_leaves_the_run_of_a_call_in_progress_to_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

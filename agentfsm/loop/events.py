@@ -373,7 +373,12 @@ class Ending(Event):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunCompleted(Ending):
-    """The run finished; ``output`` is its answer."""
+    """The run finished.
+
+    Attributes:
+        output: Its answer: a text, or JSON data if the agent has an ``output_type``. The value of that type is the
+            ``output`` of the run's result.
+    """
 
     output: Any
 
