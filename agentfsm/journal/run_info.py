@@ -93,6 +93,62 @@ class RunInfo:
     metadata: Mapping[str, str] | None = field(default=None, hash=False)
 
 
+LISTED_COLUMNS: tuple[str, ...] = (
+    "status", "started", "updated", "ending", "prompt", "actor", "session", "tags", "model", "cost_usd", "tokens",
+    "waiting_kind", "waiting_tool", "waiting_roles", "expires", "parent", "metadata",
+)  # fmt: skip
+"""The columns of a table of runs, with times in milliseconds."""
+
+
+def to_columns(info: RunInfo) -> dict[str, Any]:
+    """What a run is listed by, as the values of ``LISTED_COLUMNS``, in their order."""
+    waiting = info.waiting_for or WaitingFor("")
+    return {
+        "status": info.status,
+        "started": _milliseconds(info.started),
+        "updated": _milliseconds(info.updated),
+        "ending": info.ending,
+        "prompt": info.prompt,
+        "actor": info.actor,
+        "session": info.session_id,
+        "tags": list(info.tags),
+        "model": info.model,
+        "cost_usd": info.cost_usd,
+        "tokens": info.tokens,
+        "waiting_kind": waiting.kind,
+        "waiting_tool": waiting.tool,
+        "waiting_roles": list(waiting.roles),
+        "expires": _milliseconds(info.expires),
+        "parent": info.parent,
+        "metadata": None if info.metadata is None else dict(info.metadata),
+    }
+
+
+def from_columns(run_id: str, owner: str | None, columns: Mapping[str, Any]) -> RunInfo:
+    """The run that is listed by these columns."""
+    kind, tool, roles = (columns[f"waiting_{name}"] for name in ("kind", "tool", "roles"))
+    same = ("status", "ending", "prompt", "actor", "model", "cost_usd", "tokens", "parent", "metadata")
+    return RunInfo(
+        run_id,
+        owner=owner,
+        started=_seconds(columns["started"]),
+        updated=_seconds(columns["updated"]),
+        expires=_seconds(columns["expires"]),
+        session_id=columns["session"],
+        tags=tuple(columns["tags"]),
+        waiting_for=WaitingFor(kind, tool, tuple(roles)) if kind else None,
+        **{name: columns[name] for name in same},
+    )
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
 def listed_text(text: str) -> str:
     """What a run is listed by of a text: its beginning, on one line, without secrets."""
     words = _PLACEHOLDER.sub("[secret]", text[: 20 * LISTED_CHARS]).split()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Literal, NamedTuple, Protocol, Self, TypeVar
 
+from agentfsm.errors import StoreError
 from agentfsm.journal.maintenance import StoreMaintenance
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, Status
@@ -26,8 +27,10 @@ __all__ = [
     "Status",
     "Store",
     "WhichRuns",
+    "changed_row_error",
     "consistent_read",
     "head_row",
+    "is_changed",
     "off_loop",
     "seal_row",
 ]
@@ -108,6 +111,19 @@ def head_row(number: int, run_id: str, epoch: int, owner: str | None, seq: int, 
 def seal_row(keyring: Keyring | None, row: str) -> str:
     """The seal of such a text under the current key; empty without keys."""
     return "" if keyring is None else keyring.current.seal(KeyPurpose.run, row.encode())
+
+
+def is_changed(row: str, seal: str, keyring: Keyring | None) -> bool:
+    """Whether somebody without the secret changed such a text, which was sealed under a secret of the host."""
+    return bool(seal and keyring and keyring.check_seal(KeyPurpose.run, row.encode(), seal) is False)
+
+
+def changed_row_error(run_id: str) -> StoreError:
+    """The error for a run that is not acquired because of that."""
+    return StoreError(
+        f"run {run_id!r} is not acquired: somebody without the secret changed its row in the store; agentfsm verify "
+        "shows what is wrong"
+    )
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

@@ -646,6 +646,6 @@ def test_no_edit_is_acted_on(made: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert [name for name, edit in by_name.items() if paid(edit)] == []
     monkeypatch.setattr("agentfsm.journal.load.require_authentic", lambda report, action: None)
     assert paid(by_name["an answer forged"]) == 0  # the row of the run is checked once more when it is acquired
-    monkeypatch.setattr("agentfsm.journal.sqlite.sqlite_store._is_changed", lambda run, keyring: False)
+    monkeypatch.setattr("agentfsm.journal.sqlite.sqlite_store.is_changed", lambda row, seal, keyring: False)
     assert paid(by_name["an answer forged"]) == 1  # it would be, if it were not checked who wrote it
     assert paid(by_name["a vote moved from another run"]) == 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, LiteralString, NamedTuple
 
 from agentfsm.journal.postgres.postgres_session import Connection
-from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor, fold_case
+from agentfsm.journal.run_info import LISTED_COLUMNS, RunInfo, RunQuery, fold_case, from_columns, to_columns
 
 _UPDATE_PROMPT: LiteralString = """
     INSERT INTO agentfsm.run_prompt (id, prompt) SELECT id, prompt FROM listed
@@ -88,26 +88,8 @@ class ListedRun(NamedTuple):
 
 def listed_row(number: int, info: RunInfo) -> str:
     """What a run is listed by, as the JSON of its row."""
-    waiting = info.waiting_for or WaitingFor("")
-    row: dict[str, Any] = {
-        "id": number,
-        "started": _milliseconds(info.started),
-        "updated": _milliseconds(info.updated),
-        "ending": info.ending,
-        "prompt": info.prompt,
-        "actor": info.actor,
-        "session": info.session_id,
-        "tags": list(info.tags),
-        "model": info.model,
-        "cost_usd": info.cost_usd,
-        "tokens": info.tokens,
-        "waiting_kind": waiting.kind,
-        "waiting_tool": waiting.tool,
-        "waiting_roles": list(waiting.roles),
-        "expires": _milliseconds(info.expires),
-        "parent": info.parent,
-        "metadata": None if info.metadata is None else dict(info.metadata),
-    }
+    row = {"id": number, **to_columns(info)}
+    del row["status"]  # which the run itself has
     return json.dumps(row, ensure_ascii=False)
 
 
@@ -167,7 +149,9 @@ _SORTED: LiteralString = " ORDER BY id + 0 DESC LIMIT %s"
 
 
 def _listed_run(row: tuple[Any, ...]) -> ListedRun:
-    return ListedRun(row[0], _info(row), row[4], bool(row[5]))
+    number, run_id, status, owner, owner_key, is_alive, *values = row
+    info = from_columns(run_id, owner, dict(zip(LISTED_COLUMNS, (status, *values), strict=True)))
+    return ListedRun(number, info, owner_key, bool(is_alive))
 
 
 async def count_run_infos(db: Connection, query: RunQuery) -> int:
@@ -247,37 +231,3 @@ def _entry_conditions(query: RunQuery, where: LiteralString = "") -> tuple[Liter
 
 def _jsonb(metadata: Mapping[str, str]) -> str:
     return json.dumps(dict(metadata), ensure_ascii=False)
-
-
-def _info(row: tuple[Any, ...]) -> RunInfo:
-    _, run_id, status, owner, _, _, started, updated, ending, prompt, actor, session, tags, model, cost, tokens = row[
-        :16
-    ]
-    kind, tool, roles, expires, parent, metadata = row[16:]
-    return RunInfo(
-        run_id=run_id,
-        status=status,
-        owner=owner,
-        started=_seconds(started),
-        updated=_seconds(updated),
-        ending=ending,
-        prompt=prompt,
-        actor=actor,
-        session_id=session,
-        tags=tuple(tags),
-        model=model,
-        cost_usd=cost,
-        tokens=tokens,
-        waiting_for=WaitingFor(kind, tool, tuple(roles)) if kind else None,
-        expires=_seconds(expires),
-        parent=parent,
-        metadata=metadata,
-    )
-
-
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1000)
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000

@@ -52,9 +52,19 @@ from agentfsm.journal.postgres.postgres_session import (
 from agentfsm.journal.postgres.postgres_signals import PostgresSignals
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
-from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, WhichRuns, head_row, seal_row
+from agentfsm.journal.store import (
+    Head,
+    Lease,
+    SealedSnapshot,
+    Status,
+    WhichRuns,
+    changed_row_error,
+    head_row,
+    is_changed,
+    seal_row,
+)
 from agentfsm.loop.canonical_json import is_storable
-from agentfsm.loop.keys import KeyPurpose, Keyring
+from agentfsm.loop.keys import Keyring
 
 SHORT_ROWS_BYTES = 10_000
 """So many bytes of rows are decoded in a millisecond or two; more are decoded in a thread."""
@@ -436,15 +446,7 @@ class _Queue:
         info: RunInfo | None = None,
         snapshot: SealedSnapshot | None = None,
     ) -> asyncio.Future[None]:
-        """Queue a job.
-
-        Args:
-            key: The content of the lease.
-            records: The records to append.
-            status: The status of the run after them; None to release the lease.
-            info: What the run is listed by from now on, or None.
-            snapshot: Its snapshot from now on, or None to leave that as it is.
-        """
+        """Queue a job. Without a status, the lease is released."""
         future = self._loop.create_future()
         self._jobs.append(_Job(future, key, records, status, info, snapshot))
         self._start()
@@ -579,10 +581,7 @@ async def _acquire(db: Connection, key: int, lease: _PostgresLease, new: bool, k
         if run.is_alive and run.owner_key != key:
             raise StaleLease(run_id, run.owner, "is being run")
         if await _is_changed(db, run, keyring):
-            raise StoreError(
-                f"run {run_id!r} is not acquired: somebody without the secret changed its row in the store; agentfsm "
-                "verify shows what is wrong"
-            )
+            raise changed_row_error(run_id)
         lease.epoch, lease.seq, lease.hash = run.epoch + 1, run.seq, run.digest
         lease.key = _LeaseKey(run_id, lease.epoch, owner, key, run.number, keyring)
         if await _change_owner(db, run, run._replace(epoch=lease.epoch, owner=owner, owner_key=key), keyring):
@@ -594,7 +593,7 @@ async def _is_changed(db: Connection, run: _RunRow, keyring: Keyring | None) -> 
     if keyring is None:
         return False
     if run.mac:
-        return keyring.check_seal(KeyPurpose.run, run.text().encode(), run.mac) is False
+        return is_changed(run.text(), run.mac, keyring)
     sealed = await db.execute(
         "SELECT 1 FROM agentfsm.journal WHERE run = %s AND mac IS NOT NULL LIMIT 1", (run.number,)
     )

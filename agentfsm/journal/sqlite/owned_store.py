@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, NamedTuple, Self
 
 from agentfsm.errors import StaleLease, StoreError, StoreLockedError
 from agentfsm.journal.hash_chain import GENESIS_HASH
@@ -31,8 +31,19 @@ from agentfsm.journal.sqlite.owner_protocol import (
 )
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import StoreFile
-from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, Store, WhichRuns, head_row, seal_row
-from agentfsm.loop.keys import KeyPurpose, Keyring
+from agentfsm.journal.store import (
+    Head,
+    Lease,
+    SealedSnapshot,
+    Status,
+    Store,
+    WhichRuns,
+    changed_row_error,
+    head_row,
+    is_changed,
+    seal_row,
+)
+from agentfsm.loop.keys import Keyring
 
 ANSWER_S = 30.0
 """Seconds to wait for the process that writes the file: it may be frozen."""
@@ -41,42 +52,21 @@ ACQUIRE_ATTEMPTS = 5
 """Attempts to acquire a run that changes in the meantime."""
 
 
-class RunRow(Protocol):
-    """What the file keeps about a run."""
+class RunRow(NamedTuple):
+    """The row of a run."""
 
-    @property
-    def number(self) -> int:
-        """Its number."""
-        ...
-
-    @property
-    def epoch(self) -> int:
-        """How often it was acquired."""
-        ...
-
-    @property
-    def seq(self) -> int:
-        """The sequence number of its last record."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """That record's hash."""
-        ...
-
-    @property
-    def status(self) -> str:
-        """Its status."""
-        ...
-
-    @property
-    def mac(self) -> str:
-        """The seal of all of that."""
-        ...
+    number: int
+    run_id: str
+    epoch: int
+    owner: str | None
+    seq: int
+    digest: str
+    status: Status
+    mac: str
 
     def text(self) -> str:
         """The text that is sealed."""
-        ...
+        return head_row(*self[:-1])
 
 
 class OwnerConnection:
@@ -273,13 +263,10 @@ def _next_lease(
         lease = _OwnedLease(run_id, owner, 1, 0, GENESIS_HASH, row=(next_number, "running"), keyring=keyring)
         return lease, _seals(lease)
     text = run.text()
-    if run.mac and keyring is not None and keyring.check_seal(KeyPurpose.run, text.encode(), run.mac) is False:
-        raise StoreError(
-            f"run {run_id!r} is not acquired: somebody without the secret changed its row in the store; agentfsm "
-            "verify shows what is wrong"
-        )
+    if is_changed(text, run.mac, keyring):
+        raise changed_row_error(run_id)
     lease = _OwnedLease(
-        run_id, owner, run.epoch + 1, run.seq, run.digest, row=(run.number, cast("Status", run.status)), keyring=keyring
+        run_id, owner, run.epoch + 1, run.seq, run.digest, row=(run.number, run.status), keyring=keyring
     )
     return lease, {text: run.mac, **_seals(lease)}
 

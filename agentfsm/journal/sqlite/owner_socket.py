@@ -6,12 +6,11 @@ import asyncio
 import socket
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, cast
 
 from agentfsm.errors import AgentfsmError, StoreError
 from agentfsm.journal.maintenance import Hold, Tombstone
 from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.journal.sqlite.owner_protocol import (
     Message,
@@ -26,76 +25,8 @@ from agentfsm.journal.sqlite.owner_protocol import (
     write_message,
 )
 from agentfsm.journal.sqlite.store_file import FileLock, after_fork
-from agentfsm.journal.store import Lease, SealedSnapshot, Status
-
-
-class OwnerSignals(Protocol):
-    """The signals of the store that is written."""
-
-    async def send(self, signal: SealedSignal) -> bool:
-        """Keep a signal."""
-        ...
-
-    async def remove(self, signal_id: str) -> None:
-        """Remove a signal."""
-        ...
-
-
-class OwnerMaintenance(Protocol):
-    """The maintenance of the store that is written."""
-
-    async def set_hold(self, run_id: str, hold: Hold | None) -> None:
-        """Hold a run."""
-        ...
-
-    async def purge(self, tombstones: list[Tombstone]) -> list[str]:
-        """Delete runs."""
-        ...
-
-    async def reindex(self) -> list[str]:
-        """Have runs found by what they are listed by."""
-        ...
-
-    async def compact(self) -> str:
-        """Return the space of what was deleted."""
-        ...
-
-
-class OwnerStore(Protocol):
-    """The store that is written, as far as other processes use it."""
-
-    @property
-    def maintenance(self) -> OwnerMaintenance:
-        """Its maintenance."""
-        ...
-
-    @property
-    def signals(self) -> OwnerSignals:
-        """Its signals."""
-        ...
-
-    async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Any = None) -> Lease:
-        """Acquire the lease of a run."""
-        ...
-
-    def append(
-        self,
-        lease: Lease,
-        records: list[SealedRecord],
-        status: Status,
-        info: RunInfo | None = None,
-        snapshot: SealedSnapshot | None = None,
-    ) -> Awaitable[None]:
-        """Append records."""
-        ...
-
-    async def release(self, lease: Lease) -> None:
-        """Release a lease."""
-        ...
-
-    async def redact(self, lease: Lease, seq: int, hidden: str, listed: RunInfo | None = None) -> None:
-        """Replace hidden values."""
-        ...
+from agentfsm.journal.store import Lease, SealedSnapshot, Store
+from agentfsm.loop.keys import Keyring
 
 
 class OwnerSocket:
@@ -104,7 +35,7 @@ class OwnerSocket:
     Where there are no Unix sockets it does nothing: other processes then wait until the file is free.
     """
 
-    def __init__(self, lock: FileLock, store: Callable[[], OwnerStore | None]) -> None:
+    def __init__(self, lock: FileLock, store: Callable[[], Store | None]) -> None:
         self._lock = lock
         self._store = store
         self._address = ""
@@ -207,16 +138,16 @@ class OwnerSocket:
 Leases = dict[int, tuple[Lease, PresealedRows]]
 
 
-async def _acquire(store: OwnerStore, message: Message, leases: Leases) -> Any:
+async def _acquire(store: Store, message: Message, leases: Leases) -> Any:
     seals = PresealedRows()
     seals.add(message["seals"])
-    lease = await store.acquire(message["run"], message["owner"], new=message["new"], keyring=seals)
+    lease = await store.acquire(message["run"], message["owner"], new=message["new"], keyring=cast("Keyring", seals))
     number = max(leases, default=0) + 1
     leases[number] = (lease, seals)
     return [number, lease.epoch, lease.seq, lease.hash]
 
 
-async def _append(store: OwnerStore, message: Message, leases: Leases) -> None:
+async def _append(store: Store, message: Message, leases: Leases) -> None:
     lease, seals = leases[message["lease"]]
     seals.add(message["seals"])
     records = [SealedRecord(*record) for record in message["records"]]
@@ -227,43 +158,43 @@ async def _append(store: OwnerStore, message: Message, leases: Leases) -> None:
     await store.append(lease, records, message["status"], load_info(message["info"]), snapshot)
 
 
-async def _release(store: OwnerStore, message: Message, leases: Leases) -> None:
+async def _release(store: Store, message: Message, leases: Leases) -> None:
     lease, seals = leases.pop(message["lease"])
     seals.add(message["seals"])
     await store.release(lease)
 
 
-async def _redact(store: OwnerStore, message: Message, leases: Leases) -> None:
+async def _redact(store: Store, message: Message, leases: Leases) -> None:
     lease, _ = leases[message["lease"]]
     await store.redact(lease, message["seq"], message["hidden"], load_info(message["listed"]))
 
 
-async def _send(store: OwnerStore, message: Message, leases: Leases) -> bool:
+async def _send(store: Store, message: Message, leases: Leases) -> bool:
     return await store.signals.send(SealedSignal(*message["signal"]))
 
 
-async def _remove(store: OwnerStore, message: Message, leases: Leases) -> None:
+async def _remove(store: Store, message: Message, leases: Leases) -> None:
     await store.signals.remove(message["id"])
 
 
-async def _set_hold(store: OwnerStore, message: Message, leases: Leases) -> None:
+async def _set_hold(store: Store, message: Message, leases: Leases) -> None:
     hold = message["hold"]
     await store.maintenance.set_hold(message["run"], None if hold is None else Hold(**hold))
 
 
-async def _purge(store: OwnerStore, message: Message, leases: Leases) -> list[str]:
+async def _purge(store: Store, message: Message, leases: Leases) -> list[str]:
     return await store.maintenance.purge([Tombstone(**each) for each in message["tombstones"]])
 
 
-async def _reindex(store: OwnerStore, message: Message, leases: Leases) -> list[str]:
+async def _reindex(store: Store, message: Message, leases: Leases) -> list[str]:
     return await store.maintenance.reindex()
 
 
-async def _compact(store: OwnerStore, message: Message, leases: Leases) -> str:
+async def _compact(store: Store, message: Message, leases: Leases) -> str:
     return await store.maintenance.compact()
 
 
-_COMMANDS: dict[str, Callable[[OwnerStore, Message, Leases], Awaitable[Any]]] = {
+_COMMANDS: dict[str, Callable[[Store, Message, Leases], Awaitable[Any]]] = {
     "acquire": _acquire,
     "append": _append,
     "release": _release,

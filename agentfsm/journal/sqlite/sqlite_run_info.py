@@ -8,46 +8,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from agentfsm.journal.run_info import RunInfo, RunQuery, WaitingFor, fold_case
+from agentfsm.journal.run_info import LISTED_COLUMNS, RunInfo, RunQuery, fold_case, from_columns, to_columns
 
-_FIELDS = (
-    "status", "started", "updated", "ending", "prompt", "actor", "session", "tags", "model", "cost_usd", "tokens",
-    "waiting_kind", "waiting_tool", "waiting_roles", "expires", "parent", "metadata",
-)  # fmt: skip
-_UPDATE = f"UPDATE run_info SET {', '.join(f'{name} = ?' for name in _FIELDS)} WHERE id = ?"  # noqa: S608  # our own names
+_UPDATE = f"UPDATE run_info SET {', '.join(f'{name} = ?' for name in LISTED_COLUMNS)} WHERE id = ?"  # noqa: S608  # our own names
 _WITH_METADATA = 6
 """The version of the schema since which runs are listed and found by their metadata."""
 
 _WITH_FILTERS = 10
 """The version of the schema since which blocks of runs have a filter of their prompts."""
 
-_COLUMNS = ", ".join(f"info.{name}" for name in _FIELDS)
+_COLUMNS = ", ".join(f"info.{name}" for name in LISTED_COLUMNS)
 
 
 def write_run_info(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
     """Write what a run is listed by."""
-    waiting = info.waiting_for or WaitingFor("")
     tags, metadata = _write_index(db, number, info.prompt, info.tags, info.metadata)
-    values = (
-        info.status,
-        _milliseconds(info.started),
-        _milliseconds(info.updated),
-        info.ending,
-        info.prompt,
-        info.actor,
-        info.session_id,
-        tags,
-        info.model,
-        info.cost_usd,
-        info.tokens,
-        waiting.kind,
-        waiting.tool,
-        json.dumps(waiting.roles) if waiting.roles else "",
-        _milliseconds(info.expires),
-        info.parent,
-        metadata,
-    )
-    db.execute(_UPDATE, (*values, number))
+    columns = to_columns(info)
+    roles = json.dumps(columns["waiting_roles"]) if columns["waiting_roles"] else ""
+    columns |= {"tags": tags, "metadata": metadata, "waiting_roles": roles}
+    db.execute(_UPDATE, (*columns.values(), number))
 
 
 def _write_index(
@@ -380,27 +359,12 @@ def _escaped(text: str) -> str:
 
 
 def _info(row: tuple[Any, ...]) -> RunInfo:
-    run_id, owner, status, started, updated, ending, prompt, actor, session, tags, model, cost, tokens = row[:13]
-    kind, tool, roles, expires, parent, metadata = row[13:]
-    return RunInfo(
-        run_id,
-        status,
-        owner,
-        _seconds(started),
-        _seconds(updated),
-        ending,
-        prompt,
-        actor,
-        session,
-        _texts(tags),
-        model,
-        cost,
-        tokens,
-        WaitingFor(kind, tool, _texts(roles)) if kind else None,
-        _seconds(expires),
-        parent,
-        None if metadata is None else _loaded(metadata),
-    )
+    run_id, owner, *values = row
+    columns = dict(zip(LISTED_COLUMNS, values, strict=True))
+    columns |= {name: _texts(columns[name]) for name in ("tags", "waiting_roles")}
+    if columns["metadata"] is not None:
+        columns["metadata"] = _loaded(columns["metadata"])
+    return from_columns(run_id, owner, columns)
 
 
 def _texts(text: str) -> tuple[str, ...]:
@@ -409,11 +373,3 @@ def _texts(text: str) -> tuple[str, ...]:
         return tuple(map(str, json.loads(text))) if text else ()
     except (TypeError, ValueError):
         return ()
-
-
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1000)
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000

@@ -30,7 +30,7 @@ from agentfsm.journal.commit_encoding import JournalRow, decode_rows, encode_com
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
-from agentfsm.journal.sqlite.owned_store import SqliteTurn
+from agentfsm.journal.sqlite.owned_store import RunRow, SqliteTurn
 from agentfsm.journal.sqlite.owner_socket import OwnerSocket
 from agentfsm.journal.sqlite.sqlite_maintenance import SqliteMaintenance
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
@@ -43,9 +43,19 @@ from agentfsm.journal.sqlite.sqlite_run_info import (
 from agentfsm.journal.sqlite.sqlite_signals import SqliteSignals
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import StoreFile
-from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, WhichRuns, head_row, seal_row
+from agentfsm.journal.store import (
+    Head,
+    Lease,
+    SealedSnapshot,
+    Status,
+    WhichRuns,
+    changed_row_error,
+    head_row,
+    is_changed,
+    seal_row,
+)
 from agentfsm.loop.canonical_json import is_storable
-from agentfsm.loop.keys import KeyPurpose, Keyring
+from agentfsm.loop.keys import Keyring
 
 
 class LeaseKey(NamedTuple):
@@ -79,11 +89,8 @@ def acquire_lease(
         db.execute("INSERT INTO run_info (id) SELECT id FROM run WHERE run_id = ?", (run_id,))
     if run is None:
         raise UnknownRunError(f"there is no run {run_id!r}")
-    if _is_changed(run, keyring) or _lost_mac(db, run, keyring):
-        raise StoreError(
-            f"run {run_id!r} is not acquired: somebody without the secret changed its row in the store; agentfsm "
-            "verify shows what is wrong"
-        )
+    if is_changed(run.text(), run.mac, keyring) or _lost_mac(db, run, keyring):
+        raise changed_row_error(run_id)
     _update_row(db, run._replace(epoch=run.epoch + 1, owner=owner), keyring)
     return run.epoch + 1, run.seq, run.digest, run.number
 
@@ -101,41 +108,19 @@ def release_lease(db: sqlite3.Connection, key: LeaseKey) -> None:
     run = _select_row(db, key.run_id)
     if run is None or run.epoch != key.epoch:
         return
-    if not _is_changed(run, key.keyring) and not _lost_mac(db, run, key.keyring):
+    if not is_changed(run.text(), run.mac, key.keyring) and not _lost_mac(db, run, key.keyring):
         _update_row(db, run._replace(owner=None), key.keyring)
 
 
-class _RunRow(NamedTuple):
-    """The row of a run."""
-
-    number: int
-    run_id: str
-    epoch: int
-    owner: str | None
-    seq: int
-    digest: str
-    status: str
-    mac: str
-
-    def text(self) -> str:
-        """The text that is sealed."""
-        return head_row(*self[:-1])
-
-
-def _select_row(db: sqlite3.Connection, run_id: str) -> _RunRow | None:
+def _select_row(db: sqlite3.Connection, run_id: str) -> RunRow | None:
     row = db.execute(f"SELECT {_ROW} FROM run WHERE run_id = ?", (run_id,)).fetchone()  # noqa: S608  # no user text
-    return None if row is None else _RunRow(*row)
+    return None if row is None else RunRow(*row)
 
 
 _ROW = "id, run_id, epoch, owner, seq, lower(hex(hash)), status, lower(hex(mac))"
 
 
-def _is_changed(run: _RunRow, keyring: Keyring | None) -> bool:
-    """Whether somebody without the secret changed a row that was sealed under a secret of the host."""
-    return bool(run.mac and keyring and keyring.check_seal(KeyPurpose.run, run.text().encode(), run.mac) is False)
-
-
-def _lost_mac(db: sqlite3.Connection, run: _RunRow, keyring: Keyring | None) -> bool:
+def _lost_mac(db: sqlite3.Connection, run: RunRow, keyring: Keyring | None) -> bool:
     """Whether a row has no MAC although records of its run have: somebody without the secret removed it."""
     if run.mac or keyring is None:
         return False
@@ -144,7 +129,7 @@ def _lost_mac(db: sqlite3.Connection, run: _RunRow, keyring: Keyring | None) -> 
     return db.execute(query, (low, high)).fetchone() is not None
 
 
-def _update_row(db: sqlite3.Connection, run: _RunRow, keyring: Keyring | None) -> None:
+def _update_row(db: sqlite3.Connection, run: RunRow, keyring: Keyring | None) -> None:
     """Write the epoch and the owner of a run."""
     mac = _mac_bytes(keyring, run.text())
     db.execute("UPDATE run SET epoch = ?, owner = ?, mac = ? WHERE id = ?", (run.epoch, run.owner, mac, run.number))
@@ -303,10 +288,10 @@ _SELECT_SNAPSHOT = """
 """
 
 
-async def read_row(reader: SqliteReader, run_id: str) -> tuple[_RunRow | None, int]:
+async def read_row(reader: SqliteReader, run_id: str) -> tuple[RunRow | None, int]:
     """The row of a run, or None, and the number that a new run would get."""
 
-    def select(db: sqlite3.Connection) -> tuple[_RunRow | None, int]:
+    def select(db: sqlite3.Connection) -> tuple[RunRow | None, int]:
         (number,) = db.execute("SELECT coalesce(max(id), 0) + 1 FROM run").fetchone()
         return _select_row(db, run_id), number
 
