@@ -34,6 +34,12 @@ Condition = tuple[tuple[Comparison, ...], ...]
 NumericCondition = tuple[tuple[tuple[str, str, int], ...], ...]
 """A condition as plain data: alternatives, each a conjunction of (counter, operator, number)."""
 
+CounterUpdate = tuple[str, int, tuple[tuple[NumericCondition, int, tuple[int, ...]], ...]]
+"""A counter, its largest value, and its cases: the first whose condition holds applies.
+
+A case is a condition, a number to add, and the values to one of which the counter is set instead (or none).
+"""
+
 ALWAYS: Condition = ((),)
 NEVER: Condition = ()
 
@@ -292,7 +298,7 @@ class Assumptions:
         updates = [update for variable in self.counters if variable.name in names for update in variable.updates]
         return {test.counter for update in updates for test in comparisons(update.when)}
 
-    # -- as plain data, for exports (``agentfsm.diagrams.promela.CounterModel``) ---------------------------
+    # -- as plain data, for exports (``agentfsm.diagrams.promela``) ---------------------------------------
 
     def initial_values(self) -> dict[str, int]:
         """The value of each counter when a run starts."""
@@ -306,9 +312,7 @@ class Assumptions:
         """Conditions of which each makes a row's guard hold."""
         return [self._numeric(k.must) for k in self.guards if k.must != "never" and k.applies_to(row)]
 
-    def counter_updates(
-        self, row: Transition
-    ) -> list[tuple[str, int, tuple[tuple[NumericCondition, int, tuple[int, ...]], ...]]]:
+    def counter_updates(self, row: Transition) -> list[CounterUpdate]:
         """What taking a row does: for each counter its name, limit, and cases of (condition, add, values to set)."""
         changed = ((counter, counter.updates_for(row)) for counter in self.counters)
         return [

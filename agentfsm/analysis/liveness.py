@@ -82,7 +82,7 @@ def _sets(variable: Variable, row: Transition) -> bool:
 
 
 class ExportedModel:
-    """Assumptions for an export (``agentfsm.diagrams.promela.CounterModel``), without the values that do not matter."""
+    """Assumptions for an export (``agentfsm.diagrams.promela``), without the values that do not matter."""
 
     def __init__(self, graph: Graph, assumptions: Assumptions) -> None:
         self._assumptions = assumptions

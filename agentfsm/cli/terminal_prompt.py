@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from agentfsm.cli.console import parse_json_object, sanitize
 from agentfsm.errors import HumanReplyError
+from agentfsm.loop.events import UserInputRequested
 from agentfsm.loop.human_input import (
     GUARDRAIL_OF_UNIT,
     Allow,
@@ -26,9 +27,10 @@ from agentfsm.loop.human_input import (
     HumanInput,
     ItDidNotRun,
     ItRan,
-    ReachedLimit,
+    PendingRequest,
 )
 from agentfsm.loop.quorum import Actor, Quorum
+from agentfsm.loop.suspension import SuspensionRecord
 
 with contextlib.suppress(ImportError):
     import readline as readline  # importing it is enough to give the prompt line editing
@@ -45,48 +47,8 @@ REPLY_FORMATS = {
 _EXTENSION = re.compile(rf"({'|'.join(GUARDRAIL_OF_UNIT)})=(\S+)")
 
 
-class HumanRequest(Protocol):
-    """What a run asks a person: an event, a suspension record, or the pending request of a stored run."""
-
-    @property
-    def kind(self) -> str:
-        """``question``, ``form``, ``limit``, ``approval`` or ``in_doubt``."""
-        ...
-
-    @property
-    def question(self) -> str:
-        """The question."""
-        ...
-
-    @property
-    def context(self) -> str:
-        """Background of the question, or an empty string."""
-        ...
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """Answers to choose from, or empty."""
-        ...
-
-    @property
-    def tool(self) -> str:
-        """The tool of the call in question, or an empty string."""
-        ...
-
-    @property
-    def limit(self) -> ReachedLimit | None:
-        """For a limit, how much of it is used up; else None."""
-        ...
-
-    @property
-    def quorum(self) -> Quorum | None:
-        """For an approval with a rule about who may answer, the rule and the votes so far; else None."""
-        ...
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """The arguments of that call."""
-        ...
+HumanRequest = UserInputRequested | SuspensionRecord | PendingRequest
+"""What a run asks a person: an event, a suspension record, or the pending request of a stored run."""
 
 
 def must_say_who(quorum: Quorum | None) -> bool:

@@ -3,54 +3,23 @@
 Run the model with ``spin -search -a model.pml``. The first property says that every run ends, or reaches a state that
 waits, again and again; ``-ltl property_1`` selects one of those that were asked for. Each row of the graph is one
 option of the model's loop, or several where a counter can take several values. A guard may hold or not at any time,
-unless a ``CounterModel`` says when it can hold.
+unless assumptions say when it can hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product as combinations
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from agentfsm.diagrams.style import Theme
 from agentfsm.diagrams.view import View
 from agentfsm.machine.graph import Graph, Transition
 
-Condition = tuple[tuple[tuple[str, str, int], ...], ...]
-"""Alternatives, each a conjunction of comparisons (counter, operator, number): ``((("steps", ">", 200),),)``.
-
-``((),)`` is always true, ``()`` never.
-"""
-
-CounterUpdate = tuple[str, int, tuple[tuple[Condition, int, tuple[int, ...]], ...]]
-"""A counter, its largest value, and its cases: the first whose condition holds applies.
-
-A case is a condition, a number to add, and the values to one of which the counter is set instead (or none).
-"""
-
-
-class CounterModel(Protocol):
-    """Counters of a graph and assumptions about its guards. ``agentfsm.analysis.Assumptions`` is one."""
-
-    def initial_values(self) -> Mapping[str, int]:
-        """The value of each counter when a run starts."""
-        ...
-
-    def may_conditions(self, row: Transition) -> Sequence[Condition]:
-        """Conditions that must all hold for a row's guard to be able to hold."""
-        ...
-
-    def must_conditions(self, row: Transition) -> Sequence[Condition]:
-        """Conditions of which each makes a row's guard hold."""
-        ...
-
-    def counter_updates(self, row: Transition) -> Sequence[CounterUpdate]:
-        """What taking a row does to the counters. Conditions read the values from before the move."""
-        ...
-
-    def forgotten(self, row: Transition) -> Mapping[str, Condition]:
-        """The counters that no longer matter after a row, each with the condition under which they do not."""
-        ...
+if TYPE_CHECKING:
+    from agentfsm.analysis.assumptions import Assumptions, CounterUpdate, NumericCondition
+    from agentfsm.analysis.liveness import ExportedModel
+    from agentfsm.analysis.safety_properties import SafetyProperty
 
 
 def promela(view: View, theme: Theme = "auto") -> str:
@@ -60,20 +29,9 @@ def promela(view: View, theme: Theme = "auto") -> str:
     return promela_model(view.graph, exported_model(view.graph))
 
 
-class ExportedProperty(Protocol):
-    """A safety property as an automaton. ``agentfsm.analysis.must_pass`` and its like make one."""
-
-    @property
-    def text(self) -> str:
-        """The property in words."""
-        ...
-
-    def automaton(self, graph: Graph) -> tuple[int, Callable[[int, int], int]]:
-        """Its initial state, and its next state from a state and the place of a row: 0, 1, or 2 once it is violated."""
-        ...
-
-
-def promela_model(graph: Graph, counters: CounterModel, properties: Sequence[ExportedProperty] = ()) -> str:
+def promela_model(
+    graph: Graph, counters: Assumptions | ExportedModel, properties: Sequence[SafetyProperty] = ()
+) -> str:
     """A graph as a Promela model, with a formula for each property: ``spin -search -a -ltl property_1 loop.pml``.
 
     ::
@@ -89,7 +47,7 @@ def promela_model(graph: Graph, counters: CounterModel, properties: Sequence[Exp
     return "\n".join(_model(graph, counters, properties)) + "\n"
 
 
-def _model(graph: Graph, model: CounterModel, properties: Sequence[ExportedProperty]) -> Iterator[str]:
+def _model(graph: Graph, model: Assumptions | ExportedModel, properties: Sequence[SafetyProperty]) -> Iterator[str]:
     rests = [f"state == {state_constant(s.name)}" for s in graph.states if s.final or s.waits]
     yield (
         f"/* {_comment(graph.name)}: {len(graph.states)} states, {len(graph.transitions)} transitions. "
@@ -141,7 +99,7 @@ def _follow(number: int, step: Callable[[int, int], int], place: int) -> str:
     return f"; {name} = ({name} == 0 -> {after[0]} : ({name} == 1 -> {after[1]} : {_VIOLATED}))"
 
 
-def step_options(graph: Graph, counters: CounterModel) -> Iterator[tuple[Transition, str]]:
+def step_options(graph: Graph, counters: Assumptions | ExportedModel) -> Iterator[tuple[Transition, str]]:
     """Each row with one option of the model's loop for each of its results, in the order of the table.
 
     An option reads and sets ``state``, ``row`` and the counters ``c_...``, with ``n_...`` as scratch variables.
@@ -161,7 +119,7 @@ def step_options(graph: Graph, counters: CounterModel) -> Iterator[tuple[Transit
                 earlier.append(f"!({' || '.join(musts)})")
 
 
-def _forget(name: str, when: Condition) -> str:
+def _forget(name: str, when: NumericCondition) -> str:
     variable = f"c_{ascii_identifier(name)}"
     return f"{variable} = 0; " if when == ((),) else f"{variable} = ({_condition_text(when)} -> 0 : {variable}); "
 
@@ -176,7 +134,7 @@ def ascii_identifier(name: str) -> str:
     return "".join(char if char.isascii() else f"_{ord(char):x}" for char in name)
 
 
-def _condition_text(condition: Condition) -> str:
+def _condition_text(condition: NumericCondition) -> str:
     alternatives = [
         f"({' && '.join(f'c_{ascii_identifier(name)} {op} {value}' for name, op, value in tests) or 'true'})"
         for tests in condition

@@ -6,11 +6,12 @@ Each object lists exactly what it has, so that what a later field of a class hol
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import to_jsonable_python
 
 from agentfsm.loop.failures import Action, Failure, FailureKind
+from agentfsm.loop.human_input import ReachedLimit
 from agentfsm.loop.messages import MEDIA_TYPES, FinishReason, Image, Message, Role, ToolCall, ToolResult, Usage
 from agentfsm.loop.quorum import Quorum
 
@@ -49,78 +50,50 @@ def plain_json(value: Any) -> Any:
     return to_jsonable_python(value, fallback=str, bytes_mode="base64", inf_nan_mode="null")
 
 
-def call_json(call: ToolCall) -> dict[str, Any]:
-    """A tool call."""
-    return {
-        "id": call.id,
-        "name": call.name,
-        "arguments": plain_json(call.arguments),
-        "malformed": call.malformed,
-    }
+def event_fields(event: object, /, **own: Any) -> dict[str, Any]:
+    """The fields of an event that the schema lists, as JSON data.
+
+    Args:
+        event: The event.
+        own: Fields that are not as the event has them, as JSON data.
+    """
+    names = _EVENTS.get(type(event).__name__, ())
+    return {name: own[name] if name in own else as_field(getattr(event, name), name) for name in names}
 
 
-def message_json(message: Message) -> dict[str, Any]:
-    """A message, without what only its provider understands."""
-    return {
-        "role": str(message.role),
-        "content": message.content,
-        "tool_calls": [call_json(call) for call in message.tool_calls],
-        "images": _images_json(message.images),
-    }
+def as_field(value: Any, name: str = "") -> Any:
+    """A field of an event as JSON data; of an object, what the schema lists."""
+    if name in _USER_VALUES:
+        return plain_json(value)
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case str():
+            return str(value)
+        case tuple():
+            return [as_field(each) for each in cast("tuple[object, ...]", value)]
+        case Quorum():
+            return _quorum_json(value)
+        case _:
+            part = next(part for kind, part in _PART_OF.items() if isinstance(value, kind))
+            return {name: as_field(getattr(value, name), name) for name in _PARTS[part]["properties"]}
 
 
-def result_json(result: ToolResult) -> dict[str, Any]:
-    """The result of a tool call."""
-    return {
-        "call_id": result.call_id,
-        "name": result.name,
-        "content": result.content,
-        "status": result.status,
-        "failure": failure_json(result.failure),
-        "error_class": result.error_class,
-        "ending": result.ending,
-        "value": plain_json(result.value),
-        "images": _images_json(result.images),
-        "run_id": result.run_id,
-        "usage": None if result.usage is None else usage_json(result.usage),
-        "model_calls": result.model_calls,
-    }
+_USER_VALUES = frozenset({"arguments", "form", "output", "partial_data", "value"})
+
+_PART_OF: Mapping[type[Any], str] = {
+    Failure: "failure",
+    Image: "image",
+    Message: "message",
+    ReachedLimit: "limit",
+    ToolCall: "call",
+    ToolResult: "result",
+    Usage: "usage",
+}
+"""The part of the schema that lists what is shown of an object: no metadata, and nothing for its provider alone."""
 
 
-def _images_json(images: tuple[Image, ...]) -> list[dict[str, str]]:
-    return [{"media_type": image.media_type, "data": image.data} for image in images]
-
-
-def failure_json(failure: Failure | None) -> dict[str, Any] | None:
-    """A failure, without its metadata."""
-    if failure is None:
-        return None
-    return {
-        "kind": failure.kind.value,
-        "explanation": failure.explanation,
-        "blockers": list(failure.blockers),
-        "suggested_action": failure.suggested_action.value,
-        "partial_data": plain_json(failure.partial_data),
-    }
-
-
-def usage_json(usage: Usage) -> dict[str, Any]:
-    """Tokens and USD."""
-    return {
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "written_tokens": usage.written_tokens,
-        "reasoning_tokens": usage.reasoning_tokens,
-        "unpriced_tokens": usage.unpriced_tokens,
-        "cost_usd": usage.cost_usd,
-    }
-
-
-def quorum_json(quorum: Quorum | None) -> dict[str, Any] | None:
-    """Who may answer an approval, and who has approved."""
-    if quorum is None:
-        return None
+def _quorum_json(quorum: Quorum) -> dict[str, Any]:
     rule = quorum.rule
     return {
         "needed": rule.n,

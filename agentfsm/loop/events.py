@@ -8,19 +8,10 @@ JSON data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from agentfsm.loop.event_json import (
-    EVENT_VERSION,
-    call_json,
-    failure_json,
-    message_json,
-    plain_json,
-    quorum_json,
-    result_json,
-    usage_json,
-)
+from agentfsm.loop.event_json import EVENT_VERSION, as_field, event_fields
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.human_input import ReachedLimit
 from agentfsm.loop.messages import FinishReason, Message, ToolCall, ToolResult, Usage
@@ -100,8 +91,8 @@ class Event:
         return self.mask(f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown)})")
 
     def _data(self) -> dict[str, Any]:
-        """The fields of its class, as JSON data."""
-        return {}
+        """The fields that the schema lists for its class, as JSON data."""
+        return event_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -121,7 +112,7 @@ class RunStarted(Event):
     parent: tuple[str, str] | None = None
 
     def _data(self) -> dict[str, Any]:
-        return {"prompt": self.prompt, **_about_run(self.model, self.session_id, self.parent)}
+        return event_fields(self, parent=_parent_json(self.parent))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -141,7 +132,7 @@ class RunResumed(Event):
     parent: tuple[str, str] | None = None
 
     def _data(self) -> dict[str, Any]:
-        return {"kind": self.kind, **_about_run(self.model, self.session_id, self.parent)}
+        return event_fields(self, parent=_parent_json(self.parent))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -161,16 +152,14 @@ class Transitioned(Event):
         return self.decision.target
 
     def _data(self) -> dict[str, Any]:
-        decision = self.decision
-        verdict = decision.guard_result
-        return {
-            "transition": decision.transition.id,
-            "source": str(decision.source),
-            "target": str(decision.target),
-            "guard": decision.guard,
-            "tried": [[name, result] for name, result in decision.tried],
-            "failure": failure_json(verdict) if isinstance(verdict, Failure) else None,
-        }
+        verdict = self.decision.guard_result
+        return event_fields(
+            self,
+            transition=self.decision.transition.id,
+            guard=self.decision.guard,
+            tried=[[name, result] for name, result in self.decision.tried],
+            failure=as_field(verdict) if isinstance(verdict, Failure) else None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -189,7 +178,7 @@ class TextDelta(Event):
     shown: str | None = field(default=None, repr=False, compare=False)
 
     def _data(self) -> dict[str, Any]:
-        return {"text": self.text if self.shown is None else self.shown}
+        return event_fields(self, text=self.text if self.shown is None else self.shown)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -205,7 +194,7 @@ class ReasoningDelta(Event):
     shown: str | None = field(default=None, repr=False, compare=False)
 
     def _data(self) -> dict[str, Any]:
-        return {"text": self.text if self.shown is None else self.shown}
+        return event_fields(self, text=self.text if self.shown is None else self.shown)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -227,7 +216,7 @@ class ToolCallDelta(Event):
     def _data(self) -> dict[str, Any]:
         hidden = self.secrets is not None and self.secrets.has_secrets(self.name)
         shown = self.arguments if self.shown is None else self.shown
-        return {"index": self.index, "name": self.name, "arguments": "" if hidden else shown}
+        return event_fields(self, arguments="" if hidden else shown)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -239,9 +228,6 @@ class ReplyRestarted(Event):
     """
 
     reason: str
-
-    def _data(self) -> dict[str, Any]:
-        return {"reason": self.reason}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -260,23 +246,12 @@ class ModelReplied(Event):
     finish_reason: FinishReason = FinishReason.STOP
     model: str = ""
 
-    def _data(self) -> dict[str, Any]:
-        return {
-            "message": message_json(self.message),
-            "usage": usage_json(self.usage),
-            "finish_reason": str(self.finish_reason),
-            "model": self.model,
-        }
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ToolStarted(Event):
     """A tool is about to run."""
 
     call: ToolCall
-
-    def _data(self) -> dict[str, Any]:
-        return {"call": call_json(self.call)}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -295,18 +270,12 @@ class ToolProgress(Event):
     message: str
     fraction: float | None = None
 
-    def _data(self) -> dict[str, Any]:
-        return {"call_id": self.call_id, "name": self.name, "message": self.message, "fraction": self.fraction}
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ToolFinished(Event):
     """A tool call has ended and has a result."""
 
     result: ToolResult
-
-    def _data(self) -> dict[str, Any]:
-        return {"result": result_json(self.result)}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -327,24 +296,12 @@ class RecoveryStarted(Event):
     backoff_s: float = 0.0
     recoverable: bool = True
 
-    def _data(self) -> dict[str, Any]:
-        return {
-            "failure": failure_json(self.failure),
-            "action": str(self.action),
-            "attempt": self.attempt,
-            "backoff_s": self.backoff_s,
-            "recoverable": self.recoverable,
-        }
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunWarning(Event):
     """Something optional failed (memory, a hook that fails open, an observer); the run continues."""
 
     text: str
-
-    def _data(self) -> dict[str, Any]:
-        return {"text": self.text}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -363,7 +320,7 @@ class SubagentEvent(Event):
     event: Event
 
     def _data(self) -> dict[str, Any]:
-        return {"path": list(self.path), "tools": list(self.tools), "event": self.event.to_dict()}
+        return event_fields(self, event=self.event.to_dict())
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -382,9 +339,6 @@ class RunCompleted(Ending):
 
     output: Any
 
-    def _data(self) -> dict[str, Any]:
-        return {"output": plain_json(self.output)}
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Handoff(Ending):
@@ -401,14 +355,6 @@ class Handoff(Ending):
     blockers: tuple[str, ...] = ()
     suggested_next_steps: tuple[str, ...] = ()
     failure: Failure | None = None
-
-    def _data(self) -> dict[str, Any]:
-        return {
-            "rationale": self.rationale,
-            "blockers": list(self.blockers),
-            "suggested_next_steps": list(self.suggested_next_steps),
-            "failure": failure_json(self.failure),
-        }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -427,14 +373,6 @@ class PartialRunSummary(Ending):
     next_step_plan: str = ""
     failure: Failure | None = None
 
-    def _data(self) -> dict[str, Any]:
-        return {
-            "missing": self.missing,
-            "learned_facts": list(self.learned_facts),
-            "next_step_plan": self.next_step_plan,
-            "failure": failure_json(self.failure),
-        }
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunAborted(Ending):
@@ -448,18 +386,12 @@ class RunAborted(Ending):
     reason: str
     failure: Failure | None = None
 
-    def _data(self) -> dict[str, Any]:
-        return {"reason": self.reason, "failure": failure_json(self.failure)}
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunCancelled(Ending):
     """The run was cancelled from outside."""
 
     reason: str
-
-    def _data(self) -> dict[str, Any]:
-        return {"reason": self.reason}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -499,24 +431,8 @@ class UserInputRequested(Ending):
     originating_failure_kind: FailureKind | None = None
 
     def _data(self) -> dict[str, Any]:
-        kind = self.originating_failure_kind
-        return {
-            "kind": self.kind,
-            "question": self.question,
-            "context": self.context,
-            "choices": list(self.choices),
-            "tool": self.tool,
-            "arguments": plain_json(self.arguments),
-            "asker": self.asker,
-            "quorum": quorum_json(self.quorum),
-            "limit": None if self.limit is None else asdict(self.limit),
-            "form": plain_json(self.form),
-            "digest": self.digest,
-            "expires_at": self.suspension_record.expires_at,
-            "originating_failure_kind": None if kind is None else str(kind),
-        }
+        return event_fields(self, expires_at=self.suspension_record.expires_at)
 
 
-def _about_run(model: str, session_id: str, parent: tuple[str, str] | None) -> dict[str, Any]:
-    caller = None if parent is None else {"run_id": parent[0], "call_id": parent[1]}
-    return {"model": model, "session_id": session_id, "parent": caller}
+def _parent_json(parent: tuple[str, str] | None) -> dict[str, str] | None:
+    return None if parent is None else {"run_id": parent[0], "call_id": parent[1]}
