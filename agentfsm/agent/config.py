@@ -329,11 +329,7 @@ def _plain_type(output_type: Any) -> Any:
 
 
 def _make_output_adapter(output_type: Any) -> TypeAdapter[Any]:
-    """Validates a structured answer.
-
-    Raises:
-        ConfigurationError: The type has no JSON schema.
-    """
+    """Validates a structured answer."""
     try:
         given: Any = output_type
         adapter: TypeAdapter[Any] = given if isinstance(output_type, TypeAdapter) else TypeAdapter(given)

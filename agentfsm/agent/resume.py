@@ -342,11 +342,7 @@ async def load_dismissed(
 
 
 def _require_calling_run(state: RunState) -> None:
-    """Refuse a sub-agent's run: only its calling run has the budgets and the permissions that apply to it.
-
-    Raises:
-        RunError: The run is a sub-agent's.
-    """
+    """Refuse a sub-agent's run: only its calling run has the budgets and the permissions that apply to it."""
     if state.parent is not None:
         raise RunError(
             f"run {state.run_id!r} is a sub-agent's run, called by run {state.parent[0]!r}: resume or dismiss that one"
@@ -445,11 +441,7 @@ async def open_suspended_state(config: AgentConfig, record: SuspensionRecord, al
 
 
 def _require_registry(host: Host, record: SuspensionRecord) -> None:
-    """Refuse a record of which the host cannot know whether it was used.
-
-    Raises:
-        SuspensionRegistryError: It cannot.
-    """
+    """Refuse a record of which the host cannot know whether it was used."""
     if record.registry == IN_STORE:
         raise SuspensionRegistryError(
             f"run {record.run_id!r} is in a store, which this host does not have: resume it on a host with that store "

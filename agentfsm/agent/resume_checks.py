@@ -126,11 +126,7 @@ def _missing_tool(config: AgentConfig, state: RunState, name: str, what: str) ->
 
 
 def _check_edit(config: AgentConfig, state: RunState, request: PendingRequest, tool: Tool, reply: HumanReply) -> None:
-    """Refuse an edit that does not validate, or that a permission policy denies.
-
-    Raises:
-        HumanReplyError: It is refused.
-    """
+    """Refuse an edit that does not validate, or that a permission policy denies."""
     call = ToolCall(request.call_id or "", tool.name, reply.arguments)
     withholder = config.open_withholder().with_mask(WITHHELD)  # others may read why, too
     withholder.add_arguments(tool.name, call.arguments)

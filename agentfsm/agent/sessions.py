@@ -330,22 +330,14 @@ class Session(Generic[AgentDeps, Output]):
         return claim
 
     def _tags_of_next(self, last: RunInfo | None, tags: tuple[str, ...]) -> tuple[str, ...]:
-        """The tags of the next run: the given ones, and the tenants of the last run if these name none.
-
-        Raises:
-            RunError: The tags of both runs name tenants, and none is that of both.
-        """
+        """The tags of the next run: the given ones, and the tenants of the last run if these name none."""
         theirs, ours = _tenants(() if last is None else last.tags), _tenants(tags)
         if theirs and ours and theirs.isdisjoint(ours):
             raise RunError(f"session {self.session_id!r} has a run of another tenant: continue another session")
         return tags if ours else (*tags, *sorted(theirs))
 
     async def _require_idle(self, last: RunInfo) -> None:
-        """Refuse to continue while the last run is being run, or waits for a worker.
-
-        Raises:
-            SessionBusyError: It is.
-        """
+        """Refuse to continue while the last run is being run, or waits for a worker."""
         if last.status == "running" and last.owner is not None:
             raise SessionBusyError(
                 f"session {self.session_id!r} is being run: run {last.run_id!r} has not ended, and is held by "
@@ -384,11 +376,7 @@ def _tenants(tags: Iterable[str]) -> set[str]:
 
 
 def _valid_id(session_id: object) -> str:
-    """The id of a session, by which its runs can be found.
-
-    Raises:
-        RunError: It is not a string, is blank or too long, or has spaces that a list would not show as they are.
-    """
+    """The id of a session, by which its runs can be found."""
     if not isinstance(session_id, str):
         raise RunError(f"session_id must be a string, not {type(session_id).__name__}")
     plain = session_id.isprintable() and session_id == " ".join(session_id.split())

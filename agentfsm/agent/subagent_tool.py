@@ -292,11 +292,7 @@ class SubRun:
 
 
 def _result_text(outcome: Ending) -> str:
-    """The result for the calling model.
-
-    Raises:
-        ToolError: The run did not complete its task.
-    """
+    """The result for the calling model."""
     match outcome:
         case RunCompleted(output=output):
             return output if isinstance(output, str) else to_json(output).decode()

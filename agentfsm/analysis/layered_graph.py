@@ -411,11 +411,7 @@ def max_path_costs(edges_of: Mapping[N, Sequence[tuple[N | None, Cost]]], meter:
 def _component_cost(
     component: list[N], edges_of: Mapping[N, Sequence[tuple[N | None, Cost]]], values: Mapping[N, Cost]
 ) -> Cost:
-    """The maximum for all nodes of a component.
-
-    Raises:
-        UnboundedError: An edge within it costs something.
-    """
+    """The maximum for all nodes of a component."""
     most = NO_COST
     for node in component:
         for after, cost in edges_of[node]:

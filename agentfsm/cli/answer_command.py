@@ -123,11 +123,7 @@ def answer(
 
 
 async def _raise_if_refused(signals: SignalQueue, keyring: Keyring, request: StoredRequest) -> None:
-    """Wait a moment for a process that has the agent to act on an answer.
-
-    Raises:
-        HumanReplyError: It refused the answer.
-    """
+    """Wait a moment for a process that has the agent to act on an answer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ACTED_ON_WITHIN_S):
             while await _waits(signals, keyring, request.run_id):  # noqa: ASYNC110  # another process acts on it

@@ -236,11 +236,7 @@ def _load_inputs(
 
 
 def _load_assumptions(name: str) -> Assumptions:
-    """The assumptions that ``MODULE:ATTR`` or ``FILE.py:ATTR`` names.
-
-    Raises:
-        ConfigurationError: It does not exist, or is something else.
-    """
+    """The assumptions that ``MODULE:ATTR`` or ``FILE.py:ATTR`` names."""
     value = load_object(name)
     if not isinstance(value, Assumptions):
         raise ConfigurationError(f"{name} is a {type(value).__name__}, not agentfsm.analysis.Assumptions")
@@ -265,11 +261,7 @@ def _split_property(option: str, text: str) -> tuple[str, str, str]:
 
 
 def _approval_property(text: str, tools: Mapping[str, Tool] | None) -> SafetyProperty:
-    """The property that ``TOOL=N`` stands for.
-
-    Raises:
-        ConfigurationError: The agent has no such tool, or fewer approvals are enough for a call of it.
-    """
+    """The property that ``TOOL=N`` stands for."""
     name, _, number = text.rpartition("=")
     if not (name and number.isdecimal()):
         raise click.UsageError(f"--needs-approvals {text}: give a tool and a number, as in pay=2")

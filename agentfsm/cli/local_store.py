@@ -287,11 +287,7 @@ async def secrets_to_write(store: Store, location: StoreLocation) -> list[bytes]
 
 
 def _check_key_file(file: Path) -> None:
-    """Refuse a key file that somebody else may have written or read, or that is a link to such a file.
-
-    Raises:
-        ConfigurationError: It belongs to somebody else, or others can read or write it.
-    """
+    """Refuse a key file that somebody else may have written or read, or that is a link to such a file."""
     if os.name != "posix":
         return
     status = file.stat()

@@ -244,11 +244,7 @@ def _choose(every: list[Mutant], which: _MutateOptions, excluded: dict[str, str]
 
 
 def _check_suite(suite: _Suite) -> _Suite:
-    """The suite with its time limit.
-
-    Raises:
-        ConfigurationError: The tests fail without a mutant, or do not import the module.
-    """
+    """The suite with its time limit."""
     begun = time.monotonic()
     code, report, output = suite.run(None)
     if code != 0:

@@ -427,11 +427,7 @@ def resume(
 
 
 def _refuse_for_all_runs(reply_opts: _ReplyOptions, migration_opts: _MigrationOptions) -> None:
-    """Refuse the options that are about one run.
-
-    Raises:
-        click.UsageError: One of them is given.
-    """
+    """Refuse the options that are about one run."""
     given = {
         "--extend": reply_opts.extend is not None,
         "--dismiss": reply_opts.dismiss is not None,

@@ -310,11 +310,7 @@ def _read_part(option: str, path: Path, read: Callable[[bytes], Image | File]) -
 
 
 def _session_run(agent: Agent, session_id: str, prompt: Sequence[str | Image | File] | None, actor: str | None) -> Run:
-    """The next run of a session, read from the store.
-
-    Raises:
-        ConfigurationError: Its last run has not ended; the error says which command continues it.
-    """
+    """The next run of a session, read from the store."""
     if agent.config.host.store is None:
         raise ConfigurationError("--session continues a conversation that is stored: leave --no-store out")
     try:

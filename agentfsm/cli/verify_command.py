@@ -243,11 +243,7 @@ def _describe_tombstone(tombstone: Tombstone) -> str:
 
 
 def _read_log(file: Path) -> CheckpointLog:
-    """The log in a file; an empty one if the file does not exist.
-
-    Raises:
-        JournalError: It cannot be read.
-    """
+    """The log in a file; an empty one if the file does not exist."""
     try:
         return CheckpointLog(file.read_text("utf-8", "replace"))
     except FileNotFoundError:
@@ -287,11 +283,7 @@ def _read_keyring(location: StoreLocation | None) -> Keyring | None:
 
 
 def _load_agent(name: str) -> Agent[Any, Any]:
-    """The agent that ``MODULE:AGENT`` names.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
+    """The agent that ``MODULE:AGENT`` names."""
     from agentfsm.agent import Agent  # only here: without --agent, nothing but the journal is read
 
     value = load_object(name)
@@ -409,11 +401,7 @@ def _with_progress(reports: Iterator[VerificationReport], runs: int) -> Iterator
 
 
 def _append_to_log(file: Path, before: CheckpointLog, log: CheckpointLog) -> None:
-    """Append what a log has more than before to its file, durably, and before anything of it is signed.
-
-    Raises:
-        JournalError: It cannot be written, or another process wrote to it.
-    """
+    """Append what a log has more than before to its file, durably, and before anything of it is signed."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "r+b") as opened:

@@ -126,11 +126,7 @@ def view(
 
 
 def _signed_heads(witness: CheckpointOptions, location: StoreLocation) -> SignedHeads | None:
-    """What a checkpoint signed, if one is given.
-
-    Raises:
-        JournalError: The checkpoint or the log is not valid.
-    """
+    """What a checkpoint signed, if one is given."""
     signed, changed = signed_heads(witness.read(), witness.log_file or checkpoint_log(location))
     if changed:
         raise JournalError(changed)

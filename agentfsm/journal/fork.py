@@ -99,11 +99,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
 
 
 def _check_no_subagent_waits(run: RunState, at_seq: int) -> None:
-    """Refuse a fork that would share a sub-agent's run with its source: an answer to one would be one to both.
-
-    Raises:
-        JournalError: It would.
-    """
+    """Refuse a fork that would share a sub-agent's run with its source: an answer to one would be one to both."""
     if below := next((each.held.run_id for each in run.batch if each.held is not None and each.held.run_id), ""):
         raise JournalError(
             f"at record {at_seq}, run {below!r} of a sub-agent was waiting for a person or continuing with an answer, "

@@ -57,11 +57,7 @@ _QUORUM: TypeAdapter[Quorum] = TypeAdapter(Quorum)
 
 
 def _read_quorum(request: Data) -> Quorum | None:
-    """The rule and the votes of a request; None if it has none, or if the votes are counted by a sub-agent's run.
-
-    Raises:
-        InvalidRecordError: They cannot be read.
-    """
+    """The rule and the votes of a request; None if it has none, or if the votes are counted by a sub-agent's run."""
     if "quorum" not in request or request.get("asker"):
         return None
     try:

@@ -95,11 +95,7 @@ class ReplaySettings:
         )
 
     def _graph_for(self, records: Sequence[SealedRecord]) -> Graph:
-        """The graph for a run: one that counts votes, as an agent would have made of it, where the recorded one does.
-
-        Raises:
-            JournalError: The journal names no graph, or one that is not known, or the graph cannot count votes.
-        """
+        """The graph for a run: one that counts votes, as an agent would have made it, where the recorded one does."""
         pins = [row for row in records if row.seq == 1 or is_kind(row, "run.migrated")]
         try:
             pinned = open_record(pins[-1])["graph"]

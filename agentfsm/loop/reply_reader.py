@@ -180,11 +180,7 @@ def parse_envelope(text: str, call_id: str) -> ReplyParsed:
 
 
 def _parse_envelope_object(envelope: Any, call_id: str) -> ReplyParsed:
-    """The contents of an envelope.
-
-    Raises:
-        ValueError: An argument is out of range.
-    """
+    """The contents of an envelope."""
     kind = envelope.get("kind")
     if kind == "final":
         content = envelope.get("content")

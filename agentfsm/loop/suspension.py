@@ -252,11 +252,7 @@ def open_record(
 
 
 def _possible_keys(record: SuspensionRecord, keyring: Keyring, secrets: Sequence[bytes]) -> Sequence[bytes]:
-    """The keys with which a record may have been signed.
-
-    Raises:
-        SuspensionTamperedError: The host does not have the secret whose key id it names.
-    """
+    """The keys with which a record may have been signed."""
     if record.version == 1:
         return secrets
     keys = keyring.find(record.key_id)

@@ -97,11 +97,7 @@ class EventStreamParser:
 
 
 def _parse_headers(data: bytes) -> dict[str, str]:
-    """The headers that are texts.
-
-    Raises:
-        ValueError: They are invalid.
-    """
+    """The headers that are texts."""
     found: dict[str, str] = {}
     at = 0
     try:

@@ -128,11 +128,7 @@ class AwsAccount:
         return cast("AwsCredentials | None", self._session().get_credentials())
 
     def _session(self) -> Any:
-        """A new session, which reads the environment and the configuration again.
-
-        Raises:
-            ConfigurationError: There is no such profile.
-        """
+        """A new session, which reads the environment and the configuration again."""
         session = import_module("botocore.session").Session(profile=self.profile or None)
         try:
             session.get_scoped_config()

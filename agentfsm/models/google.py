@@ -125,11 +125,7 @@ def _first_of(variables: tuple[str, ...]) -> str:
 
 
 def _default_credentials() -> Any:
-    """The application default credentials.
-
-    Raises:
-        ConfigurationError: There are none.
-    """
+    """The application default credentials."""
     auth, exceptions = import_module("google.auth"), import_module("google.auth.exceptions")
     try:
         return auth.default(scopes=_SCOPES)[0]
@@ -148,11 +144,7 @@ class _AccessTokens:
         self._used = False
 
     def __call__(self) -> str:
-        """A token.
-
-        Raises:
-            ConfigurationError: There are no credentials, or they get no token.
-        """
+        """A token."""
         credentials, exceptions = import_module("google.auth.credentials"), import_module("google.auth.exceptions")
         transport, requests = import_module("google.auth.transport.requests"), import_module("requests")
         if self._credentials is None:

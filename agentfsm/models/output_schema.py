@@ -147,11 +147,7 @@ class _StrictSchema:
             self._refuse_recursion(root, ())
 
     def convert(self, node: object, depth: int) -> dict[str, Any]:
-        """A schema within the whole, in the strict form.
-
-        Raises:
-            _NotStrictError: It has none.
-        """
+        """A schema within the whole, in the strict form."""
         given = as_object(node)
         if "oneOf" in given and "discriminator" in given:  # one of them holds at most, so any of them says the same
             given = {k: v for k, v in given.items() if k != "oneOf"} | {"anyOf": given["oneOf"]}

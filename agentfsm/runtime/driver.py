@@ -592,11 +592,7 @@ async def _compare_bounds(monitor: Monitor | None, context: Context) -> None:
 
 
 def _report(context: Context, mismatch: object | None) -> None:
-    """Report what the model of the graph's proofs does not allow, if there is anything.
-
-    Raises:
-        ModelMismatchError: There is, and the host asked for an error.
-    """
+    """Report what the model of the graph's proofs does not allow, if there is anything."""
     if mismatch is None:
         return
     if context.config.host.monitor == "raise":

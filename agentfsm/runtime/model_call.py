@@ -192,9 +192,6 @@ def _normalize_reply(reply: Reply, used_ids: set[str]) -> Reply:
     Args:
         reply: The reply as the model gave it.
         used_ids: The ids of earlier calls; those of this reply are added.
-
-    Raises:
-        TypeError: Its content is neither a string nor None.
     """
     if reply.__class__ is not Reply or reply.message.__class__ is not Message:  # a user's class, which might change
         reply = plain_value(Reply, reply)

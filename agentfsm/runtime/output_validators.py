@@ -86,11 +86,7 @@ def _as_json(context: Context, value: Any) -> Any:
 
 
 async def _call(context: Context, validator: Callable[[Any, Any], Any], value: Any) -> Any:
-    """What a validator returns.
-
-    Raises:
-        AnswerRefusedError: It refuses the value.
-    """
+    """What a validator returns."""
     try:
         with user_code("output validator", validator, context.run.change_attempts):
             returned = validator(run_context(context.run, context.deps), value)

@@ -172,11 +172,7 @@ async def add_instructions(context: Context) -> None:
 
 
 async def _call(context: Context, role: str, function: Callable[[Any], Any]) -> Any:
-    """What a user function returns for the run, within the time limit of hooks.
-
-    Raises:
-        RunError: It raised, or took too long.
-    """
+    """What a user function returns for the run, within the time limit of hooks."""
     try:
         value = function(run_context(context.run, context.deps))
         return await context.timeout.run(value, hook_limit_s(context)) if isawaitable(value) else value

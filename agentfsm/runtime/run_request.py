@@ -96,11 +96,7 @@ async def identify_actor(config: AgentConfig, run: RunState, request: RunRequest
 
 
 async def _actor(config: AgentConfig, request: RunRequest) -> Actor | None:
-    """Who replies or dismisses a run.
-
-    Raises:
-        AuthenticationError: The host refuses whoever it is.
-    """
+    """Who replies or dismisses a run."""
     if not request.signal_id:
         return await config.host.identify(request.by)
     actor: Actor | None = request.by

@@ -470,11 +470,7 @@ def _require_callable(context: Context, name: str) -> None:
 
 
 def _require_rows(context: Context, name: str, kind: str) -> None:
-    """Refuse a call that may have to wait for a person, in a state that cannot wait and come back.
-
-    Raises:
-        StateEffectError: A row is missing.
-    """
+    """Refuse a call that may have to wait for a person, in a state that cannot wait and come back."""
     leave, back = _WAITING_GUARDS[kind]
     graph, state = context.config.machine.graph, str(context.run.state)
     waiting = [row.target for row in graph.rows(state) if row.guard is leave and graph.spec(row.target).waits]
@@ -518,12 +514,7 @@ def custom_effect(function: Callable[[StateContext[Any]], Any]) -> Effect:
 
 
 def _state_result(value: Any, used: Charge, declared: StateSpec) -> StateResult:
-    """What the effect of a state returned, as an outcome.
-
-    Raises:
-        StateEffectError: It is not one of the outcomes that the state declares.
-        TypeError: A message is not a message.
-    """
+    """What the effect of a state returned, as an outcome."""
     result = value if isinstance(value, StateResult) else StateResult(value)
     if result.outcome and result.outcome not in declared.outcomes:
         names = ", ".join(declared.outcomes) or "none"

@@ -113,11 +113,7 @@ _TEXTS = (
 
 
 def _require(condition: object, problem: str) -> None:
-    """Like ``assert``, also under ``python -O``.
-
-    Raises:
-        AssertionError: The condition is false.
-    """
+    """Like ``assert``, also under ``python -O``."""
     if not condition:
         raise AssertionError(problem)
 

@@ -59,11 +59,7 @@ async def _raises(expected: type[AgentfsmError], awaitable: Awaitable[object]) -
 
 
 def _require(condition: bool) -> None:
-    """Like ``assert``, also under ``python -O``.
-
-    Raises:
-        AssertionError: The condition is false; the traceback shows the line.
-    """
+    """Like ``assert``, also under ``python -O``."""
     if not condition:
         raise AssertionError("the store does not conform")
 

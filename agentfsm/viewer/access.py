@@ -193,11 +193,7 @@ class Access:
         return None if EVERY_TENANT in names else names
 
     async def _visitor(self, request: Request) -> Visitor:
-        """Who sends a request, whatever they may see.
-
-        Raises:
-            PageError: Somebody who is not let in.
-        """
+        """Who sends a request, whatever they may see."""
         actor = await self._authenticated(request)
         if actor is not None:
             return Visitor(replace(actor, verified=True))
@@ -316,11 +312,7 @@ class AccessMiddleware:
         await self._app(scope, receive, send_with_headers)
 
     async def _let_in(self, request: Request) -> None:
-        """Check a request, and note who sends it.
-
-        Raises:
-            PageError: It is refused.
-        """
+        """Check a request, and note who sends it."""
         self._access.check_request(request)
         path: Any = request.scope["path"]
         request.state.mount_path = request.scope.get("root_path", "")  # further inside it is longer

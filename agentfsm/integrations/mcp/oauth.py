@@ -182,11 +182,7 @@ class Authorizer:
 
 
 def _read_redirect(url: str) -> AuthorizationCodeResult:
-    """What an authorization server says in the URL to which it redirects.
-
-    Raises:
-        ConfigurationError: It refuses, or the URL is another one.
-    """
+    """What an authorization server says in the URL to which it redirects."""
     from mcp.shared.auth import AuthorizationCodeResult
 
     query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}

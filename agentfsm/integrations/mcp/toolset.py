@@ -272,11 +272,7 @@ class MCPTools:
 
     @property
     def _opened(self) -> ServerConnection:
-        """The connection.
-
-        Raises:
-            ConfigurationError: The server is not open.
-        """
+        """The connection."""
         if self._tools is None:
             raise ConfigurationError(f"the MCP server {self.label!r} is not open: use it inside 'async with'")
         return self._connection
@@ -333,11 +329,7 @@ class MCPTools:
     # -- a call -----------------------------------------------------------------------------------------
 
     async def _call(self, name: str, arguments: dict[str, Any], progress: Progress | None) -> str | list[str | Image]:
-        """The result of a tool.
-
-        Raises:
-            ToolError: The tool failed, the server cannot be reached, or the definition of the tool has changed.
-        """
+        """The result of a tool."""
         if self._tools is None:
             raise ToolError(f"the MCP server {self.label!r} was closed", kind="environment_error")
         report = progress_callback(progress)
@@ -347,11 +339,7 @@ class MCPTools:
         return await self._parts(name, result)
 
     async def _parts(self, name: str, result: CallToolResult) -> str | list[str | Image]:
-        """What the model gets of a result.
-
-        Raises:
-            ToolError: The tool failed, or its result does not fit its schema.
-        """
+        """What the model gets of a result."""
         parts = await result_content(result, self.settings.files, self.settings.results)
         if result.is_error:
             raise ToolError(to_model_content(parts)[0] or "the tool failed and gave no reason")

@@ -201,11 +201,7 @@ def _actor_json(actor: Actor) -> Data:
 
 
 async def _writer(request: Request) -> tuple[ViewerContext, Actor, Data, str]:
-    """Whoever may change something, what they send, and the run that it is about.
-
-    Raises:
-        PageError: Nobody is signed in, nothing can be changed here, or it is not about a run that they may see.
-    """
+    """Whoever may change something, what they send, and the run that it is about."""
     context, visitor, data = context_of(request), visitor_of(request), await read_body(request)
     run_id = data.get("run")
     if visitor.actor is None:
