@@ -44,11 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Subagent:
-    """Starts, continues, loads and ends the runs of a sub-agent.
-
-    Attributes:
-        config: The sub-agent's configuration.
-    """
+    """Starts, continues, loads and ends the runs of a sub-agent."""
 
     config: AgentConfig
 

@@ -312,11 +312,7 @@ def _result_text(outcome: Ending) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Unattended:
-    """A policy for runs that nobody attends: what would ask a person hands off, and a truncated reply is kept.
-
-    Attributes:
-        inner: The agent's policy.
-    """
+    """A policy for runs that nobody attends: what would ask a person hands off, and a truncated reply is kept."""
 
     inner: RecoveryPolicy
 

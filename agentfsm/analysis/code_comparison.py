@@ -59,11 +59,7 @@ _CACHED = type(lru_cache(lambda: None))
 
 
 class DigestOnly:
-    """A guard or an effect of which only its name and perhaps the digest of its code are known.
-
-    Attributes:
-        digest: The digest.
-    """
+    """A guard or an effect of which only its name and perhaps the digest of its code are known."""
 
     def __init__(self, name: str, digest: str = "") -> None:
         self.__name__ = name

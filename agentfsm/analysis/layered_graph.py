@@ -83,12 +83,6 @@ class LayeredGraph(Generic[N, E]):
 
     Raises:
         AnalysisLimitError: The meter's limit is reached.
-
-    Attributes:
-        start: The layer and the node from which the search starts.
-        last: The last layer.
-        reach: The most layers that an edge leads ahead.
-        meter: Counts the nodes that are visited.
     """
 
     def __init__(

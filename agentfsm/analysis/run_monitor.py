@@ -221,10 +221,6 @@ class RunMonitor:
         model: The models of its graph.
         run: The run as it is now. If its past is not known, it is followed by the engine's counters alone.
         on_wait: Called each time the run has reached a state that waits.
-
-    Attributes:
-        state: The run's current state.
-        guardrails: Its limits.
     """
 
     def __init__(

@@ -84,12 +84,7 @@ def tracing(
 
 @dataclass(frozen=True, slots=True)
 class OpenSpan:
-    """A span that has not ended.
-
-    Attributes:
-        span: The span.
-        previous_context: The context that was current before it.
-    """
+    """A span that has not ended."""
 
     span: Span
     previous_context: Context

@@ -364,12 +364,7 @@ class _EarlierReader:
 
 @dataclass(frozen=True)
 class StoredConversation:
-    """What a stored run leaves to the next run of its conversation.
-
-    Attributes:
-        run: Its state after its last record.
-        secrets: The values that its records withhold.
-    """
+    """What a stored run leaves to the next run of its conversation."""
 
     run: RunState
     secrets: tuple[Any, ...] = field(default=(), repr=False)

@@ -214,11 +214,7 @@ def _count_chars(messages: Sequence[Message]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot that a host with the secret wrote.
-
-    Attributes:
-        data: What it contains.
-    """
+    """A snapshot that a host with the secret wrote."""
 
     data: Mapping[str, Any]
 

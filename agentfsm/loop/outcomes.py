@@ -75,12 +75,7 @@ def may_leave_undecided(target: StateSpec) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What the effect of a user-defined state used of the run's budgets.
-
-    Attributes:
-        model_calls: How many model calls it made.
-        usage: What these calls consumed.
-    """
+    """What the effect of a user-defined state used of the run's budgets."""
 
     model_calls: int = 0
     usage: Usage = field(default_factory=Usage)

@@ -199,12 +199,7 @@ def _load_certificates(path: Path) -> ssl.SSLContext:
 
 
 class HttpResponse:
-    """A response whose headers have arrived, and whose body is read as it arrives.
-
-    Attributes:
-        status: The HTTP status.
-        headers: The headers.
-    """
+    """A response whose headers have arrived, and whose body is read as it arrives."""
 
     def __init__(
         self,

@@ -187,9 +187,6 @@ class TextAccumulator:
 
     Servers that count in UTF-16 split characters outside the basic plane (most emoji) into two surrogates. In the
     complete text the two are joined; the first is not shown before the second arrives.
-
-    Attributes:
-        last_chunk: The last chunk.
     """
 
     def __init__(self) -> None:

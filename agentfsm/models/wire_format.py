@@ -331,13 +331,7 @@ class PerMessageEncoder:
 
 
 class RequestCache:
-    """The encoded part of a transcript.
-
-    Attributes:
-        encoder: Holds the encoded messages.
-        system: The instructions among them.
-        call_ids: The ids of their tool calls.
-    """
+    """The encoded part of a transcript."""
 
     def __init__(self, transcript: Transcript, encoder: MessageEncoder) -> None:
         self.encoder = encoder

@@ -411,11 +411,7 @@ class _Consumer:
 
 
 class _ExclusiveUse:
-    """Lets one task at a time await or iterate a run.
-
-    Attributes:
-        run_id: The run's id.
-    """
+    """Lets one task at a time await or iterate a run."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id

@@ -33,9 +33,6 @@ class CancelRequests:
 
     The task's own count says less, since user code changes it. A ``TaskGroup`` whose tasks fail cancels the task that
     it is in, and before Python 3.13 it does not always take that back; nor does one that was abandoned.
-
-    Attributes:
-        own: How many the run itself has made.
     """
 
     __slots__ = ("_before", "_waiting", "own")
@@ -93,11 +90,7 @@ def reraise_cancellation(error: BaseException) -> None:
 
 
 class TimeLimitError(TimeoutError):
-    """What was awaited did not end within its time limit.
-
-    Attributes:
-        seconds: The limit.
-    """
+    """What was awaited did not end within its time limit."""
 
     def __init__(self, seconds: float, how: str) -> None:
         super().__init__(f"timed out after {seconds:g} s{how}")

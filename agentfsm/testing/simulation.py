@@ -278,11 +278,7 @@ class Cursor:
 
 
 class Simulation:
-    """A scenario that is being run, one suspension or one transition at a time; see ``Simulator.start``.
-
-    Attributes:
-        result: The result so far.
-    """
+    """A scenario that is being run, one suspension or one transition at a time; see ``Simulator.start``."""
 
     def __init__(self, agent: Agent[Any, Any], cursor: Cursor, *, from_records: bool, deps: Any = None) -> None:
         self._agent = agent

@@ -59,11 +59,7 @@ class Remaining(NamedTuple):
 
 
 class StepReader:
-    """Reads a journal record by record, and keeps what is shown of each move.
-
-    Attributes:
-        ledger: The ledger so far.
-    """
+    """Reads a journal record by record, and keeps what is shown of each move."""
 
     def __init__(self, run_id: str) -> None:
         self.ledger = LedgerReader(run_id)

@@ -22,12 +22,7 @@ from agentfsm.workers.submission import agent_tag, submission_queue
 
 @dataclass(frozen=True)
 class ServedAgent:
-    """An agent under the name by which runs are submitted to it.
-
-    Attributes:
-        name: The name.
-        agent: The agent, on the store of the worker.
-    """
+    """An agent under the name by which runs are submitted to it."""
 
     name: str
     agent: Agent[Any, Any]
@@ -66,9 +61,6 @@ class ServedAgent:
 
 class ServedAgents:
     """The agents of a worker.
-
-    Attributes:
-        keyring: The keys of their hosts.
 
     Raises:
         ConfigurationError: There is none, or a name cannot be that of a queue.

@@ -125,12 +125,7 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class DeliveredActivation:
-    """An activation that was delivered to a worker, which has not finished it.
-
-    Attributes:
-        activation: The activation.
-        deliveries: How often it was delivered.
-    """
+    """An activation that was delivered to a worker, which has not finished it."""
 
     activation: Activation
     deliveries: int

@@ -62,11 +62,7 @@ class ServerGoneError(Exception):
 
 
 class RefusedError(ToolError):
-    """The server answered a request with an error of the protocol.
-
-    Attributes:
-        code: Its code.
-    """
+    """The server answered a request with an error of the protocol."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)

@@ -80,9 +80,6 @@ class SignalListener:
         read_pending: Reads the ids of the runs that have signals.
         notify: Called with the id of each run that has got one.
         claim_again: Called when its connection was lost: those that say that this process lives may be, too.
-
-    Attributes:
-        task: What listens.
     """
 
     def __init__(

@@ -53,9 +53,6 @@ class FileLock:
 
     Args:
         path: A separate lock file; a lock on the database itself would interfere with SQLite's locks.
-
-    Attributes:
-        path: The lock file.
     """
 
     def __init__(self, path: Path) -> None:
