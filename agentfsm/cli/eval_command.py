@@ -11,10 +11,9 @@ from typing import Any, cast
 
 import click
 
-from agentfsm.agent import Agent
 from agentfsm.cli.console import CliConsole, open_console, shorten
 from agentfsm.cli.terminal_prompt import parse_reply
-from agentfsm.cli.user_code import load_object
+from agentfsm.cli.user_code import load_agent, load_object
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.messages import Usage
 from agentfsm.models import resolve
@@ -67,10 +66,7 @@ def eval(  # noqa: A001  # the name of the command
 
     Exit codes: 0 enough runs are good, 1 they are not, 2 wrong usage.
     """
-    loaded: Any = load_object(agent_name)
-    if not isinstance(loaded, Agent):
-        raise ConfigurationError(f"{agent_name} is a {type(loaded).__name__}, not an agent")
-    agent: Agent[Any, Any] = loaded  # pyright: ignore[reportUnknownVariableType]
+    agent = load_agent(agent_name)
     if model is not None:
         agent = agent.with_config(replace(agent.config, model=resolve(model)))
     chosen = _select(_load_cases(cases), only)

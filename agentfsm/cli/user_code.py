@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable
 from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph
+
+if TYPE_CHECKING:
+    from agentfsm.agent import Agent
 
 _GRAPH_FORM = "MODULE:GRAPH; write agentfsm.loop.transition_table:LOOP, or my_graphs.py:GRAPH"
 _OBJECT_FORM = "MODULE:NAME or FILE.py:NAME, such as shop:support"
@@ -74,6 +77,20 @@ def load_object(name: str) -> object:
         ConfigurationError: The module or name does not exist, or its import raises.
     """
     return _load(name, _OBJECT_FORM)[1]
+
+
+def load_agent(name: str) -> Agent[Any, Any]:
+    """The agent that ``MODULE:NAME`` or ``FILE.py:NAME`` names.
+
+    Raises:
+        ConfigurationError: The module or name does not exist, its import raises, or it is something else.
+    """
+    from agentfsm.agent import Agent  # only here: most commands load no agent
+
+    value = load_object(name)
+    if not isinstance(value, Agent):
+        raise ConfigurationError(f"{name} is a {type(value).__name__}, not an agent")
+    return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def _load(name: str, form: str) -> tuple[ModuleType, object]:

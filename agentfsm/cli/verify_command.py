@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.progress import Progress
@@ -26,8 +26,8 @@ from agentfsm.cli.local_store import (
     tenant_option,
 )
 from agentfsm.cli.options import collect_options
-from agentfsm.cli.user_code import load_object
-from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
+from agentfsm.cli.user_code import load_agent
+from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.checkpoint import (
     Checkpoint,
     CheckpointLog,
@@ -150,7 +150,7 @@ def verify(
         raise click.UsageError("--proof reads a store, not an exported file")
     if export_file is not None and witness.checkpoint_file is not None and witness.log_file is None:
         raise click.UsageError("--file with --checkpoint needs --log, the log of the store's checkpoints")
-    maker = None if agent is None else _load_agent(agent)
+    maker = None if agent is None else load_agent(agent)
     codes: set[int] = set()
     keyring: Keyring | None = None
     checkpoint: Checkpoint | None = None
@@ -280,16 +280,6 @@ def _read_keyring(location: StoreLocation | None) -> Keyring | None:
         return store_keyring(location)
     given = os.environ.get(SECRET_VARIABLE, "").strip()
     return Keyring(given.encode()) if given else None
-
-
-def _load_agent(name: str) -> Agent[Any, Any]:
-    """The agent that ``MODULE:AGENT`` names."""
-    from agentfsm.agent import Agent  # only here: without --agent, nothing but the journal is read
-
-    value = load_object(name)
-    if not isinstance(value, Agent):
-        raise ConfigurationError(f"{name} is a {type(value).__name__}, not an agent")
-    return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def _print_proof(run_id: str, location: StoreLocation, agent: Agent | None) -> bool:

@@ -24,7 +24,7 @@ from agentfsm.cli.local_store import (
     store_option,
 )
 from agentfsm.cli.options import collect_options
-from agentfsm.cli.user_code import load_object
+from agentfsm.cli.user_code import load_agent
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store_url import StoreLocation, open_store
 from agentfsm.workers import (
@@ -267,9 +267,7 @@ def load_agents(names: tuple[str, ...]) -> dict[str, Agent[Any, Any]]:
     for each in names:
         given, equals, source = each.rpartition("=")
         name = given if equals else source.rpartition(":")[2].rpartition(".")[2]
-        agent = load_object(source)
-        if not isinstance(agent, Agent):
-            raise ConfigurationError(f"{source} is a {type(agent).__name__}, not an Agent")
+        agent = load_agent(source)
         if name in found:
             raise ConfigurationError(f"two agents are named {name!r}: give one another name, as in NAME={source}")
         found[name] = agent
