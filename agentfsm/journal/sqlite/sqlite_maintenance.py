@@ -202,9 +202,9 @@ def _hold(db: sqlite3.Connection, run_id: str, hold: Hold | None) -> None:
 
 
 def _select_holds(db: sqlite3.Connection) -> dict[str, Hold]:
-    if not sqlite_schema.has_tombstones(db):
+    if not sqlite_schema.has(db, sqlite_schema.TOMBSTONES):
         return {}
-    sealed = "ended, lower(hex(hold.mac))" if sqlite_schema.has_sealed_holds(db) else "0, ''"
+    sealed = "ended, lower(hex(hold.mac))" if sqlite_schema.has(db, sqlite_schema.SEALED_HOLDS) else "0, ''"
     columns = f"run_id, CAST(reason AS TEXT), CAST(held_by AS TEXT), CAST(since AS INTEGER), {sealed}"
     query = f"SELECT {columns} FROM hold JOIN run ON run.id = hold.id ORDER BY run.id"  # noqa: S608  # our own names
     return {
@@ -231,7 +231,7 @@ _IS_PURGED = "SELECT EXISTS (SELECT 1 FROM tombstone WHERE run_id = ? AND seq > 
 
 
 def _was_purged(db: sqlite3.Connection, run_id: str) -> bool:
-    return sqlite_schema.has_tombstones(db) and bool(db.execute(_IS_PURGED, (run_id,)).fetchone()[0])
+    return sqlite_schema.has(db, sqlite_schema.TOMBSTONES) and bool(db.execute(_IS_PURGED, (run_id,)).fetchone()[0])
 
 
 _TOMBSTONES = "SELECT content, lower(hex(mac)) FROM tombstone ORDER BY number"
@@ -239,7 +239,7 @@ _TOMBSTONES_OF_ID = "SELECT content, lower(hex(mac)) FROM tombstone WHERE run_id
 
 
 def _select_tombstones(db: sqlite3.Connection, run_id: str | None) -> list[tuple[str, str]]:
-    if not sqlite_schema.has_tombstones(db):
+    if not sqlite_schema.has(db, sqlite_schema.TOMBSTONES):
         return []
     found = db.execute(_TOMBSTONES) if run_id is None else db.execute(_TOMBSTONES_OF_ID, (run_id,))
     return found.fetchall()
@@ -287,7 +287,7 @@ def find_row_damage(path: Path) -> list[Damage]:
         db.execute("BEGIN")  # a consistent snapshot, even while a run is being written
         runs = {int(number) for (number,) in db.execute(_SELECT_RUN_IDS)}
         purged: set[int] = set()
-        if sqlite_schema.has_tombstones(db):
+        if sqlite_schema.has(db, sqlite_schema.TOMBSTONES):
             purged = {int(number) for (number,) in db.execute(_SELECT_PURGED)}
         counts = db.execute(_COUNT_RECORDS_BY_RUN).fetchall()
         for number, count, first in counts:
@@ -305,7 +305,7 @@ def find_row_damage(path: Path) -> list[Damage]:
         misfiled = find_index_damage(db, sqlite_schema.schema_version(db))
         reason = "it is found by other tags or metadata than it is listed by"
         reports += [Damage(f"(run {number})", reason) for number in misfiled]
-        missed = find_filter_damage(db) if sqlite_schema.has_prompt_filters(db) else []
+        missed = find_filter_damage(db) if sqlite_schema.has(db, sqlite_schema.PROMPT_FILTERS) else []
         reports += [
             Damage(f"(run {number})", "it is not found by the prompt that it is listed by") for number in missed
         ]

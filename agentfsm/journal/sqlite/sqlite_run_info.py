@@ -9,14 +9,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from agentfsm.journal.run_info import LISTED_COLUMNS, RunInfo, RunQuery, fold_case, from_columns, to_columns
+from agentfsm.journal.sqlite.sqlite_schema import LISTED, METADATA, PROMPT_FILTERS
 
 _UPDATE = f"UPDATE run_info SET {', '.join(f'{name} = ?' for name in LISTED_COLUMNS)} WHERE id = ?"  # noqa: S608  # our own names
-_WITH_METADATA = 6
-"""The version of the schema since which runs are listed and found by their metadata."""
-
-_WITH_FILTERS = 10
-"""The version of the schema since which blocks of runs have a filter of their prompts."""
-
 _COLUMNS = ", ".join(f"info.{name}" for name in LISTED_COLUMNS)
 
 
@@ -64,14 +59,14 @@ def update_texts(db: sqlite3.Connection, number: int, info: RunInfo) -> None:
     )
 
 
-def find_index_damage(db: sqlite3.Connection, version: int = _WITH_METADATA) -> list[int]:
+def find_index_damage(db: sqlite3.Connection, version: int = METADATA) -> list[int]:
     """The numbers of the runs that are found by other tags or metadata than they are listed by, in order."""
     found: set[tuple[Any, ...]] = set()
-    if version >= 3:
+    if version >= LISTED:
         listed = db.execute("SELECT id, tags FROM run_info WHERE tags <> ''")
         found |= {(number, tag) for number, text in listed for tag in _loaded(text)}
         found ^= set(db.execute("SELECT id, tag FROM run_tag"))
-    if version >= _WITH_METADATA:
+    if version >= METADATA:
         listed = db.execute("SELECT id, metadata FROM run_info WHERE metadata IS NOT NULL")
         entries = {(number, *entry) for number, text in listed for entry in _loaded(text).items()}
         found |= entries ^ set(db.execute("SELECT id, name, value FROM run_metadata"))
@@ -218,7 +213,7 @@ def _ranges(db: sqlite3.Connection, query: RunQuery, version: int) -> Iterator[t
     """The first and the last number of runs that a query may find, from the newest on, without what filters exclude."""
     last = int(query.after) - 1 if query.after else _ANY_NUMBER
     size = _BLOCK
-    if query.text is not None and version >= _WITH_FILTERS:
+    if query.text is not None and version >= PROMPT_FILTERS:
         wanted = [bit for part in reversed(_hashed_parts(query.text)) for bit in part]  # the longest exclude most
         for block, bits in db.execute(_SELECT_FILTERS, (last // _BLOCK,)):
             first = block * _BLOCK
@@ -283,8 +278,8 @@ _WITHOUT_METADATA = "(SELECT *, NULL AS metadata FROM run_info)"
 def _oldest_version(query: RunQuery) -> int:
     """The first version of the schema in which a query can find anything."""
     if query.metadata:
-        return _WITH_METADATA
-    return 1 if query.tag is None and query.any_tag is None else 3
+        return METADATA
+    return 1 if query.tag is None and query.any_tag is None else LISTED
 
 
 def _indexed(query: RunQuery) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -300,7 +295,7 @@ def _source(query: RunQuery, version: int) -> tuple[str, str]:
 
     One run is found by its id, and not among all with its tag.
     """
-    infos = f"{_UNLISTED if version < 3 else _WITHOUT_METADATA if version < _WITH_METADATA else 'run_info'} AS info"
+    infos = f"{_UNLISTED if version < LISTED else _WITHOUT_METADATA if version < METADATA else 'run_info'} AS info"
     for table, *_ in _indexed(query) if query.exact_id is None else ():
         return f"{table} AS found CROSS JOIN {infos} ON info.id = found.id", "found.id"
     return infos, "info.id"

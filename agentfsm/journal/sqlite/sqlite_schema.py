@@ -20,6 +20,9 @@ tombstones; 6: with the records of a commit in one row, and with runs found by t
 with an index of runs that have not finished; 9: with snapshots; 10: with filters of the prompts. The first write
 migrates a file; the rows that it has stay as they are."""
 
+LISTED, SIGNALS, TOMBSTONES, METADATA, SEALED_HOLDS, SNAPSHOTS, PROMPT_FILTERS = 3, 4, 5, 6, 7, 9, 10
+"""The versions since which a file has these."""
+
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait for a lock on the file that another program holds."""
 
@@ -158,18 +161,11 @@ CREATE TABLE prompt_filter (
 PRAGMA user_version = 10;
 """
 
-_MIGRATIONS = {
-    1: _MIGRATION_FROM_1,
-    2: _MIGRATION_FROM_2,
-    3: _MIGRATION_FROM_3,
-    4: _MIGRATION_FROM_4,
-    5: _MIGRATION_FROM_5,
-    6: _MIGRATION_FROM_6,
-    7: _MIGRATION_FROM_7,
-    8: _MIGRATION_FROM_8,
-    9: _MIGRATION_FROM_9,
-}
-"""What leads from each version to the next."""
+_MIGRATIONS = (
+    _MIGRATION_FROM_1, _MIGRATION_FROM_2, _MIGRATION_FROM_3, _MIGRATION_FROM_4, _MIGRATION_FROM_5, _MIGRATION_FROM_6,
+    _MIGRATION_FROM_7, _MIGRATION_FROM_8, _MIGRATION_FROM_9,
+)  # fmt: skip
+"""What leads from each version to the next, from 1 on."""
 
 _SCHEMA_OF_2 = f"""
 CREATE TABLE run (
@@ -226,9 +222,9 @@ def changed_schema(db: sqlite3.Connection) -> str:
     return min(differences, key=len)
 
 
-def _migrations(version: int, to: int = SCHEMA_VERSION) -> list[str]:
+def _migrations(version: int, to: int = SCHEMA_VERSION) -> tuple[str, ...]:
     """The scripts that lead from one version to another."""
-    return [_MIGRATIONS[number] for number in range(version, to)]
+    return _MIGRATIONS[version - 1 : to - 1]
 
 
 def _schema_after(*scripts: str) -> set[tuple[str, str, str, str | None]]:
@@ -249,18 +245,16 @@ def wrong_types(db: sqlite3.Connection) -> list[tuple[int, int | None]]:
     """
     found: list[tuple[int, int | None]] = [(number, None) for number in _rows_with_wrong_types(db, "run")]
     found += [(key >> 32, key & 0xFFFFFFFF) for key in _rows_with_wrong_types(db, "journal", _COMMIT_TYPES)]
-    if has_tombstones(db):
-        found += [(number, None) for table in ("hold", "tombstone") for number in _rows_with_wrong_types(db, table)]
-    if has_run_info(db):
-        found += [(number, None) for number in _rows_with_wrong_types(db, "run_info")]
-    if has_signals(db):
-        found += [(0, None) for _ in _rows_with_wrong_types(db, "signal")]
-    if has_snapshots(db):
-        found += [(number, None) for number in _rows_with_wrong_types(db, "snapshot")]
-    if has_prompt_filters(db):
-        found += [(0, None) for _ in _rows_with_wrong_types(db, "prompt_filter")]
+    for table, since in _TABLES_SINCE.items():
+        rows = _rows_with_wrong_types(db, table) if has(db, since) else []
+        found += [(0 if table in ("signal", "prompt_filter") else number, None) for number in rows]
     return found
 
+
+_TABLES_SINCE = {
+    "hold": TOMBSTONES, "tombstone": TOMBSTONES, "run_info": LISTED, "signal": SIGNALS, "snapshot": SNAPSHOTS,
+    "prompt_filter": PROMPT_FILTERS,
+}  # fmt: skip
 
 _COMMIT_TYPES = {"body": "BLOB", "hidden": "BLOB"}
 """The types in rows that have the records of a commit, as against those of a single record."""
@@ -418,34 +412,9 @@ def has_macs(db: sqlite3.Connection) -> bool:
     return schema_version(db) != 1
 
 
-def has_run_info(db: sqlite3.Connection) -> bool:
-    """Whether the file has the columns that list runs; a file of version 1 or 2 has none until it is written."""
-    return schema_version(db) > 2
-
-
-def has_signals(db: sqlite3.Connection) -> bool:
-    """Whether the file has the table of signals; a file of an earlier version has none until it is written."""
-    return schema_version(db) > 3
-
-
-def has_tombstones(db: sqlite3.Connection) -> bool:
-    """Whether the file has holds and tombstones; a file of an earlier version has none until it is written."""
-    return schema_version(db) > 4
-
-
-def has_sealed_holds(db: sqlite3.Connection) -> bool:
-    """Whether the file's holds have MACs; in a file of an earlier version they have none until it is written."""
-    return schema_version(db) > 6
-
-
-def has_snapshots(db: sqlite3.Connection) -> bool:
-    """Whether the file has the table of snapshots; a file of an earlier version has none until it is written."""
-    return schema_version(db) > 8
-
-
-def has_prompt_filters(db: sqlite3.Connection) -> bool:
-    """Whether the file has filters of the prompts; a file of an earlier version has none until it is written."""
-    return schema_version(db) > 9
+def has(db: sqlite3.Connection, since: int) -> bool:
+    """Whether the file has what there is since a version of the schema; an earlier one has it once it is written."""
+    return schema_version(db) >= since
 
 
 def schema_version(db: sqlite3.Connection) -> int:

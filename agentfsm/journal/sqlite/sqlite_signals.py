@@ -38,7 +38,7 @@ def insert_signal(db: sqlite3.Connection, signal: SealedSignal) -> bool:
 
 def select_signals(db: sqlite3.Connection, run_id: str | None) -> list[SealedSignal]:
     """The signals of a run, or of all runs, the oldest first."""
-    if not sqlite_schema.has_signals(db):
+    if not sqlite_schema.has(db, sqlite_schema.SIGNALS):
         return []
     where, values = ("", ()) if run_id is None else (" WHERE run_id = ?", (run_id,))
     rows = db.execute(f"SELECT {_COLUMNS} FROM signal{where} ORDER BY number", values)  # noqa: S608  # our own names

@@ -276,7 +276,7 @@ def select_records(
 
 def select_snapshot(db: sqlite3.Connection, run_id: str) -> SealedSnapshot | None:
     """A run's snapshot, or None if it has none."""
-    if not sqlite_schema.has_snapshots(db):
+    if not sqlite_schema.has(db, sqlite_schema.SNAPSHOTS):
         return None
     found = db.execute(_SELECT_SNAPSHOT, (run_id,)).fetchone()
     return None if found is None else SealedSnapshot(found[0].decode(errors="replace"), found[1])
