@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
 
 from agentfsm.analysis.analysis_limits import AnalysisLimitError, AnalysisLimits, Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
@@ -30,6 +29,7 @@ from agentfsm.analysis.layered_graph import Cost
 from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions, makes_unseen_calls
 from agentfsm.analysis.state_space import Configuration, StateSpace
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import Graph, Transition
 
 MAX_CONFIGURATIONS = 2_000
@@ -129,7 +129,7 @@ class ProofModel:
             bounds = with_unseen_calls(bounds, self.graph, guardrails)
         return with_enforced(bounds, self.graph, guardrails)
 
-    def monitor(self, run: MonitoredRun) -> RunMonitor:
+    def monitor(self, run: RunState) -> RunMonitor:
         """The monitor of a run; if the run was suspended under this model, its monitor continues."""
         known = self._suspended.pop(run.run_id, None)
         if known is not None and known.guardrails == run.guardrails and known.fits(run.state, run.counters):
@@ -154,17 +154,6 @@ def _make_spaces(
 
 _cached_spaces = lru_cache(maxsize=32)(_make_spaces)
 """A program has few graphs and limits, and perhaps many agents."""
-
-
-class MonitoredRun(Protocol):
-    """What a monitor is told of a run."""
-
-    run_id: str
-    parent: tuple[str, str] | None
-    guardrails: AgentGuardrails
-    state: str
-    counters: dict[str, int]
-    model_calls: int
 
 
 @dataclass(slots=True)
@@ -223,9 +212,7 @@ class RunMonitor:
         on_wait: Called each time the run has reached a state that waits.
     """
 
-    def __init__(
-        self, model: ProofModel, run: MonitoredRun, on_wait: Callable[[RunMonitor], None] | None = None
-    ) -> None:
+    def __init__(self, model: ProofModel, run: RunState, on_wait: Callable[[RunMonitor], None] | None = None) -> None:
         state, counters = run.state, run.counters
         full, projection = model.spaces(run.guardrails)
         self._model, self._on_wait = model, on_wait
@@ -252,7 +239,7 @@ class RunMonitor:
         """Whether a run that is in a state, with these counters, can be the one that was followed."""
         return any(_has(self._space, c, state, counters, self._lower_bounds) for c in self._here)
 
-    def record_move(self, row: Transition, run: MonitoredRun, tool_calls: int = 0) -> ModelMismatch | None:
+    def record_move(self, row: Transition, run: RunState, tool_calls: int = 0) -> ModelMismatch | None:
         """Follow one move of the run; what is wrong with it, if the model or its bounds do not allow it.
 
         Args:
@@ -282,7 +269,7 @@ class RunMonitor:
                 self._on_wait(self)
         return exceeded
 
-    def _check_bounds(self, row: Transition, run: MonitoredRun, tool_calls: int) -> ModelMismatch | None:
+    def _check_bounds(self, row: Transition, run: RunState, tool_calls: int) -> ModelMismatch | None:
         """Count a move, and compare what the run has made with the bounds if these are not sure to hold."""
         model_calls, self._model_calls = run.model_calls - self._model_calls, run.model_calls
         moves, model_rows, tool_rows = row_cost(self._full.graph, row, self._calls_per_move)

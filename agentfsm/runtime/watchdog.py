@@ -21,9 +21,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from agentfsm.runtime.hooks import logger
+
+if TYPE_CHECKING:
+    from agentfsm.runtime.context import Context
 
 LINGER_S = 5.0
 """Seconds for which the thread outlives the last run, so that a program of many short runs does not start many."""
@@ -37,23 +40,6 @@ _RUNTIME = Path(__file__).parent
 _PACKAGE = f"{_RUNTIME.parent}{os.sep}"
 _CALLERS = frozenset({asyncio.events.__file__, str(_RUNTIME / "driver.py")})
 """Where the code that user code is called from ends: an event loop's callback, or our driver."""
-
-
-class WatchedRun(Protocol):
-    """What the watchdog needs from a run."""
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        ...
-
-    def note_blocked(self, text: str) -> None:
-        """Keep a warning until the event loop is free; called in another thread."""
-        ...
-
-    def emit_blocked(self) -> None:
-        """Emit the warnings that were kept; called in the event loop."""
-        ...
 
 
 def blocking_code(frame: FrameType | None) -> str | None:
@@ -90,7 +76,7 @@ class _WatchedLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.thread_id = threading.get_ident()
-        self.runs: dict[int, tuple[WatchedRun, object]] = {}
+        self.runs: dict[int, tuple[Context, object]] = {}
         self.limits: Counter[float] = Counter()  # how many runs have each: thousands of runs have few limits
         self.asked_at: float | None = None
         self.reported = False
@@ -100,12 +86,12 @@ class _WatchedLoop:
         """Seconds for which it may be blocked."""
         return min(list(self.limits), default=MAX_INTERVAL_S)
 
-    def add(self, run: WatchedRun, limit_s: float) -> None:
+    def add(self, run: Context, limit_s: float) -> None:
         """Watch it for a run that advances in the current task."""
         self.runs[id(run)] = (run, asyncio.current_task())
         self.limits[limit_s] += 1
 
-    def remove(self, run: WatchedRun, limit_s: float) -> None:
+    def remove(self, run: Context, limit_s: float) -> None:
         """Watch it no longer for a run."""
         self.runs.pop(id(run), None)
         self.limits[limit_s] -= 1
@@ -120,7 +106,7 @@ class _WatchedLoop:
             for run, _ in list(self.runs.values()):
                 run.emit_blocked()
 
-    def current_runs(self) -> list[WatchedRun]:
+    def current_runs(self) -> list[Context]:
         """The run whose code the loop executes, if that is known; else all."""
         runs = list(self.runs.values())
         task = asyncio.current_task(self.loop)
@@ -144,7 +130,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._woken: tuple[float, float] | None = None
 
-    def watch(self, run: WatchedRun, limit_s: float | None) -> Callable[[], None]:
+    def watch(self, run: Context, limit_s: float | None) -> Callable[[], None]:
         """Watch the running event loop for a run that advances in the current task.
 
         Args:
