@@ -28,11 +28,7 @@ from agentfsm.report.reported_run import graph_of_run, path_of_run
 
 
 def require_run_diagram_format(path: Path) -> None:
-    """Check, before a run costs anything, that its path can be drawn to a file.
-
-    Raises:
-        ConfigurationError: The extension means no format, or one that cannot show a run.
-    """
+    """Check, before a run costs anything, that its path can be drawn to a file."""
     format_name = format_for_path(path)
     if not FORMATS[format_name].overlays:
         raise ConfigurationError(f"the format {format_name!r} cannot show a run; use .svg")

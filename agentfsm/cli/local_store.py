@@ -78,11 +78,7 @@ def default_store() -> StoreLocation:
 
 
 def parse_store(value: str | StoreLocation) -> StoreLocation:
-    """The store that the command line names by its path or URL.
-
-    Raises:
-        click.BadParameter: There is no such kind of store, or it is a folder.
-    """
+    """The store that the command line names by its path or URL."""
     if isinstance(value, StoreLocation):
         return value
     try:
@@ -247,9 +243,6 @@ def store_secrets(location: StoreLocation, *, create: bool = False) -> list[byte
     Args:
         location: The store.
         create: Whether to create the key file if there is no secret yet. Only its owner can read it.
-
-    Raises:
-        ConfigurationError: The key file cannot be read or created, is empty, or others can read or write it.
     """
     given = os.environ.get(SECRET_VARIABLE, "").strip().encode()
     if given:
@@ -327,11 +320,7 @@ def store_keyring(location: StoreLocation, *, create: bool = False) -> Keyring |
 
 
 def require_keyring(location: StoreLocation, *, create: bool = False) -> Keyring:
-    """The keys under which a command writes to a store.
-
-    Raises:
-        ConfigurationError: The store has no secret, or its key file cannot be read or created, or is empty.
-    """
+    """The keys under which a command writes to a store."""
     keyring = store_keyring(location, create=create)
     if keyring is None:
         raise ConfigurationError(

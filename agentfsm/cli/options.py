@@ -245,11 +245,7 @@ def signing_secret() -> bytes | None:
 
 
 def require_secret(feature: str) -> None:
-    """Check that ``AGENTFSM_SECRET`` is set.
-
-    Raises:
-        ConfigurationError: It is not set.
-    """
+    """Check that ``AGENTFSM_SECRET`` is set."""
     if signing_secret() is None:
         raise ConfigurationError(
             f"{feature} needs the variable {SECRET_VARIABLE}: a long random text that signs suspension records; use "

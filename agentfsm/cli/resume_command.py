@@ -61,9 +61,6 @@ def require_tools(agent: Agent, run: Run) -> Run:
     Normally, a call of an unknown tool gets an error result and the model continues. That is right for a tool
     name that the model made up. It is wrong for a call that had started: that tool exists, and the user forgot
     ``--tools``.
-
-    Raises:
-        ConfigurationError: A tool is missing.
     """
     state = run.run_state
     names = {each.call.name for each in state.batch if each.started and each.result is None}
@@ -102,10 +99,6 @@ def resume_all(agent: Agent, agent_opts: AgentCliOptions, report_opts: ReportOpt
     """Resume every interrupted, answered or cancelled run of the agent's store, and return the exit code.
 
     They are resumed one after the other. A sub-agent's run is resumed by the run that called it.
-
-    Raises:
-        ConfigurationError: The agent has no store.
-        click.UsageError: An option is for a single run.
     """
     if report_opts.record or report_opts.diagram:
         raise click.UsageError("--record and --diagram are for a single run: name it")

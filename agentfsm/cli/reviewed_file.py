@@ -32,11 +32,7 @@ def review_options(what: str) -> Callable[[CommandFunction], CommandFunction]:
 
 
 def matches_review(text: str, options: ReviewOptions) -> bool:
-    """Whether the reviewed file says the same; what differs is printed as a unified diff.
-
-    Raises:
-        click.UsageError: ``--update`` was given without ``--reviewed``.
-    """
+    """Whether the reviewed file says the same; what differs is printed as a unified diff."""
     if options.reviewed is None:
         if options.update:
             raise click.UsageError("--update writes a file: name it with --reviewed")

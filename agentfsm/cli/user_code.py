@@ -27,9 +27,6 @@ def load_tools(path: str | Path) -> list[Callable[..., Any]]:
 
     These are the items of its list ``tools`` (or ``TOOLS``); without one, everything decorated with ``@tool``;
     without that, every public function that the file itself defines.
-
-    Raises:
-        ConfigurationError: The file does not exist, its import raises, or it defines no tool.
     """
     from agentfsm.runtime.tools import Tool  # not for the commands that run no tool
 
@@ -56,11 +53,7 @@ def load_graph(name: str) -> Graph:
 
 
 def load_graph_and_owner(name: str) -> tuple[Graph, object]:
-    """The graph that ``MODULE:NAME`` or ``FILE.py:NAME`` names, and the object with that name: an agent, a preset...
-
-    Raises:
-        ConfigurationError: The module or name does not exist, its import raises, or it is not a graph.
-    """
+    """The graph that ``MODULE:NAME`` or ``FILE.py:NAME`` names, and the object with that name: an agent, a preset..."""
     module, value = _load(name, _GRAPH_FORM)
     is_class = isinstance(value, type)  # its attribute is what its objects have by default, and may be none of theirs
     graph = value if isinstance(value, Graph) or is_class else getattr(value, "graph", None)
@@ -80,11 +73,7 @@ def load_object(name: str) -> object:
 
 
 def load_agent(name: str) -> Agent[Any, Any]:
-    """The agent that ``MODULE:NAME`` or ``FILE.py:NAME`` names.
-
-    Raises:
-        ConfigurationError: The module or name does not exist, its import raises, or it is something else.
-    """
+    """The agent that ``MODULE:NAME`` or ``FILE.py:NAME`` names."""
     from agentfsm.agent import Agent  # only here: most commands load no agent
 
     value = load_object(name)

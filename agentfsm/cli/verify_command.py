@@ -253,11 +253,7 @@ def _read_log(file: Path) -> CheckpointLog:
 
 
 def signed_heads(signed: Checkpoint | None, file: Path) -> tuple[SignedHeads | None, str]:
-    """What a checkpoint signed, by the log of its store; or None, and what is wrong with that log.
-
-    Raises:
-        JournalError: The log is missing or cannot be read.
-    """
+    """What a checkpoint signed, by the log of its store; or None, and what is wrong with that log."""
     if signed is None:
         return None, ""
     log = _read_log(file)

@@ -259,9 +259,6 @@ def load_agents(names: tuple[str, ...]) -> dict[str, Agent[Any, Any]]:
 
     Args:
         names: Each is ``MODULE:AGENT``, with ``NAME=`` before it if it is served under another name.
-
-    Raises:
-        ConfigurationError: One of them does not exist, is not an agent, or two have the same name.
     """
     found: dict[str, Agent[Any, Any]] = {}
     for each in names:

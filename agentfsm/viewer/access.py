@@ -71,11 +71,7 @@ class Visitor:
     tenants: frozenset[str] | None = None
 
     def check_sees(self, run_id: str) -> None:
-        """Check that a run may be shown.
-
-        Raises:
-            PageError: It may not.
-        """
+        """Check that a run may be shown."""
         if self.only_run and run_id != self.only_run:
             raise PageError(403, "your link is for another run")
 
@@ -123,11 +119,7 @@ class Access:
     clock: Callable[[], float] = time.time
 
     def check_request(self, request: Request) -> None:
-        """Check where a request comes from.
-
-        Raises:
-            PageError: It is refused.
-        """
+        """Check where a request comes from."""
         host = request.headers.get("host", "")
         if _host_name(host) not in self.hosts:
             raise PageError(
@@ -148,11 +140,7 @@ class Access:
             raise PageError(403, "the request comes from another site")
 
     def check_token(self, request: Request, visitor: Visitor) -> None:
-        """Check that a request to change something comes from a page of the viewer.
-
-        Raises:
-            PageError: It does not; the page may fetch a new token, and try again.
-        """
+        """Check that a request to change something comes from a page of the viewer."""
         given = request.headers.get(TOKEN_HEADER, "").encode()
         now = int(self.clock() // TOKEN_PERIOD_S)
         if not any(hmac.compare_digest(self._token(visitor, period).encode(), given) for period in (now, now - 1)):

@@ -87,11 +87,7 @@ def json_response(data: Any, status: int = 200) -> Response:
 
 
 async def read_body(request: Request) -> dict[str, Any]:
-    """The JSON object that a page sends.
-
-    Raises:
-        PageError: It is not a JSON object, or too long.
-    """
+    """The JSON object that a page sends."""
     body = b""
     async for part in request.stream():
         body += part

@@ -278,9 +278,6 @@ def reply_from(given: Any, arguments: Mapping[str, Any]) -> HumanInput:
         given: What the page sends: a ``kind``, and what belongs to it.
         arguments: The arguments that the page showed, which an edit changes. The values of fields are JSON texts, so
             that what is not changed stays as it is, however large its numbers are.
-
-    Raises:
-        PageError: It is not a reply.
     """
     data: dict[str, Any] = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
     match data:

@@ -21,11 +21,7 @@ _TEXTS = ("status", "ending", "actor", "session_id", "tag", "model", "text", "wa
 
 
 def query_of(request: Request) -> RunQuery:
-    """What the address of a request asks for.
-
-    Raises:
-        PageError: It asks for something that there is not.
-    """
+    """What the address of a request asks for."""
     given = request.query_params
     texts: dict[str, Any] = {name: given[name] for name in _TEXTS if given.get(name)}
     name, equals, value = given.get("metadata", "").partition("=")

@@ -35,11 +35,7 @@ async def show_choices(request: Request) -> Response:
 
 
 def replay_settings(request: Request) -> ReplaySettings:
-    """What a request replays runs under; runs may be recorded on the graphs and by the agents of the viewer.
-
-    Raises:
-        PageError: There is no such preset, graph or limit, or it is what was recorded.
-    """
+    """What a request replays runs under; runs may be recorded on the graphs and by the agents of the viewer."""
     given = request.query_params
     preset, policy, graph = (given.get(name) or None for name in ("preset", "policy", "graph"))
     context = context_of(request)
