@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
 
 import pytest
 
-from agentfsm import StoreLockedError
+from agentfsm import StoreFullError, StoreLockedError
 from agentfsm.journal.sqlite import store_file
 from agentfsm.journal.sqlite.store_file import FileLock
 
@@ -44,6 +45,18 @@ def test_the_name_of_a_dead_process_is_not_reported(path):
     assert path.read_text() == f"{US}\n"
     lock.release()
     assert path.read_text() == ""
+
+
+def test_a_lock_that_cannot_be_written_for_lack_of_space_is_not_kept(path, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    lock = FileLock(path)
+    with monkeypatch.context() as disk:
+        disk.setattr(store_file.os, "write", full)
+        with pytest.raises(StoreFullError, match=r"runs\.db-lock cannot be written: .*: make room, and try again"):
+            lock.acquire()
+    FileLock(path).acquire()
 
 
 def test_an_owner_that_has_not_written_its_name_yet_is_waited_for(path, monkeypatch):

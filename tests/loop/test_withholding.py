@@ -59,6 +59,11 @@ def test_a_word_in_the_environment_is_no_secret(word):
     assert environment_secrets({"DB_PASSWORD": word}) == []
 
 
+def test_the_folder_of_the_shell_is_no_password() -> None:
+    assert environment_secrets({"PWD": "/home/ann/shop-2", "OLDPWD": "/home/ann/shop-1"}) == []
+    assert environment_secrets({"DB_PWD": "/home/ann/shop-2"}) == ["/home/ann/shop-2"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import sqlite3
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
 
-from agentfsm.errors import StoreError, StoreLockedError, StoreMovedError
+from agentfsm.errors import StoreError, StoreFullError, StoreLockedError, StoreMovedError
 
 FileId = tuple[int, int]
 """Device and inode of a file."""
@@ -67,7 +68,7 @@ class FileLock:
 
         Raises:
             StoreLockedError: Another process holds it; the message names the process.
-            StoreError: The lock file cannot be created.
+            StoreError: The lock file cannot be created or written; a ``StoreFullError`` if there is no space left.
         """
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
@@ -86,8 +87,15 @@ class FileLock:
                 f"{self.path.name.removesuffix('-lock')} is in use by {owner or 'another process'}: only one process "
                 "at a time can write a SQLite store; for more, use a store on a PostgreSQL server (PostgresStore)"
             )
-        os.write(descriptor, name)  # overwrites the name of a dead process; other processes read the first line
-        os.ftruncate(descriptor, len(name))
+        try:
+            os.write(descriptor, name)  # overwrites the name of a dead process; other processes read the first line
+            os.ftruncate(descriptor, len(name))
+        except OSError as error:
+            os.close(descriptor)
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise (StoreFullError if is_full else StoreError)(
+                f"{self.path} cannot be written: {error.strerror}{': make room, and try again' * is_full}"
+            ) from error
         self._descriptor = descriptor
 
     def announce(self, address: str) -> None:
