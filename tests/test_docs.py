@@ -485,7 +485,7 @@ def test_the_index_for_language_models_has_a_line_for_each_page(monkeypatch: pyt
     assert (
         "Quick start",
         "_sources/quickstart.md.txt",
-        "Copy the blocks on this page into an empty folder, in order.",
+        "On this page you build an agent that buys things for an office, and that waits for a person before it orders.",
     ) in lines
 
 
