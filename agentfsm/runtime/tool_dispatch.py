@@ -48,7 +48,7 @@ async def run_calls(context: Context) -> Outcome:
     if context.suspended_subruns:
         context.suspended_subruns.clear()
     ready: list[_ReadyCall] = []
-    several = len(due) > 1
+    several, began = len(due) > 1, config.host.clock.time()
     for index, call_state in due:
         if earlier and call_state.call.id in earlier:
             continue
@@ -66,7 +66,7 @@ async def run_calls(context: Context) -> Outcome:
             results = tuple(context.completed_results)
             if call_state.held is None or not several:
                 return CallBlocked(checked, results)
-            held = _shown_now(context, call_state.held)  # until now, another call was asked about
+            held = _shown_now(context, call_state.held, began)  # until now, another call was asked about
             return CallBlocked(held.waiting, results, (replace(held, usage=NO_USAGE, model_calls=0),))  # charged before
         elif isinstance(checked, ToolResult):
             _complete_call(context, checked)
@@ -89,17 +89,20 @@ async def run_calls(context: Context) -> Outcome:
         return ToolsRan(results)
     first, *others = _in_order(context.suspended_subruns, due)
     if several:
-        first = _shown_now(context, first)
-        others = [_shown_now(context, each) if each.shown_at else each for each in others]
+        first = _shown_now(context, first, began)
+        others = [_shown_now(context, each, began) if each.shown_at else each for each in others]
     return CallBlocked(first.waiting, results, (first, *others))
 
 
-def _shown_now(context: Context, held: SuspendedSubRun) -> SuspendedSubRun:
-    """What waits for a person, as shown until now: while people were asked about other calls, its time stood still."""
+def _shown_now(context: Context, held: SuspendedSubRun, began: float) -> SuspendedSubRun:
+    """What waits for a person, as shown until now: its time stood still while people were asked about other calls.
+
+    It also did while these ran, since ``began``, once all were answered.
+    """
     now, quorum = context.config.host.clock.time(), held.waiting.quorum
     if quorum is not None:
         others = [each.held for each in context.run.batch if each.held is not None and each.held.run_id != held.run_id]
-        hidden_since = min((each.shown_at for each in others if each.shown_at >= held.shown_at), default=now)
+        hidden_since = min((each.shown_at for each in others if each.shown_at >= held.shown_at), default=began)
         asked_at = quorum.asked_at + now - hidden_since if held.shown_at else now
         held = replace(held, waiting=replace(held.waiting, quorum=replace(quorum, asked_at=asked_at)))
     return replace(held, shown_at=now)

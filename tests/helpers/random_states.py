@@ -147,6 +147,11 @@ class StateWorld:
     def dice(self, *about: object) -> random.Random:
         return random.Random(repr((self.seed, *about)))
 
+    async def work(self, name: str, text: str) -> None:
+        """What a tool does; some fail."""
+        if name == "look" and self.dice("breaks", text).random() < 0.15:
+            raise ValueError("broken")
+
     def answer(self, request: PendingRequest, by: str) -> HumanInput | None:
         """What a person says; None if the request expires or is dismissed. It depends on the call alone."""
         if request.kind not in ("approval", "in_doubt"):
@@ -214,8 +219,7 @@ def tools_of(world: StateWorld, names: Sequence[str]) -> list[Tool]:
         async def run(text: str) -> str:
             """Do it."""
             world.ran[name, text] += 1
-            if name == "look" and world.dice("breaks", text).random() < 0.15:
-                raise ValueError("broken")
+            await world.work(name, text)
             return done(name, text)
 
         return tool(name=name, **options)(run)

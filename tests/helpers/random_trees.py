@@ -2,12 +2,13 @@
 
 An agent calls tools, some of which wait for people or leave a doubt after a crash, and sub-agents, one after the other
 or side by side. What a model replies follows from its task and from how much of it is done, and what a person says
-from the call, so that a run that was cut off meets the same models and people again. ``told`` is what a transcript is,
-by what docs/tools.md and docs/approvals.md say alone.
+from the call, so that a run that was cut off meets the same models and people again. Some models and tools hang, below
+a call with a timeout. ``told`` is what a transcript is, by what docs/tools.md and docs/approvals.md say alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import random
 import zlib
@@ -69,6 +70,7 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.loop.messages import FinishReason
 from agentfsm.loop.quorum import Quorum
 from tests.helpers.random_states import APPROVALS, SECRET, VALIDITY_S, StateWorld, done, tools_of
+from tests.helpers.stepped_clock import SkippingLoop
 
 KEYRING = Keyring(SECRET)
 CLERKS, BOSSES, EDITABLE = ("bob", "cy", "dan", "kim"), ("liz", "max", "ned"), ("pay", "book")
@@ -88,9 +90,16 @@ TURNS = 2
 """How many replies a model gives at most to one task."""
 
 
+FOR_EVER_S, LOOK_TIMEOUT_S = 1e8, 1.0
+HANGS = "~"
+"""The end of a task at which a model hangs, its own or one below."""
+
+
 LIMITS = AgentGuardrails(
     max_iterations=500,
     max_execution_time_s=None,
+    llm_timeout_s=FOR_EVER_S,
+    tool_timeout_s=FOR_EVER_S,
     max_denials=64,
     repeated_error_threshold=64,
     validity_s=VALIDITY_S,
@@ -112,6 +121,7 @@ class Node:
         parallel: Whether calls of it may run beside others.
         checks: Whether a state of its own pays before its tools are called.
         gated: Whether calls of it need an approval.
+        timeout_s: The timeout of calls of it; None for none. It is longer than all those below it together.
     """
 
     name: str
@@ -120,6 +130,7 @@ class Node:
     parallel: bool = False
     checks: bool = False
     gated: bool = False
+    timeout_s: float | None = None
 
     def __iter__(self) -> Iterator[Node]:
         yield self
@@ -139,6 +150,7 @@ def draw_node(dice: random.Random, name: str, depth: int) -> Node:
         dice.random() < 0.6,
         checks,
         dice.random() < 0.2,
+        1_000.0 * 30**depth if dice.random() < 0.5 else None,
     )
 
 
@@ -181,11 +193,16 @@ class Step(NamedTuple):
 class TreeWorld(StateWorld):
     """The people, tools and models of a tree of agents."""
 
+    hangs: bool = False
+    hung: int = 0
     asked: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     refusals: Tally[str] = field(default_factory=Tally[str])
 
     def reply(self, node: Node, task: str, turn: int) -> Said:
-        dice = self.dice("reply", task, turn)
+        dice, below = self.dice("reply", task, turn), {each.name: each for each in node.below}
+        if task.endswith(HANGS) and turn == self.dice("hangs", task).randrange(2):
+            name = dice.choice([*below, ""])
+            return Said(((name, f"{task}/{turn}.0{HANGS}"),)) if name else Said((), "", "hangs")
         names = [*node.tools, *(each.name for each in node.below)]
         names += [each.name for each in node.below] * 2
         if turn == TURNS or not names or dice.random() < 0.25 * turn:
@@ -197,7 +214,28 @@ class TreeWorld(StateWorld):
             if node.below and dice.random() < 0.3
             else dice.choices(names, k=number)
         )
-        return Said(tuple((name, f"{task}/{turn}.{index}") for index, name in enumerate(chosen)))
+        texts = [f"{task}/{turn}.{index}" for index in range(len(chosen))]
+        for index, name in enumerate(chosen):
+            ends_alone = "_" in node.name and node.timeout_s is not None and len(chosen) == 1
+            ends = name in below and (below[name].timeout_s is not None or ends_alone)
+            texts[index] += HANGS * (self.hangs and ends and dice.random() < 0.5)
+        return Said(tuple(zip(chosen, texts, strict=True)))
+
+    async def work(self, name: str, text: str) -> None:
+        if self.look_hangs(name, text):
+            await self.hang()
+        await super().work(name, text)
+
+    def look_hangs(self, name: str, text: str) -> bool:
+        return self.hangs and name == "look" and self.dice("look hangs", text).random() < 0.1
+
+    async def hang(self) -> None:
+        """Take all the time that there is."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SkippingLoop)
+        loop.clock, self.hung = self.clock, self.hung + 1
+        await asyncio.sleep(FOR_EVER_S)
+        raise AssertionError("nothing has ended a call that hangs")
 
     def usage(self, task: str, turn: int) -> Usage:
         return Usage(input_tokens=self.dice("usage", task, turn).randrange(1, MOST_TOKENS), cost_usd=COST_USD)
@@ -314,6 +352,8 @@ class TreeModel:
         turn = sum(message.role == "assistant" for message in request.messages)
         self.world.asked.append((task, turn))
         said, usage = self.world.reply(self.node, task, turn), self.world.usage(task, turn)
+        if said.end == "hangs":
+            await self.world.hang()
         if said.end == "fails":
             raise ProviderError("no")
         if said.end == "refuses":
@@ -371,6 +411,7 @@ def tools_for(world: TreeWorld, names: Sequence[str]) -> list[Tool]:
     own = {"ask": ask, "sign": sign}
     made = tools_of(world, [name for name in names if name not in own])
     made = [replace(each, parallel=each.name in ("look", "pay")) for each in made]
+    made = [replace(each, timeout=LOOK_TIMEOUT_S) if each.name == "look" else each for each in made]
     made = [replace(each, requires_approval=FOUR_EYES) if each.name == "wire" else each for each in made]
     return made + [each for name, each in own.items() if name in names]
 
@@ -504,7 +545,9 @@ class DrawnTree:
             migrations = [Migration(graph, states=names)]
             graph = renamed(graph, names)
         subs = [
-            self._made(each).as_tool(each.name, "Helps.", parallel=each.parallel, requires_approval=each.gated)
+            self._made(each).as_tool(
+                each.name, "Helps.", timeout=each.timeout_s, parallel=each.parallel, requires_approval=each.gated
+            )
             for each in node.below
         ]
         return Agent(
@@ -559,6 +602,7 @@ def draw_limits(dice: random.Random) -> AgentGuardrails:
             "max_iterations": dice.choice((3, 5, 8)),
             "max_tokens": dice.choice((None, 150, 400)),
             "max_cost_usd": dice.choice((None, 1.0)),
+            "max_execution_time_s": dice.choice((None, 500.0, 40_000.0)),
             "max_continues": dice.choice((0, 1, 2)),
             "on_limit": dice.choice(("ask_user", "ask_user", "handoff", "stop")),
         }
@@ -578,18 +622,25 @@ class DismissedError(Exception):
     """Somebody dismissed the run, or its request expired."""
 
 
+class HangsError(Exception):
+    """The run hangs until the timeout of a call above it."""
+
+    def __init__(self, usage: Usage) -> None:
+        self.usage = usage
+
+
 @dataclass
 class Told:
     """What one run says.
 
     Attributes:
-        messages: Its transcript: role and content; of a failed call only how that begins.
+        messages: Its transcript: role and content; of a failed call how that begins, or may begin after a crash.
         end: The name of its ending event.
         result: What a caller is told, or how that begins.
         calls: The names and tasks of the sub-agents' runs below it, at every depth, its own included.
     """
 
-    messages: list[tuple[str, str]]
+    messages: list[tuple[str, str | tuple[str, ...]]]
     end: str
     result: str
     usage: Usage
@@ -600,11 +651,15 @@ def told(world: TreeWorld, node: Node, task: str) -> Told:
 
     Raises:
         DismissedError: Somebody does.
+        HangsError: It hangs.
     """
-    messages, usage = [("user", task)], Usage()
+    usage = Usage()
+    messages: list[tuple[str, str | tuple[str, ...]]] = [("user", task)]
     below = {each.name: each for each in node.below}
     for turn in range(TURNS + 1):
         said = world.reply(node, task, turn)
+        if said.end == "hangs":
+            raise HangsError(usage)
         if said.end == "fails":
             return Told(messages, "Handoff", "the sub-agent hands the task back", usage)
         usage += world.usage(task, turn)
@@ -621,7 +676,14 @@ def told(world: TreeWorld, node: Node, task: str) -> Told:
                 if below[name].gated and (denied := _result(world, name, text)) != done(name, text):
                     messages.append(("tool", denied))
                     continue
-                answer = told(world, below[name], text)
+                try:
+                    answer = told(world, below[name], text)
+                except HangsError as hung:
+                    usage += hung.usage
+                    if (timeout_s := below[name].timeout_s) is None:
+                        raise HangsError(usage) from hung
+                    messages.append(("tool", (f"timed out after {timeout_s:g} s", "the sub-agent was cancelled: ")))
+                    continue
                 usage += answer.usage
                 messages.append(("tool", answer.result))
             else:
@@ -632,6 +694,8 @@ def told(world: TreeWorld, node: Node, task: str) -> Told:
 def _result(world: TreeWorld, name: str, text: str) -> str:
     if name == "ask":
         return f"about {text}"
+    if world.look_hangs(name, text):
+        return f"timed out after {LOOK_TIMEOUT_S:g} s"
     if name == "look" and world.dice("breaks", text).random() < 0.15:
         return "ValueError: broken"
     if name in ("look", "send", "sign"):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+from agentfsm.testing import FakeClock
 
 T = TypeVar("T")
 
@@ -49,3 +52,47 @@ class _SteppedLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._stepped.monotonic()
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """An event loop on which no time passes but while nothing else is left to do: then that of its next timer is due.
+
+    Attributes:
+        clock: A clock that is advanced with it, or None.
+    """
+
+    def __init__(self) -> None:
+        self.clock: FakeClock | None = None
+        self.in_threads = 0
+        self._now = 0.0
+        super().__init__(_SkippingSelector(self))
+
+    def time(self) -> float:
+        return self._now
+
+    def skip(self, seconds: float) -> None:
+        """Let so many seconds pass at once."""
+        self._now += seconds
+        if self.clock is not None:
+            self.clock.advance(seconds)
+
+    def run_in_executor(self, *given: Any) -> Any:  # type: ignore[override]
+        work, self.in_threads = super().run_in_executor(*given), self.in_threads + 1
+        work.add_done_callback(self._end_work)
+        return work
+
+    def _end_work(self, _: Any) -> None:
+        self.in_threads -= 1
+
+
+class _SkippingSelector(selectors.DefaultSelector):
+    def __init__(self, loop: SkippingLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        if not timeout or self._loop.in_threads:
+            return super().select(timeout)
+        if not (events := super().select(0)):
+            self._loop.skip(timeout)
+        return events

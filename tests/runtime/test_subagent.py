@@ -1519,6 +1519,43 @@ def test_interrupted_after_a_reply_a_sub_agent_does_not_get_it_twice(tmp_path: P
     assert told["thought"] == 2
 
 
+def test_what_a_sub_agent_asks_again_does_not_expire_while_another_one_works() -> None:
+    clock, store = FakeClock(), MemoryStore()
+
+    @tool(requires_approval=Approval(2, roles=("clerk",), validity_s=100))
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    @tool(requires_approval=True)
+    def build() -> str:
+        """Build."""
+        clock.advance(200)
+        return "built"
+
+    def agent() -> Agent:
+        below = [
+            Agent(FromTranscript([ToolCall("p", each.name, {})], "done"), tools=[each]).as_tool(
+                f"helps_{each.name}", "Helps.", parallel=True
+            )
+            for each in (build, pay)
+        ]
+        calls = [ToolCall(each.name, each.name, {"task": "x"}) for each in below]
+        return Agent(FromTranscript(calls, "done"), tools=below, host=Host(store=store, secret=SECRET, clock=clock))
+
+    async def scenario() -> None:
+        await agent().run("go", run_id="r")
+        for voter in ("ann", "bob"):
+            clock.advance(1)
+            result = await agent().resume("r", Allow(), by=Actor(voter, ("clerk",)))
+        assert isinstance(result.outcome, UserInputRequested)
+        assert result.outcome.quorum is not None
+        assert (len(result.outcome.quorum.votes), clock.time() - result.outcome.quorum.asked_at) == (1, 1)
+        assert (await agent().resume("r", Allow(), by=Actor("cy", ("clerk",)))).output == "done"
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("denied", [None, 0, 1, 2])
