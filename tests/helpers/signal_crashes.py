@@ -14,12 +14,26 @@ import shutil
 import sqlite3
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from agentfsm import Actor, Agent, Allow, Approval, Host, ItDidNotRun, ItRan, Runs, SqliteStore, StaleLease, tool
+from agentfsm import (
+    Actor,
+    Agent,
+    Allow,
+    Approval,
+    Host,
+    ItDidNotRun,
+    ItRan,
+    Runs,
+    SqliteStore,
+    StaleLease,
+    open_store,
+    tool,
+)
 from agentfsm.errors import RepeatedVoteError, StaleHumanReplyError
 from agentfsm.journal.records import read_records
 from agentfsm.journal.rehydrate import rehydrate
@@ -88,7 +102,7 @@ async def live(folder: Path, run_id: str, store: Store, points: KillPoints) -> N
     await store.aclose()
 
 
-def process(folder: Path, run_id: str, url: str, kill_at: int) -> None:
+def process(folder: Path, run_id: str, url: str, kill_at: int, live: Any = live) -> None:
     """One process's share of the run."""
     points = KillPoints(kill_at)
 
@@ -116,20 +130,19 @@ def process(folder: Path, run_id: str, url: str, kill_at: int) -> None:
     (folder / "points").write_text(str(points.passed))
 
 
+async def stored(folder: Path, url: str, look: Callable[[Store], Awaitable[Any]]) -> Any:
+    """What a function finds in the store of a run."""
+    async with open_store(url or f"sqlite:///{folder}/runs.db") as store:
+        return await look(store)
+
+
 def check(folder: Path, run_id: str, url: str) -> tuple[int, int]:
     """What came of a run: the number of its votes and of its payments, after every check."""
 
-    async def load() -> Any:
-        if url:
-            from agentfsm.journal.postgres.postgres_store import PostgresStore
+    async def load(store: Store) -> Any:
+        return await store.records(run_id), await store.head(run_id), await store.signals.pending(run_id)
 
-            store: Store = PostgresStore(url)
-        else:
-            store = SqliteStore(folder / "runs.db")
-        async with store:
-            return await store.records(run_id), await store.head(run_id), await store.signals.pending(run_id)
-
-    rows, head, pending = asyncio.run(load())
+    rows, head, pending = asyncio.run(stored(folder, url, load))
     report = verify(run_id, rows, head, keyring=Keyring(SECRET))
     assert (report.code, pending) == (GOOD, []), (report, pending)
     moves = [record.data for record in read_records(rows, run_id) if record.kind == "transition"]
