@@ -308,16 +308,17 @@ def lcov(
     text: list[str] = []
     for file, rows in sorted(files.items()):
         text += ["TN:agentfsm", f"SF:{file}"]
-        branches = [(line, r) for line, r in sorted(rows, key=lambda each: each[0]) if r.guard is not None]
-        for line, row in branches:
-            evaluated = coverage.true[row.id] + coverage.false[row.id]
-            for number, count in enumerate((coverage.true[row.id], coverage.false[row.id])):
-                text.append(f"BRDA:{line},0,{number},{count if evaluated else '-'}")
-        hit = sum(bool(c[row.id]) for _, row in branches for c in (coverage.true, coverage.false))
-        text += [f"BRF:{2 * len(branches)}", f"BRH:{hit}"]
         taken: dict[int, int] = {}
         for line, row in rows:
             taken[line] = taken.get(line, 0) + counts.get(row.id, 0)
+        branches = [
+            (line, number, count[row.id] if taken[line] else "-")  # genhtml 2 refuses a branch on a line without hits
+            for line, row in sorted(rows, key=lambda each: each[0])
+            if row.guard is not None
+            for number, count in enumerate((coverage.true, coverage.false))
+        ]
+        text += [f"BRDA:{line},0,{number},{count}" for line, number, count in branches]
+        text += [f"BRF:{len(branches)}", f"BRH:{sum(count not in (0, '-') for _, _, count in branches)}"]
         text += [f"DA:{line},{count}" for line, count in sorted(taken.items())]
         text += [f"LF:{len(taken)}", f"LH:{sum(bool(n) for n in taken.values())}", "end_of_record"]
     return "\n".join(text) + "\n"

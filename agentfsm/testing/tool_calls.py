@@ -6,6 +6,7 @@ its approval rule (and their neighbours), and its schema. The rule and the valid
 
 from __future__ import annotations
 
+import dis
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -252,7 +253,8 @@ def _constants(rule: object) -> Iterator[Any]:
     for code in codes:
         codes += [each for each in code.co_consts if isinstance(each, CodeType)]
         named = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
-        for value in (*code.co_consts, *cells, *named):
+        small = [step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_SMALL_INT"]  # Python 3.14
+        for value in (*code.co_consts, *small, *cells, *named):
             yield from _plain_values(value)
 
 

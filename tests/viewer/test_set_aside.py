@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sqlite3
 import sys
 import urllib.request
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +101,16 @@ def test_within_some_seconds_the_queues_are_asked_once_about_a_run(
     assert queues_asked == [{"r"}]
 
 
+@pytest.fixture
+def unclosed() -> Iterator[None]:
+    """For a database that DBOS cannot use: it does not close its connection, which goes with the error in the log."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.mark.usefixtures("unclosed")
 def test_without_the_extra_and_with_queues_that_cannot_be_read_runs_are_shown_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -111,7 +124,9 @@ def test_without_the_extra_and_with_queues_that_cannot_be_read_runs_are_shown_as
     (tmp_path / "runs.db.queue").write_bytes(b"not a database" * 1000)
     with served(agentfsm.viewer.app(open_store(tmp_path / "runs.db"))) as site:
         assert listed(site) == {"r": None}
-    assert [each.partition(": ")[0] for each in caplog.messages] == ["it is not known which runs are set aside"]
+    ours = [each.message.partition(": ")[0] for each in caplog.records if each.name.startswith("agentfsm")]
+    assert ours == ["it is not known which runs are set aside"]  # DBOS may log it, too
+    caplog.clear()
 
 
 @pytest.mark.slow
