@@ -118,7 +118,7 @@ class HistoryVerifier:
         self._request_ref: tuple[int, str] | None = None
         # Whether the run was migrated while it was suspended: the store has it as running from then on.
         self._migrated_while_suspended = False
-        self._is_queued = self._never_began = False
+        self._is_queued = False
         self._never_began = False  # it was cancelled before
         # The transitions that the run has made, to check them against a graph to which it is migrated.
         self._path: set[str] = set()
