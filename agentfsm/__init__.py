@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         ProviderError,
         ReadOnlyError,
         RepeatedVoteError,
+        RunEndedError,
         RunError,
         RunExistsError,
         RunHeldError,
@@ -238,6 +239,7 @@ __all__ = [
     "RunCancelled",
     "RunCompleted",
     "RunContext",
+    "RunEndedError",
     "RunError",
     "RunExistsError",
     "RunHeldError",
@@ -339,7 +341,7 @@ if not TYPE_CHECKING:
                 "BudgetSpentError ConfigurationError ContextOverflowError "
                 "GraphError HumanReplyError JournalError JournalGraphError MissingDepsError MissingExtraError "
                 "MissingKeyError MissingModelError ModelError ModelMismatchError NoTransitionError ProviderError "
-                "ReadOnlyError RepeatedVoteError RunError RunExistsError RunHeldError SessionBusyError "
+                "ReadOnlyError RepeatedVoteError RunEndedError RunError RunExistsError RunHeldError SessionBusyError "
                 "SessionOpenError StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError "
                 "StoreFullError StoreLockedError StoreMovedError SuspensionApprovalError SuspensionExpiredError "
                 "SuspensionFormatError SuspensionGraphError SuspensionGuardrailsError SuspensionRecordError "

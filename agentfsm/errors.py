@@ -10,6 +10,7 @@
     |   +-- MissingKeyError         a provider's API key is not in the environment
     |   +-- MissingExtraError       an optional package is not installed
     +-- RunError                    a method does not fit the state of the run
+    |   +-- RunEndedError           the run has ended: it takes no reply, and can be neither resumed nor cancelled
     |   +-- NoTransitionError       no row of the table applies; the run is unchanged
     |   +-- BudgetSpentError        nothing is left of a budget for what the effect of a state of yours asks (.kind)
     |   +-- StateEffectError        the effect of a state of yours called what it may not, or changed while it was away
@@ -101,6 +102,10 @@ class MissingExtraError(ConfigurationError, ImportError):
 
 class RunError(AgentfsmError):
     """A method of a run was called that does not fit its state."""
+
+
+class RunEndedError(RunError):
+    """A run that has ended was to be answered, resumed, dismissed or cancelled; it stays as it is."""
 
 
 class NoTransitionError(RunError):

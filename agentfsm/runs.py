@@ -368,7 +368,8 @@ class Runs:
         Raises:
             ConfigurationError: ``Runs`` was made without a secret.
             UnknownRunError: There is no such run, or there are several.
-            agentfsm.errors.RunError: The run has ended, or is a sub-agent's.
+            agentfsm.errors.RunEndedError: The run has ended.
+            agentfsm.errors.RunError: The run is a sub-agent's.
             agentfsm.errors.StaleHumanReplyError: The run asks something else, or nothing, or was answered already.
             agentfsm.errors.HumanReplyError: The reply does not fit what it waits for, or whoever answers may not; each
                 case has its own class.
@@ -418,7 +419,8 @@ class Runs:
         Raises:
             ConfigurationError: ``Runs`` was made without a secret.
             UnknownRunError: There is no such run, or there are several.
-            agentfsm.errors.RunError: The run has ended, or is a sub-agent's.
+            agentfsm.errors.RunEndedError: The run has ended.
+            agentfsm.errors.RunError: The run is a sub-agent's.
             agentfsm.errors.HumanReplyError: Whoever cancels may not deny what the run waits for.
             JournalError: The run was sealed under another secret, or was tampered with.
             agentfsm.errors.StoreError: The store cannot be read or written.

@@ -31,6 +31,7 @@ from agentfsm import (
     ModelRequest,
     Reply,
     Run,
+    RunEndedError,
     RunError,
     RunQuery,
     Runs,
@@ -192,6 +193,8 @@ def make_app(url: str, secret: bytes) -> Starlette:
             await desk.start(desk.agent.resume(run_id, decision, to=body["digest"], by="the desk"))
         except UnknownRunError as error:
             return JSONResponse({"error": str(error)}, status_code=404)
+        except RunEndedError as error:
+            return JSONResponse({"error": str(error)}, status_code=410)
         except (SuspensionRecordError, RunError, StaleLease) as error:  # somebody else was faster
             return JSONResponse({"error": str(error)}, status_code=409)
         return JSONResponse({"run_id": run_id})

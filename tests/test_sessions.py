@@ -26,6 +26,7 @@ from agentfsm import (
     MemoryStore,
     Message,
     RunCancelled,
+    RunEndedError,
     RunError,
     RunOptions,
     SessionBusyError,
@@ -211,7 +212,7 @@ def test_a_session_that_waits_says_for_what_and_goes_on_after_the_answer():
         assert request is not None
         assert (request.tool, dict(request.arguments)) == ("pay", {"usd": 7})
         assert (await session.resume(Allow(), to=request.digest)).output == "Paid."
-        with pytest.raises(RunError, match=r"has ended: continue with session\.run"):
+        with pytest.raises(RunEndedError, match=r"has ended: continue with session\.run"):
             await session.resume(Allow())
         await session.run("Bye.")
         assert [role for role, _ in sent(model)] == ["user", "assistant", "tool", "assistant", "user"]

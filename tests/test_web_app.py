@@ -168,10 +168,7 @@ def test_a_reply_to_a_run_that_has_ended_is_refused_as_too_late(tmp_path: Path) 
             if '"type": "RunCompleted"' in line:
                 break
         late = client.post(f"/runs/{run_id}/reply", json=body)
-    assert (late.status_code, late.json()) == (
-        409,
-        {"error": f"run {run_id!r} has finished; there is nothing to resume"},
-    )
+    assert (late.status_code, late.json()) == (410, {"error": f"run {run_id!r} has ended"})
 
 
 def test_a_desk_that_closes_leaves_the_run_of_a_call_in_progress_to_the_next_start(

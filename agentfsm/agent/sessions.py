@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from agentfsm.agent.resume import ResumeRequest, load_dismissed, load_resumed, require_store
 from agentfsm.agent.run_options import RunOptions, run_details, with_options
-from agentfsm.errors import RunError, RunExistsError, SessionBusyError, SessionOpenError, StaleLease
+from agentfsm.errors import RunEndedError, RunError, RunExistsError, SessionBusyError, SessionOpenError, StaleLease
 from agentfsm.loop.human_input import HumanInput
 from agentfsm.loop.messages import File, Image, Message
 from agentfsm.loop.model import Model
@@ -154,7 +154,8 @@ class Session(Generic[AgentDeps, Output]):
         The arguments and the other errors are those of ``agent.resume``.
 
         Raises:
-            RunError: When it starts: the session has no run, or its last one has ended.
+            RunEndedError: When it starts: the last run of the session has ended.
+            RunError: When it starts: the session has no run.
         """
         request = ResumeRequest(reply, to, by, deps, model)
         return self._continue(lambda run_id: load_resumed(self._config, run_id, request), deps)
@@ -185,7 +186,8 @@ class Session(Generic[AgentDeps, Output]):
         The arguments and the other errors are those of ``agent.dismiss``.
 
         Raises:
-            RunError: When it starts: the session has no run, or its last one has ended.
+            RunEndedError: When it starts: the last run of the session has ended.
+            RunError: When it starts: the session has no run.
         """
         return self._continue(lambda run_id: load_dismissed(self._config, run_id, reason, by), None)
 
@@ -237,7 +239,7 @@ class Session(Generic[AgentDeps, Output]):
                 raise RunError(f"session {self.session_id!r} has no run yet: begin with session.run(prompt)")
             if last.status == "finished":
                 text = f"the last run of session {self.session_id!r}, {last.run_id!r}, has ended"
-                raise RunError(f"{text}: continue with session.run(prompt)")
+                raise RunEndedError(f"{text}: continue with session.run(prompt)")
             await self._require_idle(last)
             await self._conversation(last.run_id)
             return await load(last.run_id)

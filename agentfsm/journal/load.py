@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from agentfsm.errors import ConfigurationError, JournalError, RunError, UnknownRunError
+from agentfsm.errors import ConfigurationError, JournalError, RunEndedError, UnknownRunError
 from agentfsm.journal.history_verifier import KnownHistory
 from agentfsm.journal.migration import Migration, migrate
 from agentfsm.journal.records import Redacted, SealedRecord, is_kind, open_record, was_redacted
@@ -208,7 +208,7 @@ async def load_stored_run(
 
     Raises:
         UnknownRunError: There is no such run, or it was interrupted before its first record.
-        RunError: The run has finished.
+        RunEndedError: The run has ended.
         JournalGraphError: It was written under another graph; the error lists what differs.
         JournalError: Its journal cannot be read, was tampered with, or was not sealed under a secret of the host.
         StoreError: The store cannot be read.
@@ -218,6 +218,8 @@ async def load_stored_run(
         return loaded
     records, head = await consistent_read(store, run_id)
     if not records:
+        if head is not None and head.status == "finished":  # it was cancelled before it began
+            raise RunEndedError(f"run {run_id!r} has ended")
         raise UnknownRunError(f"run {run_id!r} was interrupted before its first record: start it again")
     return await off_loop(lambda rows: _load(rows, head, run_id, graph, keyring, migrations, to_end), records)
 
@@ -235,7 +237,7 @@ def _load(
     opener = SecretOpener(keyring)
     rehydrated = rehydrate(records, opener, to_end=to_end)
     if rehydrated.finished:
-        raise RunError(f"run {run_id!r} has finished; there is nothing to resume")
+        raise RunEndedError(f"run {run_id!r} has ended")
     migration_details = migrate(records, rehydrated, graph, migrations)
     base = JournalBase(
         records[0],

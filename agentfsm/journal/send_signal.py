@@ -11,6 +11,7 @@ from agentfsm.errors import (
     JournalError,
     MissingExtraError,
     RepeatedVoteError,
+    RunEndedError,
     RunError,
     StaleHumanReplyError,
     SuspensionExpiredError,
@@ -68,7 +69,8 @@ async def send_answer(
 
     Raises:
         UnknownRunError: There is no such run.
-        RunError: It has ended, or is a sub-agent's.
+        RunEndedError: It has ended.
+        RunError: It is a sub-agent's.
         HumanReplyError: The reply does not fit what the run waits for, whoever replies may not, the request was
             answered already, or the run asks nothing or something else; each has a class of its own.
         SuspensionExpiredError: The request has expired.
@@ -129,7 +131,8 @@ async def send_cancel(
 
     Raises:
         UnknownRunError: There is no such run.
-        RunError: It has ended, or is a sub-agent's.
+        RunEndedError: It has ended.
+        RunError: It is a sub-agent's.
         HumanReplyError: The run waits for people with a role, and the actor has none of these roles.
         MissingExtraError: The reason has a secret of the host, and cannot be encrypted.
         JournalError: The run was not sealed under a secret of the host, or was tampered with.
@@ -161,7 +164,8 @@ async def find_refusal(signals: SignalQueue, keyring: Keyring, request: StoredRe
 async def _head(store: Store, run_id: str, keyring: Keyring, *, submitted: bool = False) -> Head:
     """The head of a run that has not ended, or of one that was submitted and has not begun."""
     head = await store.head(run_id)
-    if head is None or not (head.seq or (submitted and head.status != "running")):
+    begun_or_ended = head is not None and (head.seq or head.status == "finished")
+    if head is None or not (begun_or_ended or (submitted and head.status == "suspended")):
         raise UnknownRunError(f"there is no run {run_id!r}")
     is_sealed = keyring.check_seal(KeyPurpose.run, head.row.encode(), head.mac) if head.mac else None
     if is_sealed is None:
@@ -172,7 +176,7 @@ async def _head(store: Store, run_id: str, keyring: Keyring, *, submitted: bool 
     if not is_sealed:
         raise JournalError(f"run {run_id!r} was changed by somebody without the secret: agentfsm verify shows how")
     if head.status == "finished":
-        raise RunError(f"run {run_id!r} has ended")
+        raise RunEndedError(f"run {run_id!r} has ended")
     if await is_subagent_run(store, run_id):
         raise RunError(f"run {run_id!r} is a sub-agent's run: answer or cancel the run that called it")
     return head

@@ -170,6 +170,7 @@ class Run(Generic[Deps, Output]):
 
         Raises:
             SuspensionRecordError: The record or the reply is invalid; each case has its own class.
+            agentfsm.errors.RunEndedError: The run has ended.
             agentfsm.errors.JournalGraphError: The stored run belongs to another graph, and no migration accepts it.
             agentfsm.errors.SessionBusyError: The run's session is being run.
             agentfsm.errors.SessionOpenError: The last run of the run's session has not ended.

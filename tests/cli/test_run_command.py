@@ -249,7 +249,7 @@ def test_a_run_resumes_from_its_store_without_record_and_secret(cli: Cli) -> Non
         assert cli("runs").stdout.split()[1] == "finished"
         again = cli(*words)
         assert again.exit_code == 2
-        assert "has finished" in again.stderr
+        assert "has ended" in again.stderr
 
 
 def test_a_locked_store_is_skipped_unless_it_was_named(cli: Cli, tmp_path: Path) -> None:

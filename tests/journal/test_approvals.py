@@ -17,6 +17,7 @@ from agentfsm import (
     HumanReplyError,
     JournalError,
     MemoryStore,
+    RunEndedError,
     RunResult,
     SqliteStore,
     StaleHumanReplyError,
@@ -137,7 +138,7 @@ def test_a_reply_is_used_once(bank):
     async def scene() -> None:
         first = await asked(bank)
         await bank.agent("enough").resume("r", Allow(), to=first.digest)
-        with pytest.raises(Exception, match="has finished"):
+        with pytest.raises(RunEndedError, match="has ended"):
             await bank.agent().resume("r", Allow(), to=first.digest).load()
 
     asyncio.run(scene())

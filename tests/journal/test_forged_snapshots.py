@@ -16,7 +16,7 @@ from agentfsm import (
     Allow,
     JournalError,
     MemoryStore,
-    RunError,
+    RunEndedError,
     SqliteStore,
     UnknownRunError,
     UserInputRequested,
@@ -349,7 +349,7 @@ def test_a_finished_run_does_not_go_on_from_a_snapshot_that_somebody_puts_back()
         before = await store.snapshot("r")
         await agent_on(store, ["Done."]).resume("r", Allow())
         store._runs["r"].snapshot = before  # pyright: ignore[reportPrivateUsage]
-        with pytest.raises(RunError, match="has finished"):
+        with pytest.raises(RunEndedError, match="has ended"):
             await agent_on(store, ["Done again."]).resume("r")
 
     asyncio.run(scene())

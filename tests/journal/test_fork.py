@@ -35,7 +35,7 @@ from agentfsm.errors import (
     HumanReplyError,
     JournalError,
     JournalGraphError,
-    RunError,
+    RunEndedError,
 )
 from agentfsm.journal.fork import fork
 from agentfsm.journal.rehydrate import rehydrate
@@ -377,7 +377,7 @@ def test_each_invalid_resume_has_its_own_error_and_changes_nothing():
     with pytest.raises(HumanReplyError):
         asyncio.run(agent.resume("sample").load())
     whole, _ = finished_run()
-    with pytest.raises(RunError, match="has finished"):
+    with pytest.raises(RunEndedError, match="has ended"):
         asyncio.run(sample_agent(whole).resume("sample", "x").load())
     other = sample_agent(store, graph=replace(LOOP.without("pre_step.no_progress"), name="mine"))
     with pytest.raises(JournalGraphError, match=r"pre_step\.no_progress") as caught:

@@ -32,7 +32,7 @@ from agentfsm import (
     Reply,
     Role,
     RunCancelled,
-    RunError,
+    RunEndedError,
     RunResult,
     Runs,
     RunState,
@@ -422,7 +422,7 @@ def test_a_suspension_record_is_migrated_if_the_store_has_its_run():
         asyncio.run(_awaited(sample_agent(store, graph=NO_ADDING, migrations=[Migration(LOOP)]), record))
     assert asyncio.run(store.records("sample")) == before
     good(store, LONGER, asyncio.run(answered(store, Migration(LOOP))))
-    with pytest.raises(RunError, match="has finished"):
+    with pytest.raises(RunEndedError, match="has ended"):
         asyncio.run(answered(store, Migration(LOOP)))
 
 

@@ -47,6 +47,7 @@ from agentfsm.errors import (
     HumanReplyError,
     JournalError,
     RepeatedVoteError,
+    RunEndedError,
     RunError,
     StaleHumanReplyError,
     UnknownRunError,
@@ -499,7 +500,7 @@ def test_a_run_that_works_is_cancelled_at_once(with_shop: Any) -> None:
         assert outcome.reason == "not needed (by ann, claimed, not verified)"
         assert await shop.pending() == 0
         assert (await shop.runs.verify("one")).code == GOOD
-        with pytest.raises(RunError, match="has ended"):
+        with pytest.raises(RunEndedError, match="has ended"):
             await shop.runs.cancel("one")
 
     with_shop(scenario)
@@ -542,8 +543,14 @@ def test_what_is_sent_to_no_run_is_refused(with_shop: Any) -> None:
         with pytest.raises(UnknownRunError):
             await shop.runs.cancel("one")
         await shop.agent("Done.").run("Go.", run_id="one")
-        with pytest.raises(RunError, match="has ended"):
-            await shop.runs.answer("one", Allow())
+        for late in (
+            shop.runs.answer("one", Allow()),
+            shop.runs.cancel("one"),
+            shop.agent().resume("one", Allow()).load(),
+            shop.agent().dismiss("one").load(),
+        ):
+            with pytest.raises(RunEndedError, match="has ended"):
+                await late
 
     with_shop(scenario)
 

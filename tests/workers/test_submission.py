@@ -23,6 +23,7 @@ from agentfsm import (
     Host,
     JournalError,
     MemoryStore,
+    RunEndedError,
     RunError,
     RunQuery,
     Runs,
@@ -261,8 +262,10 @@ def test_a_run_in_no_queue_ends_when_it_is_cancelled_and_is_not_begun_later(
             assert [each.run_id for each in (await runs.list(RunQuery(ending="cancelled"))).runs] == [run_id]
             assert (await runs.verify(run_id)).code == GOOD
             assert [each.run_id for each in await store.signals.pending()] == [queued]
-            with pytest.raises(RunError, match="has ended"):
-                await runs.cancel(run_id)
+            agent = Agent(ScriptedModel([]), host=Host(store=store, secret=SECRET))
+            for late_call in (runs.cancel(run_id), runs.answer(run_id, "Go."), agent.resume(run_id).load()):
+                with pytest.raises(RunEndedError, match="has ended"):
+                    await late_call
             assert await runs.submit("support", "Ship.", idempotency_key="7") == run_id
             assert [each.run_id for each, _ in waker.woken] == [queued]
             worker = Worker({"support": Agent(ScriptedModel([]))}, store, waker, secret=SECRET)  # type: ignore[arg-type]
