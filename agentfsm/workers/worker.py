@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from traceback import format_exc
 from typing import Any
@@ -51,6 +51,9 @@ SUBMIT_ATTEMPTS = 50
 
 LONGEST_WAIT_S = 60.0
 """Seconds for which a run is held that waits before it repeats something; a longer wait frees the worker."""
+
+HAND_OVER_S = 5.0
+"""Seconds after the grace period for which a worker waits until its runs are handed over: the store may be away."""
 
 LONGEST_SKEW_S = 60.0
 """Seconds for which a timer that came too early is waited for in the worker."""
@@ -167,9 +170,14 @@ class Worker:
             self._stopping.set()
             await asyncio.gather(*map(end_task, watches))
             await self._waker.stop(self._settings.grace_s if self.counts.active else 0.0)
-            for run in list(self._runs):  # or the end of the event loop would end them as cancelled
-                with contextlib.suppress(AgentfsmError):
-                    await hand_over(run)
+            handed_over = await _hand_over_all(self._runs)
+            if lost := sorted(self.counts.runs.keys() - handed_over):
+                logger.warning(
+                    "runs such as %s (%d in all) were not handed over in time, and are left as by a crash: another "
+                    "worker takes them over when this process has ended",
+                    lost[0],
+                    len(lost),
+                )
         return self.counts.active == 0
 
     def stop(self) -> None:
@@ -374,3 +382,15 @@ class Worker:
         with contextlib.suppress(StoreError):  # it stays unfinished, and is delivered again
             await self._waker.set_aside(activation, reason, until)
         return "set aside"
+
+
+async def _hand_over_all(runs: Iterable[Run[Any, Any]]) -> set[str]:
+    """Hand over runs, or the end of the event loop would end them as cancelled; the ids of those that were handed over.
+
+    All are stopped at once, since each may have to wait for the store.
+    """
+    tasks = {asyncio.create_task(hand_over(run)): run.run_id for run in runs}
+    if not tasks:
+        return set()
+    done, _ = await asyncio.wait(tasks, timeout=HAND_OVER_S)
+    return {tasks[task] for task in done if task.exception() is None}

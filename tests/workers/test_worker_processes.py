@@ -28,7 +28,7 @@ from agentfsm.testing import ScriptedModel
 from agentfsm.viewer.viewer_context import SetAsideRuns
 from agentfsm.workers import Activation, Waker, Worker, open_waker
 from tests.helpers.child_process import child_environment
-from tests.helpers.postgres import new_database, shared_server
+from tests.helpers.postgres import CuttingProxy, new_database, shared_server
 from tests.helpers.webhook_receiver import Receiver, receiving
 from tests.helpers.worker_app import support
 
@@ -261,6 +261,41 @@ def test_a_call_that_outlasts_the_grace_period_is_cut_off_as_by_a_crash_and_does
             assert (await runs.verify(run_id)).code == GOOD
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_worker_ends_after_its_grace_period_while_the_server_is_away_and_another_one_goes_on(
+    processes: Processes,
+) -> None:
+    proxy = CuttingProxy(processes.url)
+    cut_off = Processes(f"{proxy.url}&wait_s=3600", processes.folder)
+
+    async def scenario() -> None:
+        async with opened(processes.url) as (runs, _):
+            processes.hold.touch()
+            first = cut_off.start(f"{APP}:support", "--grace", "0")
+            run_ids = [await runs.submit("support", "Ship three orders.") for _ in range(3)]
+            await until(lambda: len(processes.inside()) == 3)
+            proxy.is_away = True
+            processes.hold.unlink()  # so the runs wait for the server
+            assert first.stderr is not None
+            await until(lambda: "cannot be reached" in first.stderr.readline())
+            first.send_signal(signal.SIGTERM)
+            _, said = await asyncio.to_thread(first.communicate, timeout=60)
+            assert (first.returncode, "(3 in all) were not handed over in time" in said) == (1, True), said
+            processes.start(f"{APP}:support")
+            for run_id in run_ids:
+                await until_status(runs, run_id, "finished")
+                assert (await runs.get(run_id)).info.ending == "completed"
+                assert (await runs.verify(run_id)).code == GOOD
+            assert processes.inside()[:3] == [first.pid] * 3
+            assert len(processes.inside()) == 12  # the calls whose results were not stored are repeated
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        cut_off.close()
+        proxy.close()
 
 
 @pytest.mark.slow
