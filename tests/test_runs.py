@@ -28,7 +28,8 @@ from agentfsm import (
     tool,
 )
 from agentfsm.journal.checkpoint import SignedHeads, verify_store
-from agentfsm.journal.maintenance import Hold, hold_run
+from agentfsm.journal.maintenance import Hold
+from agentfsm.journal.purge import hold_run
 from agentfsm.journal.records import SealedRecord, read_lines
 from agentfsm.journal.redact import TextRedaction
 from agentfsm.journal.signals import SealedSignal
@@ -237,7 +238,7 @@ def test_what_is_wrong_with_the_store_itself_is_told(store: Any) -> None:
 
     async def work(runs: Runs) -> None:
         heads = {head.run_id: {head.seq: head.hash} for head in await store.heads()}
-        await hold_run(store.maintenance, "tea-1", Hold("case 7", "ann", 1000.0), keyring)
+        await hold_run(store, "tea-1", Hold("case 7", "ann", 1000.0), keyring)
         await runs.purge(["tea-2"], by="ann")
         signed = SignedHeads(datetime(2026, 10, 5, tzinfo=UTC), heads)
         assert await verify_store(store, keyring, signed) == []  # a purge by the host is no theft

@@ -30,13 +30,12 @@ from agentfsm.errors import AgentfsmError, ConfigurationError, MissingExtraError
 from agentfsm.journal.erasure import ErasureQuery, ErasureReport
 from agentfsm.journal.erasure import erase as erase_person
 from agentfsm.journal.listing import needs_rebuild, rebuild_run_info
-from agentfsm.journal.maintenance import Hold, end_hold, hold_run
-from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, purge_runs
+from agentfsm.journal.maintenance import Hold
+from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, end_hold, hold_run, purge_runs
 from agentfsm.journal.sqlite.sqlite_maintenance import copy_file
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.text_search import Occurrence, files_with_text
-from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 
 _EXAMPLES = """\b
 Examples:
@@ -193,8 +192,8 @@ def hold_runs(run_ids: tuple[str, ...], reason: str, by: str, location: StoreLoc
     RUN may be the beginning of an id.
     """
     opened, keyring = open_existing_store(location), require_keyring(location)
-    for run_id in _own_runs(opened, run_ids, keyring):
-        await_result(hold_run(opened.maintenance, run_id, Hold(reason, by, time.time()), keyring))
+    for run_id in list(full_run_ids(opened, run_ids)):
+        await_result(hold_run(opened, run_id, Hold(reason, by, time.time()), keyring))
         click.echo(single_line(f"{run_id}  on hold"))
 
 
@@ -206,22 +205,9 @@ def hold_runs(run_ids: tuple[str, ...], reason: str, by: str, location: StoreLoc
 def unhold_runs(run_ids: tuple[str, ...], by: str, location: StoreLocation) -> None:
     """End the hold of RUNs; RUN may be the beginning of an id."""
     opened, keyring = open_existing_store(location), require_keyring(location)
-    for run_id in _own_runs(opened, run_ids, keyring):
-        await_result(end_hold(opened.maintenance, run_id, keyring, by=by))
+    for run_id in list(full_run_ids(opened, run_ids)):
+        await_result(end_hold(opened, run_id, keyring, by=by))
         click.echo(single_line(f"{run_id}  not on hold"))
-
-
-def _own_runs(opened: Store, run_ids: Sequence[str], keyring: Keyring) -> list[str]:
-    """The full ids of runs, none of which was written under another secret: a hold under this one would be no hold."""
-    found = list(full_run_ids(opened, run_ids))
-    for run_id in found:
-        head = await_result(opened.head(run_id))
-        if head is not None and (key_id := keyring.foreign_key_id(head.mac)):
-            raise ConfigurationError(
-                f"run {run_id!r} was written under another secret, with key id {key_id}; that of this command has key "
-                f"id {keyring.current.key_id}: set {SECRET_VARIABLE} to that of the process that wrote it"
-            )
-    return found
 
 
 @store.command("holds", epilog="\b\nExamples:\n  agentfsm store holds\n")

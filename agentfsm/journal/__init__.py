@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from agentfsm.journal.erasure import ErasureQuery, ErasureReport
     from agentfsm.journal.listing import rebuild_run_info
     from agentfsm.journal.load import StoredRequest
-    from agentfsm.journal.maintenance import Hold, end_hold, hold_run
-    from agentfsm.journal.purge import KeptRun, PurgeReport, RetentionRule
+    from agentfsm.journal.maintenance import Hold
+    from agentfsm.journal.purge import KeptRun, PurgeReport, RetentionRule, end_hold, hold_run
     from agentfsm.journal.redact import TextRedaction
     from agentfsm.journal.replay import Divergence, Replay, ReplayTotals
     from agentfsm.journal.replay_settings import ReplaySettings
@@ -56,8 +56,8 @@ if not TYPE_CHECKING:
             "agentfsm.journal.erasure": "ErasureQuery ErasureReport",
             "agentfsm.journal.listing": "rebuild_run_info",
             "agentfsm.journal.load": "StoredRequest",
-            "agentfsm.journal.maintenance": "Hold end_hold hold_run",
-            "agentfsm.journal.purge": "KeptRun PurgeReport RetentionRule",
+            "agentfsm.journal.maintenance": "Hold",
+            "agentfsm.journal.purge": "KeptRun PurgeReport RetentionRule end_hold hold_run",
             "agentfsm.journal.redact": "TextRedaction",
             "agentfsm.journal.text_search": "RunFilter",
             "agentfsm.journal.replay": "Divergence Replay ReplayTotals",

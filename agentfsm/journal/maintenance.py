@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -268,49 +267,16 @@ SignedHold = tuple[int, str]
 """What a checkpoint signs of a hold: since when it is as it is, in milliseconds since the epoch, and its SHA-256."""
 
 
-async def hold_run(maintenance: StoreMaintenance, run_id: str, hold: Hold, keyring: Keyring) -> None:
-    """Hold a run, whoever owns it: from now on it can be neither purged nor redacted.
-
-    Args:
-        maintenance: What maintains the store: ``store.maintenance``.
-        run_id: The run.
-        hold: Why and by whom; it is sealed here.
-        keyring: The keys of the host; the current one seals it.
-
-    Raises:
-        UnknownRunError: There is no such run.
-        StoreError: The store cannot be written.
-    """
-    mac = keyring.current.seal(KeyPurpose.hold, _content(run_id, hold))
-    await maintenance.set_hold(run_id, replace(hold, mac=mac))
-
-
-async def end_hold(
-    maintenance: StoreMaintenance, run_id: str, keyring: Keyring, *, by: str = "", now: float | None = None
-) -> None:
-    """End the hold of a run; does nothing if it has none.
-
-    Args:
-        maintenance: What maintains the store: ``store.maintenance``.
-        run_id: The run.
-        keyring: The keys of the host; the current one seals that it was ended.
-        by: Who ends it.
-        now: The time, in seconds since the epoch; that of this machine by default.
-
-    Raises:
-        StoreError: The store cannot be read or written.
-    """
-    held = (await maintenance.holds()).get(run_id)
-    if held is not None:
-        at = max(time.time() if now is None else now, held.since)  # a checkpoint misses what is older than it signed
-        await hold_run(maintenance, run_id, Hold(held.reason, by, at, ended=True), keyring)
-
-
 def why_held(run_id: str, hold: Hold | None, keyring: Keyring) -> str | None:
     """Why a run must be neither purged nor redacted; None if it may be."""
     if hold is None or (hold.ended and _is_sealed(run_id, hold, keyring)):
         return None
     return "somebody without the secret ended that: agentfsm verify" if hold.ended else hold.reason
+
+
+def seal_hold(run_id: str, hold: Hold, keyring: Keyring) -> Hold:
+    """The hold of a run, sealed under the current key."""
+    return replace(hold, mac=keyring.current.seal(KeyPurpose.hold, _content(run_id, hold)))
 
 
 def signed_hold(run_id: str, hold: Hold) -> SignedHold:

@@ -1,4 +1,4 @@
-"""Purges whole runs: which may go, what is checked before, and what remains and why.
+"""Holds and purges whole runs: which may go, what is checked before, and what remains and why.
 
 A run is purged together with the runs that it called as sub-agents, or not at all. What decides about a run is its
 verified journal, never the columns by which it is listed: whoever can change those must not be able to have a run
@@ -14,15 +14,64 @@ from dataclasses import dataclass, replace
 
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.listing import ended_at, iterate_runs
-from agentfsm.journal.maintenance import Hold, Tombstone, seal_tombstone, why_held
+from agentfsm.journal.maintenance import Hold, Tombstone, seal_hold, seal_tombstone, why_held
 from agentfsm.journal.run_info import RunInfo, RunQuery, check_selects_one, first_info
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import GOOD, TAMPERED, UNVERIFIABLE, VerificationReport, verify
-from agentfsm.loop.keys import KeyPurpose, Keyring
+from agentfsm.loop.keys import SECRET_VARIABLE, KeyPurpose, Keyring
 
 _BATCH = 100
 _DAY_S = 86_400
 _LISTED_OTHERWISE = "its entry in the list differs from its records: agentfsm store rebuild mends that"
+
+
+async def hold_run(store: Store, run_id: str, hold: Hold, keyring: Keyring) -> None:
+    """Hold a run, whoever owns it: from now on it can be neither purged nor redacted.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        hold: Why and by whom; it is sealed here.
+        keyring: The keys of the host; the current one seals it.
+
+    Raises:
+        UnknownRunError: There is no such run.
+        ConfigurationError: The run was written under another secret: under this one, its hold would count as forged.
+        StoreError: The store cannot be read or written.
+    """
+    await _require_secret_of(store, run_id, keyring)
+    await store.maintenance.set_hold(run_id, seal_hold(run_id, hold, keyring))
+
+
+async def end_hold(store: Store, run_id: str, keyring: Keyring, *, by: str = "", now: float | None = None) -> None:
+    """End the hold of a run; does nothing if it has none.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        keyring: The keys of the host; the current one seals that it was ended.
+        by: Who ends it.
+        now: The time, in seconds since the epoch; that of this machine by default.
+
+    Raises:
+        ConfigurationError: The run was written under another secret.
+        StoreError: The store cannot be read or written.
+    """
+    await _require_secret_of(store, run_id, keyring)
+    held = (await store.maintenance.holds()).get(run_id)
+    if held is not None:
+        at = max(time.time() if now is None else now, held.since)  # a checkpoint misses what is older than it signed
+        ended = Hold(held.reason, by, at, ended=True)
+        await store.maintenance.set_hold(run_id, seal_hold(run_id, ended, keyring))
+
+
+async def _require_secret_of(store: Store, run_id: str, keyring: Keyring) -> None:
+    head = await store.head(run_id)
+    if head is not None and (key_id := keyring.foreign_key_id(head.mac)):
+        raise ConfigurationError(
+            f"run {run_id!r} was written under another secret, with key id {key_id}; the one given here has key id "
+            f"{keyring.current.key_id}: give that of the process that wrote it ({SECRET_VARIABLE}, or the keyring)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import pytest
 
 from agentfsm import Agent, AgentfsmError, Allow, Deny, Edit, Host, MemoryStore, RunQuery, Runs, tool
 from agentfsm.journal.erasure import ErasureQuery
-from agentfsm.journal.maintenance import Hold, end_hold, hold_run
-from agentfsm.journal.purge import RetentionRule
+from agentfsm.journal.maintenance import Hold
+from agentfsm.journal.purge import RetentionRule, end_hold, hold_run
 from agentfsm.journal.redact import redact
 from agentfsm.journal.store import Store
 from agentfsm.journal.tenant_store import TenantStore, tenant_tag
@@ -142,8 +142,8 @@ ATTACKS: dict[str, list[Attack]] = {
         lambda own: own.list(RunQuery(after="5", limit=500)),
     ],
     "hold it, or end its hold": [
-        *each_run(lambda own, of: hold_run(view(own).maintenance, of, Hold("mine"), KEYRING)),
-        *each_run(lambda own, of: end_hold(view(own).maintenance, of, KEYRING)),
+        *each_run(lambda own, of: hold_run(view(own), of, Hold("mine"), KEYRING)),
+        *each_run(lambda own, of: end_hold(view(own), of, KEYRING)),
         lambda own: view(own).maintenance.set_hold(DONE, None),
         lambda own: view(own).maintenance.holds(),
     ],
@@ -178,7 +178,7 @@ async def outcome(attack: Attack) -> str:
     async with MemoryStore() as store:
         await fill(store)
         every = Runs(store, secret=SECRET)
-        await hold_run(store.maintenance, DONE, Hold("theirs", "ann", 1000.0), KEYRING)
+        await hold_run(store, DONE, Hold("theirs", "ann", 1000.0), KEYRING)
         before = {head.run_id: await every.export(head.run_id) for head in await store.heads() if "evil" in head.run_id}
         holds, wanted = await store.maintenance.holds(), TenantStore(store, ["acme"])
         try:

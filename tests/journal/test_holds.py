@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from agentfsm import RunHeldError, SqliteStore
+from agentfsm import ConfigurationError, RunHeldError, SqliteStore
 from agentfsm.cli.app import app
-from agentfsm.journal.maintenance import Hold, end_hold, find_changed_holds, hold_run, signed_hold, why_held
-from agentfsm.journal.purge import KeptRun, purge_runs
+from agentfsm.journal.maintenance import Hold, find_changed_holds, signed_hold, why_held
+from agentfsm.journal.purge import KeptRun, end_hold, hold_run, purge_runs
 from agentfsm.journal.redact import redact
 from agentfsm.loop.keys import Keyring
 from tests.helpers.journal_scenarios import finished_run
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
     """A store with a run ``r`` that has ended and is held."""
     with SqliteStore(tmp_path / "runs.db") as store:
         finished_run(store, "r", secret=SECRET)
-        asyncio.run(hold_run(store.maintenance, "r", CASE, KEYRING))
+        asyncio.run(hold_run(store, "r", CASE, KEYRING))
     return tmp_path / "runs.db"
 
 
@@ -69,7 +69,7 @@ def test_a_hold_that_was_changed_holds_and_is_found(path: Path, change: str) -> 
 
 def test_a_run_whose_hold_was_ended_can_be_redacted_and_purged(path: Path) -> None:
     with SqliteStore(path) as store:
-        asyncio.run(end_hold(store.maintenance, "r", KEYRING, by="eve"))
+        asyncio.run(end_hold(store, "r", KEYRING, by="eve"))
     redacted, purged, found = after(path, "UPDATE run_info SET status = status")
     assert (redacted > 0, purged.purged, found) == (True, ("r",), [])
     with SqliteStore(path) as store:
@@ -81,7 +81,7 @@ def test_the_seal_is_that_of_one_run_one_state_and_one_secret() -> None:
 
     async def scenario(keyring: Keyring) -> Hold:
         store: Any = _Kept()
-        await hold_run(store.maintenance, "r", ended, keyring)
+        await hold_run(store, "r", ended, keyring)
         return store.kept
 
     sealed, foreign = asyncio.run(scenario(KEYRING)), asyncio.run(scenario(FOREIGN))
@@ -99,15 +99,29 @@ class _Kept:
     def __init__(self) -> None:
         self.maintenance, self.kept = self, Hold()
 
+    async def head(self, run_id: str) -> None:
+        """No run has been written, under whatever secret."""
+
     async def set_hold(self, run_id: str, hold: Hold) -> None:
         self.kept = hold
 
 
+def test_no_run_is_held_or_released_under_another_secret_than_its_own(path: Path) -> None:
+    with SqliteStore(path) as store:
+        before = asyncio.run(store.maintenance.holds())
+        for change in (hold_run(store, "r", Hold("case 8"), FOREIGN), end_hold(store, "r", FOREIGN)):
+            with pytest.raises(ConfigurationError, match="run 'r' was written under another secret"):
+                asyncio.run(change)
+        assert asyncio.run(store.maintenance.holds()) == before
+        asyncio.run(end_hold(store, "r", Keyring(b"the new one", [SECRET])))  # one that the secret was replaced by
+        assert asyncio.run(store.maintenance.holds())["r"].ended
+
+
 def test_a_hold_ends_no_earlier_than_it_began(path: Path) -> None:
     with SqliteStore(path) as store:
-        asyncio.run(end_hold(store.maintenance, "r", KEYRING, now=500.0))
+        asyncio.run(end_hold(store, "r", KEYRING, now=500.0))
         held = asyncio.run(store.maintenance.holds())["r"]
-        asyncio.run(end_hold(store.maintenance, "r", KEYRING, now=500.0))
+        asyncio.run(end_hold(store, "r", KEYRING, now=500.0))
     assert (held.ended, held.since, held.reason) == (True, 1000.0, "case 7")
 
 

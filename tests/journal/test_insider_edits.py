@@ -30,7 +30,8 @@ from agentfsm.journal import snapshot
 from agentfsm.journal.fork import fork
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.journal.listing import compute_run_info
-from agentfsm.journal.maintenance import Hold, end_hold, hold_run
+from agentfsm.journal.maintenance import Hold
+from agentfsm.journal.purge import end_hold, hold_run
 from agentfsm.journal.redact import redact
 from agentfsm.journal.run_info import first_info
 from agentfsm.journal.sqlite.sqlite_run_info import write_run_info
@@ -476,11 +477,11 @@ def _make_runs(path: Path, before: Path, secret: bytes) -> None:
         await fork(store, "whole", 6, "forked", keyring)
 
     async def hold(store: SqliteStore) -> None:
-        await hold_run(store.maintenance, "whole", Hold("case 7", "ann", 1000.0), keyring)
-        await hold_run(store.maintenance, "last", Hold("case 7", "ann", 1000.0), keyring)
+        await hold_run(store, "whole", Hold("case 7", "ann", 1000.0), keyring)
+        await hold_run(store, "last", Hold("case 7", "ann", 1000.0), keyring)
 
     async def vote(store: SqliteStore) -> None:
-        await end_hold(store.maintenance, "last", keyring, by="ann", now=2000.0)
+        await end_hold(store, "last", keyring, by="ann", now=2000.0)
         host = Host(clock=FakeClock(), store=store, secret=secret)
         await Agent(ScriptedModel([]), tools=[transfer], host=host).resume("votes", Allow(), by=BOB)
 

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from agentfsm import Agent, Host, SqliteStore
 from agentfsm.cli.app import app
-from agentfsm.journal.maintenance import Hold, hold_run
-from agentfsm.journal.purge import RetentionRule, apply_retention
+from agentfsm.journal.maintenance import Hold
+from agentfsm.journal.purge import RetentionRule, apply_retention, hold_run
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel
 
@@ -45,7 +45,7 @@ async def make_runs(store: SqliteStore, count: int, held: range) -> None:
             )
         )
     for number in held:
-        await hold_run(store.maintenance, f"r{number}", Hold(f"case {number}", by="Eve"), KEYRING)
+        await hold_run(store, f"r{number}", Hold(f"case {number}", by="Eve"), KEYRING)
 
 
 def write_keys(folder: Path) -> None:

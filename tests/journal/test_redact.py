@@ -33,8 +33,8 @@ from agentfsm import (
     tool,
 )
 from agentfsm.cli.app import app
-from agentfsm.journal.maintenance import Hold, hold_run
-from agentfsm.journal.purge import purge_runs
+from agentfsm.journal.maintenance import Hold
+from agentfsm.journal.purge import hold_run, purge_runs
 from agentfsm.journal.redact import TextRedaction, redact_text
 from agentfsm.journal.run_info import RunInfo
 from agentfsm.journal.text_search import RunFilter, files_with_text, find_text
@@ -265,7 +265,7 @@ def test_what_a_store_has_of_a_person_beside_the_records_of_runs_is_reported(tmp
         async with SqliteStore(path) as store:
             for run_id in ("held", "purged", "voted"):
                 await agent(store, ["done"]).run("hello", run_id=run_id, actor=ANN if run_id == "voted" else None)
-            await hold_run(store.maintenance, "held", Hold("as asked", by=ANN), KEYRING)
+            await hold_run(store, "held", Hold("as asked", by=ANN), KEYRING)
             await purge_runs(store, ["purged"], KEYRING, by="the officer", reason=f"for {ANN}")
             lease = await store.acquire("queued", "me", new=True, keyring=KEYRING)
             await store.append(

@@ -36,8 +36,8 @@ from agentfsm.agent.subagent import Subagent
 from agentfsm.errors import AgentfsmError, RunError
 from agentfsm.journal import send_signal
 from agentfsm.journal.adoption import adopt
-from agentfsm.journal.maintenance import Hold, end_hold, hold_run
-from agentfsm.journal.purge import purge_runs
+from agentfsm.journal.maintenance import Hold
+from agentfsm.journal.purge import end_hold, hold_run, purge_runs
 from agentfsm.journal.records import export_lines
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
@@ -316,7 +316,7 @@ async def assert_kept_and_purged(drawn: DrawnTree, store: Any, dice: random.Rand
     """A hold on one run keeps all, redaction leaves no trace elsewhere, and a run is purged with all that it called."""
     held, text = dice.choice([head.run_id for head in await store.heads()]), "go/0.0"
     before = await store.records(held)
-    await hold_run(store.maintenance, held, Hold("case 1"), KEYRING)
+    await hold_run(store, held, Hold("case 1"), KEYRING)
     kept = await purge_runs(store, [ROOT], KEYRING)
     assert (kept.purged, [each.run_id for each in kept.kept]) == ((), [ROOT])
     await drawn.runs(store).redact_text(text)
@@ -328,7 +328,7 @@ async def assert_kept_and_purged(drawn: DrawnTree, store: Any, dice: random.Rand
             assert records == before
         else:
             assert text not in "".join(each.body + each.hidden for each in records), head.run_id
-    await end_hold(store.maintenance, held, KEYRING)
+    await end_hold(store, held, KEYRING)
     await purge_runs(store, [ROOT], KEYRING)
     assert await store.heads() == []
 

@@ -15,7 +15,8 @@ import pytest
 import agentfsm.viewer
 from agentfsm import Agent, Host, Runs, SqliteStore
 from agentfsm.journal.checkpoint import SignedHeads
-from agentfsm.journal.maintenance import Hold, hold_run, signed_hold
+from agentfsm.journal.maintenance import Hold, signed_hold
+from agentfsm.journal.purge import hold_run
 from agentfsm.journal.signals import SealedSignal
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel
@@ -141,7 +142,7 @@ def test_the_store_names_holds_signals_and_purges_that_somebody_else_wrote(brows
             for name in ("held", "purged", "freed"):
                 await Agent(ScriptedModel(["fine"]), host=Host(store=store, secret=SECRET)).run("How?", run_id=name)
             for name in ("held", "freed"):
-                await hold_run(store.maintenance, name, Hold("case 7", "ann", 1000.0), keyring)
+                await hold_run(store, name, Hold("case 7", "ann", 1000.0), keyring)
             hashes = {head.run_id: {head.seq: head.hash} for head in await store.heads()}
             holds = {run_id: signed_hold(run_id, hold) for run_id, hold in (await store.maintenance.holds()).items()}
             await Runs(store, secret=SECRET).purge(["purged"], by="ann")
