@@ -13,7 +13,7 @@ from agentfsm.loop.detectors import answer_not_serializable
 from agentfsm.loop.failures import MODEL_MISTAKE_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy
-from agentfsm.loop.state import RunState
+from agentfsm.loop.state import RunView
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, State
 
@@ -53,7 +53,7 @@ class BreakerPolicy(DefaultPolicy):
     For equal errors of tool calls, the row ``post_tool.repeated_error`` does the same.
     """
 
-    def decide(self, failure: Failure, state: RunState) -> Action | Recovery:
+    def decide(self, failure: Failure, state: RunView) -> Action | Recovery:
         """As ``DefaultPolicy`` decides, until the same error has occurred too often in a row."""
         if failure.kind is K.output_malformed and state.error_streak >= state.guardrails.repeated_error_threshold:
             return Action.handoff

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from agentfsm import Action, DefaultPolicy, Failure, FailureKind, HookContext, RecoveryPolicy, RunState, RunView
+from agentfsm import (
+    Action,
+    DefaultPolicy,
+    Failure,
+    FailureKind,
+    HookContext,
+    Recovery,
+    RecoveryPolicy,
+    RunState,
+    RunView,
+)
 
 __all__ = ["POLICIES", "counts_with_run_state", "counts_with_run_view", "hook_that_asks_both"]
 
@@ -52,4 +62,12 @@ class PolicyForRunViews:
         return Action.handoff if state.attempts(failure.kind) else Action.retry
 
 
-POLICIES: tuple[RecoveryPolicy, ...] = (PolicyForRunStates(), PolicyForRunViews())
+class DefaultPolicyForRunViews(DefaultPolicy):
+    """Overrides what the default policy does, for a view."""
+
+    def decide(self, failure: Failure, state: RunView) -> Action | Recovery:
+        """Retry once, then as by default."""
+        return super().decide(failure, state) if state.attempts(failure.kind) else Action.retry
+
+
+POLICIES: tuple[RecoveryPolicy, ...] = (PolicyForRunStates(), PolicyForRunViews(), DefaultPolicyForRunViews())
