@@ -26,6 +26,7 @@ from agentfsm.journal.replay import Replay
 from agentfsm.journal.replay_settings import ReplaySettings
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.send_signal import SentSignal, find_refusal, send_answer, send_cancel
+from agentfsm.journal.signals import read_signals
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.tenant_store import TenantStore, tenant_tag
 from agentfsm.journal.text_search import RunFilter, find_text
@@ -42,10 +43,14 @@ from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
 from agentfsm.report.ledger import RunLedger, read_ledger
 from agentfsm.report.reported_run import graph_of_run, path_of_run
-from agentfsm.runtime.host import Host
+from agentfsm.runtime.host import Clock, Host
 
 if TYPE_CHECKING:
     from agentfsm.workers.waker import SetAside, Waker
+
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+"""Seconds between two looks at the head of a run that is waited for, first and later."""
 
 
 def runs_on(runs: Runs, store: Store) -> Runs:
@@ -241,11 +246,15 @@ class Runs:
         """
         return await self._store.count_runs(RunQuery(parent="") if query is None else query)
 
-    async def get(self, run_id: str) -> StoredRun:
-        """A run with all that its journal says.
+    async def get(self, run_id: str, *, wait_s: float = 0.0) -> StoredRun:
+        """A run with all that its journal says, as it is now or when nobody works on it any more.
 
         Args:
             run_id: Its id, or the beginning of it.
+            wait_s: How many seconds to wait, at most, until the run has ended or waits for a person, whatever process
+                works on it; ``math.inf`` for as long as it takes. A run that was answered counts as worked on, but
+                without the secret only once a process has acted on the answer. When the time is over, the run is
+                returned as it is then.
 
         Raises:
             UnknownRunError: There is no such run, or there are several.
@@ -253,6 +262,8 @@ class Runs:
             agentfsm.errors.StoreError: The store or the engine cannot be read.
         """
         full_id = await find_run_id(self._store, run_id)
+        if wait_s > 0:
+            await _wait(self._store, full_id, self._keyring, wait_s, self._host.clock)
         records, head = await consistent_read(self._store, full_id)
         info = await find_listing(self._store, full_id)
         if head is None or info is None:
@@ -571,6 +582,23 @@ def _required(keyring: Keyring | None) -> Keyring:
     if keyring is None:
         raise ConfigurationError("what is written has to be sealed: give the secret, as in Runs(store, secret=...)")
     return keyring
+
+
+async def _wait(store: Store, run_id: str, keyring: Keyring | None, wait_s: float, clock: Clock) -> None:
+    """Wait until a run has ended, is gone, or waits for a person and has no answer; at most a number of seconds."""
+    deadline, pause = clock.monotonic() + wait_s, _FIRST_PAUSE_S
+    while True:
+        sent = [] if keyring is None else await read_signals(store.signals, keyring, run_id)
+        head = await store.head(run_id)  # after the signals: one is removed only when the head shows what it led to
+        has_news = any(each.kind != "refusal" for each in sent)
+        if head is None or head.status == "finished":
+            return
+        if head.owner is None and not head.is_left_to_workers(has_news=has_news):
+            return
+        if (left := deadline - clock.monotonic()) <= 0:
+            return
+        await clock.sleep(min(pause, left))
+        pause = min(pause * 1.5, _LONGEST_PAUSE_S)
 
 
 async def _find_set_aside(waker: Waker, store: Store, head: Head, request: StoredRequest | None) -> SetAside | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from agentfsm import (
     Agent,
     Allow,
     ConfigurationError,
+    Edit,
     Host,
     JournalError,
     MemoryStore,
@@ -348,3 +351,88 @@ def test_without_its_packages_the_store_on_postgresql_names_the_extra(monkeypatc
     finally:  # the tests after this one get the store itself
         for name in [name for name in sys.modules if name.startswith("agentfsm.journal.postgres")]:
             del sys.modules[name]
+
+
+# -- waiting ------------------------------------------------------------------------------------------
+
+
+def patient(store: Any, clock: FakeClock, secret: bytes | None = SECRET) -> Runs:
+    """``Runs`` that wait on a clock of their own."""
+    runs = Runs(store, secret=secret)
+    runs._host = replace(runs._host, clock=clock)  # pyright: ignore[reportPrivateUsage]
+    return runs
+
+
+async def looked(clock: FakeClock, times: int) -> None:
+    while len(clock.slept) < times:
+        await asyncio.sleep(0)
+
+
+def test_a_run_that_has_ended_or_waits_for_a_person_is_not_waited_for(store: Any) -> None:
+    clock = FakeClock()
+
+    async def work(_: Runs) -> None:
+        runs = patient(store, clock)
+        assert (await runs.get("tea-1", wait_s=math.inf)).info.ending == "completed"
+        request = (await runs.get("pay", wait_s=math.inf)).request
+        assert request is not None
+        assert request.tool == "pay"
+        with pytest.raises(UnknownRunError):
+            await runs.get("coffee", wait_s=math.inf)
+
+    with_runs(store, work)
+    assert clock.slept == []
+
+
+def test_a_run_that_is_worked_on_is_waited_for_until_it_ends_or_the_time_is_over(store: Any) -> None:
+    async def scenario() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        @tool
+        async def bake() -> str:
+            """Bake."""
+            begun.set()
+            await go_on.wait()
+            return "baked"
+
+        agent = Agent(ScriptedModel([call("bake"), "Done."]), tools=[bake], host=Host(store=store, secret=SECRET))
+        running = asyncio.ensure_future(agent.run("Bake.", run_id="cake"))
+        await begun.wait()
+        short, clock = FakeClock(), FakeClock()
+        assert (await patient(store, short).get("cake", wait_s=2.5)).info.status == "running"
+        assert sum(short.slept) == pytest.approx(2.5)
+        waiting = asyncio.ensure_future(patient(store, clock).get("cake", wait_s=math.inf))
+        await looked(clock, 20)
+        assert not waiting.done()
+        go_on.set()
+        assert (await waiting).ledger.answer == "Done."
+        assert clock.slept == sorted(clock.slept)
+        assert (clock.slept[0], clock.slept[-1]) == (0.05, 1.0)  # it looks ever more seldom, but once a second
+        await running
+        await store.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_was_answered_is_waited_for_until_somebody_has_acted_on_the_answer(store: Any) -> None:
+    async def work(_: Runs) -> None:
+        clock = FakeClock()
+        runs = patient(store, clock)
+        await runs.answer("pay-1", Edit({"amount": "a lot"}))
+        assert (await patient(store, clock, None).get("pay-1", wait_s=math.inf)).request is not None  # it cannot know
+        assert clock.slept == []
+        waiting = asyncio.ensure_future(runs.get("pay-1", wait_s=math.inf))
+        await looked(clock, 3)
+        assert not waiting.done()
+        assert await shop(store).next_run("pay-1") is None
+        assert "was refused" in (await waiting).refused
+        await runs.approve("pay-1")
+        waiting = asyncio.ensure_future(runs.get("pay-1", wait_s=math.inf))
+        await looked(clock, len(clock.slept) + 3)
+        assert not waiting.done()
+        run = await shop(store, "Paid.").next_run("pay-1")
+        assert run is not None
+        await run
+        assert (await waiting).ledger.answer == "Paid."
+
+    with_runs(store, work)
