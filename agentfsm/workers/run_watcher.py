@@ -196,6 +196,7 @@ class RunWatcher:
         self._counts = counts
         self._notices = notices
         self._foreign: set[str] = set()
+        self._reasons: set[str] = set()
         self._waiting: set[tuple[str, int]] = set()
         self._seen: dict[tuple[str, int], float] = {}
         self._done: set[str] = set()
@@ -246,8 +247,21 @@ class RunWatcher:
         """The agent that can continue a run that has begun; None if this worker has none."""
         with contextlib.suppress(AgentfsmError):  # a run that cannot be read is nothing for a worker
             (begun,) = await self._store.records(head.run_id, limit=1)
-            return self._agents.for_run(head, begun)
+            if (served := self._agents.for_run(head, begun)) is not None:
+                return served
+            self._report_left_run(head.run_id, self._agents.reason_to_leave(head, begun))
         return None
+
+    def _report_left_run(self, run_id: str, reason: str) -> None:
+        """Log, once for each reason, that a run waits for another worker: nothing else would say so."""
+        if reason and reason not in self._reasons:
+            self._reasons.add(reason)
+            logger.warning(
+                "run %s, and others like it, waits for a worker that has what it began with: %s; start a worker of the "
+                "version that began it, or give this one what it lacks",
+                run_id,
+                reason,
+            )
 
     # -- sweeps ---------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,14 +49,17 @@ class ServedAgent:
         new = (submission_queue(self.name, key_id) for key_id in self.agent.config.host.keyring.key_ids)
         return (*new, self.queue)
 
-    def knows(self, first: Mapping[str, Any]) -> bool:
-        """Whether a run that was submitted to it can continue with it: its tools may have changed since.
+    def lacks(self, first: Mapping[str, Any]) -> str:
+        """What a run that was submitted to it needs to continue, and it does not have; empty if it has everything.
 
-        Which tools a toolset returns is known only when the run continues.
+        The run's tools may have changed since. Which tools a toolset returns is known only when the run continues.
         """
         config, graph, tools = self.agent.config, str(first["graph"]["fingerprint"]), first.get("tools", {})
-        has_tools = any(map(is_open, config.toolsets)) or tools.keys() <= config.tools.keys()
-        return accepts_graph(config, graph) and has_tools and is_as_strict(config, pinned_approvals(first), graph)
+        if not accepts_graph(config, graph):
+            return f"the graph {graph[:12]}, or a migration from it"
+        if not any(map(is_open, config.toolsets)) and (missing := sorted(tools.keys() - config.tools.keys())):
+            return f"the tool {', '.join(map(repr, missing))}"
+        return "" if is_as_strict(config, pinned_approvals(first), graph) else "approval rules as strict as the run's"
 
 
 class ServedAgents:
@@ -107,8 +110,23 @@ class ServedAgents:
             return None  # a fork is resumed by whoever made it, and a sub-agent's run by the run that called it
         if self.keyring.foreign_key_id(head.mac):
             return None
-        if named := {tag for tag in tags if tag.startswith(agent_tag(""))}:
-            own = (each for each in self._served if {agent_tag(each.name)} == named)
-            return next((each for each in own if each.knows(first)), None)
+        if any(tag.startswith(agent_tag("")) for tag in tags):
+            named = self._named(tags)
+            return None if named is None or named.lacks(first) else named
         fitting = [each for each in self._served if began_with(each.agent.config, begun)]
         return fitting[0] if len(fitting) == 1 else None
+
+    def reason_to_leave(self, head: Head, begun: SealedRecord) -> str:
+        """What the agent lacks that a stored run was submitted to; empty if it lacks nothing, or is not of this worker.
+
+        Raises:
+            JournalError: The first record cannot be read.
+        """
+        named = self._named(first_info(head.run_id, begun).tags)
+        lacks = "" if named is None or self.keyring.foreign_key_id(head.mac) else named.lacks(open_record(begun))
+        return f"agent {named.name!r} of this worker lacks {lacks}" if named is not None and lacks else ""
+
+    def _named(self, tags: Iterable[str]) -> ServedAgent | None:
+        """The agent that a run with some tags was submitted to, if it is of this worker."""
+        named = {tag for tag in tags if tag.startswith(agent_tag(""))}
+        return next((each for each in self._served if {agent_tag(each.name)} == named), None)

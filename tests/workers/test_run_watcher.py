@@ -164,6 +164,28 @@ def test_a_run_that_another_worker_has_woken_is_left_alone_unless_it_is_still_cu
     asyncio.run(scenario())
 
 
+def test_why_runs_wait_for_another_worker_is_logged_once_for_each_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reason(head: Head, begun: SealedRecord) -> str:
+        return {"r0": "", "r3": "it lacks the tool 'b'"}.get(head.run_id, "it lacks the tool 'a'")
+
+    async def scenario() -> None:
+        found: Any = LeftRuns(4)
+        agents: Any = SimpleNamespace(for_run=lambda head, begun: None, reason_to_leave=reason)
+        watcher = RunWatcher(found, found, agents, WorkerSettings(), WorkerCounts())
+        for _ in range(3):
+            await watcher._wake_cut_off_runs()
+        assert (found.woken, len(found.read)) == ([], 12)
+
+    monkeypatch.setattr(run_watcher, "WAKE_AGAIN_S", 0.0)
+    asyncio.run(scenario())
+    first, second = sorted(caplog.messages, key=lambda line: "'b'" in line)
+    assert "run r1" in first or "run r2" in first
+    assert "it lacks the tool 'a'; start a worker" in first
+    assert "run r3" in second
+
+
 @pytest.mark.parametrize("away", ["the queue", "r1"])
 def test_a_run_that_could_not_be_woken_is_woken_by_the_next_sweep(away: str) -> None:
     async def scenario() -> None:

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Agent, Host, MemoryStore, tool
+from agentfsm import LOOP, Agent, Host, MemoryStore, tool
+from agentfsm.agent.config import with_host
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing import ScriptedModel, call
 from agentfsm.workers.served_agents import ServedAgents
+
+HOST = Host(secret=b"the secret of these tests, long enough")
 
 
 @tool(requires_approval=True)
@@ -28,8 +31,7 @@ def note(amount: int) -> str:
 
 
 def agent(store: Any, *tools: Tool) -> Agent[Any, Any]:
-    host = Host(store=store, secret=b"the secret of these tests, long enough")
-    return Agent(ScriptedModel([call("pay", amount=1)]), tools=list(tools), host=host)
+    return Agent(ScriptedModel([call("pay", amount=1)]), tools=list(tools), host=replace(HOST, store=store))
 
 
 def taken_by(tags: Sequence[str], **served: Tool) -> str:
@@ -65,3 +67,37 @@ def test_a_run_is_for_the_agent_with_its_approval_and_for_none_if_several_have_i
 )
 def test_a_run_with_the_tag_of_an_agent_is_for_that_agent_only(tags: list[str], expected: str) -> None:
     assert taken_by(tags, batch=replace(pay, requires_approval=False), chat=pay) == expected
+
+
+@pytest.mark.parametrize(
+    ("served", "tags", "expected"),
+    [
+        ({"chat": Agent(ScriptedModel([]), tools=[pay])}, ["agent:chat"], ""),
+        ({"chat": Agent(ScriptedModel([]))}, ["agent:chat"], "agent 'chat' of this worker lacks the tool 'pay'"),
+        (
+            {"chat": Agent(ScriptedModel([]), tools=[replace(pay, requires_approval=False)])},
+            ["agent:chat"],
+            "agent 'chat' of this worker lacks approval rules as strict as the run's",
+        ),
+        (
+            {"chat": Agent(ScriptedModel([]), tools=[pay], graph=LOOP.without("post_llm.loop_detected"))},
+            ["agent:chat"],
+            f"agent 'chat' of this worker lacks the graph {LOOP.fingerprint[:12]}, or a migration from it",
+        ),
+        ({"chat": Agent(ScriptedModel([]))}, ["agent:absent"], ""),  # that of another worker
+        ({"chat": Agent(ScriptedModel([]))}, [], ""),  # that of a program
+    ],
+)
+def test_what_the_agent_of_a_run_lacks_is_said(
+    served: dict[str, Agent[Any, Any]], tags: list[str], expected: str
+) -> None:
+    async def scenario() -> str:
+        store = MemoryStore()
+        await agent(store, pay).run("Pay 1.", run_id="r", tags=tags)
+        head, (begun,) = await store.head("r"), await store.records("r", limit=1)
+        assert head is not None
+        own = {name: each.with_config(with_host(each.config, HOST)) for name, each in served.items()}
+        assert (ServedAgents(own).for_run(head, begun) is None) == (bool(expected) or tags != ["agent:chat"])
+        return ServedAgents(own).reason_to_leave(head, begun)
+
+    assert asyncio.run(scenario()) == expected

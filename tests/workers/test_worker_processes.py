@@ -311,7 +311,10 @@ def test_a_run_of_a_newer_version_waits_for_a_worker_that_has_its_tools(processe
             newer.wait()
             processes.hold.unlink()
             other = await runs.submit("support", "Ship three more.")
-            await until_status(runs, other, "finished")  # so the older one works, and has looked for cut-off runs
+            await until_status(runs, other, "finished")  # so the older one works
+            assert older.stderr is not None
+            waits = f"run {run_id}, and others like it, waits for a worker"
+            await until(lambda: waits in (said := older.stderr.readline()) and "lacks the tool 'ship_by_air'" in said)
             assert (await runs.get(run_id)).info.status == "running"
             newest = processes.start(f"support={APP}:support_by_air")
             await until_status(runs, run_id, "finished")
