@@ -393,4 +393,4 @@ async def _hand_over_all(runs: Iterable[Run[Any, Any]]) -> set[str]:
     if not tasks:
         return set()
     done, _ = await asyncio.wait(tasks, timeout=HAND_OVER_S)
-    return {tasks[task] for task in done if task.exception() is None}
+    return {tasks[task] for task in done if not task.cancelled() and task.exception() is None}
