@@ -148,7 +148,7 @@ def cost_limit(run: RunState) -> Failure | None:
     limit = run.cost_limit
     if limit is None or run.usage.cost_usd < limit:
         return None
-    return _limit_failure(run, FailureKind.cost_limit, f"{run.usage.cost_usd:.4f} of {limit:g} USD are used up")
+    return _limit_failure(run, FailureKind.cost_limit, f"{run.usage.cost_usd:g} of {limit:g} USD are used up")
 
 
 def no_progress(run: RunState) -> Failure | None:

@@ -15,7 +15,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from agentfsm.loop.failures import Failure, FailureGroup
+from agentfsm.loop.failures import Failure, FailureGroup, FailureKind
 from agentfsm.loop.guardrails import Behavior
 from agentfsm.loop.messages import UNREAD, Compaction, File, Image, Message, Role, Transcript
 from agentfsm.loop.state import RunState
@@ -314,6 +314,17 @@ def lessons_block(lessons: Sequence[Failure]) -> str:
         for lesson in lessons
     )
     return f"<context_addendum>\n<lessons_learned>\n{lines}\n</lessons_learned>\n</context_addendum>"
+
+
+_PROVIDER_LESSON = re.compile(
+    f'<failure kind="(?:{"|".join(each for each in FailureKind if each.spec.group is FailureGroup.provider)})"'
+    ' explanation="[^"]*" blockers="[^"]*" />'
+)
+
+
+def without_provider_lessons(text: str) -> str:
+    """A text of a request without the lessons that quote a provider: what it said is not part of what it was asked."""
+    return _PROVIDER_LESSON.sub("", text)
 
 
 def _xml_attribute(text: str) -> str:

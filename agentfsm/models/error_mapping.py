@@ -32,6 +32,7 @@ from pydantic import SecretStr
 
 from agentfsm.errors import ContextOverflowError, ModelError, ProviderError, TransientProviderError
 from agentfsm.loop.messages import Message
+from agentfsm.loop.prompts import without_provider_lessons
 from agentfsm.models.providers import Endpoint
 from agentfsm.models.wire_json import as_list, as_object, as_text, dumps, loads
 
@@ -397,7 +398,8 @@ def _status_suffix(status: int) -> str:
 def _prompt_texts(prompt: Iterable[Message]) -> Iterator[str]:
     """Every text and all call arguments of a prompt, each on one line, as ``scrub`` compares them."""
     for message in prompt:
-        texts = (message.content, *(dumps(call.arguments) for call in message.tool_calls if call.arguments))
+        arguments = (dumps(call.arguments) for call in message.tool_calls if call.arguments)
+        texts = (without_provider_lessons(message.content), *arguments)
         yield from (" ".join(text.split()) for text in texts)
 
 

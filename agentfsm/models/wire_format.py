@@ -239,12 +239,12 @@ def _parse_arguments(value: object) -> tuple[dict[str, Any], str | None]:
         try:
             value = loads(value)
         except ValueError as error:
-            return {}, f"the arguments are not valid JSON: {error}"
+            return {}, f"they are not JSON: {error}"
     if value is None:
         return {}, None
     if isinstance(value, dict):
         return cast("dict[str, Any]", value), None
-    return {}, f"the arguments are a JSON {type(value).__name__}, not an object"
+    return {}, f"they are a JSON {type(value).__name__}, not an object"
 
 
 # -- incremental encoding ---------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ def _normalize_call(call: ToolCall, index: int, used_ids: set[str]) -> ToolCall:
         if call.arguments.__class__ is not FrozenDict:
             raise RecursionError(f"they are nested more than {MAX_NESTING} deep")
     except (TypeError, ValueError, RecursionError) as error:
-        call = replace(call, arguments={}, malformed=f"the arguments are not a JSON object: {error}")
+        call = replace(call, arguments={}, malformed=f"they are not a JSON object: {error}")
     return call if unique_id is call.id and name is call.name else replace(call, id=unique_id, name=name)
 
 

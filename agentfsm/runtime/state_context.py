@@ -153,7 +153,7 @@ class StateContext(AboutRun, Generic[Deps]):
             except PydanticSerializationError:
                 raise
             except ValueError:  # too deeply nested to be converted, and so to be called
-                return invalid_arguments(ToolCall("", name), f"the arguments are nested more than {MAX_NESTING} deep")
+                return invalid_arguments(ToolCall("", name), f"they are nested more than {MAX_NESTING} deep")
             return await self._calls.call_tool(name, given)
 
 

@@ -87,7 +87,7 @@ def validate_call(call: ToolCall, tools: Any) -> tuple[Tool, dict[str, Any]] | T
     if call.malformed is not None:
         return invalid_arguments(call, call.malformed)
     if call.arguments.__class__ is not FrozenDict:  # too deeply nested to be frozen
-        return invalid_arguments(call, f"the arguments are nested more than {MAX_NESTING} deep")
+        return invalid_arguments(call, f"they are nested more than {MAX_NESTING} deep")
     try:
         return tool, tool.arguments(call.arguments)
     except ValidationError as error:

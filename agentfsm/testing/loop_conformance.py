@@ -336,7 +336,7 @@ async def tokens_and_cost_are_limited(graph: Graph) -> None:
 
     for limits, used, amount in (
         ({"max_tokens": 100}, "100 of 100 tokens are used up", Extend(tokens=50)),
-        ({"max_cost_usd": 1.0}, "1.0000 of 1 USD are used up", Extend(usd=0.5)),
+        ({"max_cost_usd": 1.0}, "1 of 1 USD are used up", Extend(usd=0.5)),
     ):
         limit = f"pre_step.{'token' if 'max_tokens' in limits else 'cost'}_limit"
         script = [_with_id(turn(50, 0.5), str(n)) for n in range(9)]

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from agentfsm import Agent, Handoff
 from agentfsm.errors import ContextOverflowError, ProviderError, TransientProviderError
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, stream_type
 from tests.helpers.model_clients import (
@@ -55,6 +56,22 @@ SAYS = "the server says: "
 def test_the_reason_for_a_rejection_is_quoted(wire: str, body: object, reason: str) -> None:
     error = request_error(build_model(wire, respond_with(400, body)))
     assert str(error).endswith(f"(400 Bad Request); {SAYS}{reason}")
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_reason_is_quoted_again_after_the_request_has_told_the_model_of_it(wire: str) -> None:
+    prompt = "Compare the diaries of Ada and Charles."
+    told = f'context_length_exceeded: the maximum context length is "8192" tokens, but you sent 9000: {prompt}'
+    requests: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        requests.append(request.content.decode())
+        return httpx.Response(400, json={"error": {"message": told}})
+
+    outcome = Agent(build_model(wire, handle)).run_sync(prompt).outcome
+    assert isinstance(outcome, Handoff)
+    assert "lessons_learned" in requests[-1]
+    assert outcome.failure.explanation.endswith(f"; {SAYS}{told.removesuffix(prompt)}[...]")
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -213,7 +213,7 @@ def test_each_model_that_a_fallback_tries_is_a_model_call() -> None:
 SPENT: list[tuple[dict[str, Any], FailureKind, str]] = [
     ({"max_iterations": 1}, FailureKind.iteration_limit, "1 of 1 model calls are used up"),
     ({"max_tokens": 100}, FailureKind.token_limit, "100 of 100 tokens are used up"),
-    ({"max_cost_usd": 0.5}, FailureKind.cost_limit, "0.5000 of 0.5 USD are used up"),
+    ({"max_cost_usd": 0.5}, FailureKind.cost_limit, "0.5 of 0.5 USD are used up"),
     ({"max_execution_time_s": 40}, FailureKind.time_limit, "s of 40 s are used up"),
 ]
 
