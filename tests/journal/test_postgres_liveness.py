@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agentfsm import StaleLease
+from agentfsm import StaleLease, StoreError
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Lease
 from agentfsm.testing.store_conformance import sealed_records
@@ -56,6 +56,93 @@ def test_workers_that_were_frozen_write_nothing_when_they_wake_up(liveness: str,
     assert told["same"]
     assert told["codes"] == {"0": 20}
     counted(f"on PostgreSQL ({liveness}): 20 frozen workers woke up after they were taken over, and wrote nothing")
+
+
+LOCKS = """
+    SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 1 AND database =
+        (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+END_SESSION = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s"
+HOLDERS = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 ORDER BY granted DESC"
+"""Who holds such a lock, and then who waits for it."""
+
+
+@pytest.fixture
+def stranger(database: str) -> Iterator[str]:
+    """A role that may connect to the database, as every role may by default, and has no right there."""
+    empty_database(database)
+    with psycopg.connect(database, autocommit=True) as db:
+        db.execute("DROP ROLE IF EXISTS stranger")
+        db.execute("CREATE ROLE stranger LOGIN")
+        yield "stranger"
+        db.execute(f"GRANT CONNECT ON DATABASE {db.info.dbname} TO PUBLIC")
+
+
+@pytest.mark.parametrize("liveness", ["lease", "session"])
+def test_a_role_that_may_only_connect_can_keep_the_runs_of_a_dead_session_from_being_taken_over(
+    liveness: Any, database: str, stranger: str
+) -> None:
+    records = sealed_records(2)
+
+    async def scenario() -> None:
+        async with PostgresStore(database, liveness=liveness) as other:
+            owner = PostgresStore(database, liveness=liveness)
+            lease = await owner.acquire("a", "the owner", new=True)
+            await owner.append(lease, records[:1], "running")
+            with contextlib.closing(psycopg.connect(database, user=stranger, autocommit=True)) as db:
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    db.execute("SELECT owner_key FROM agentfsm.run")
+                keys = [key for (key,) in db.execute(LOCKS).fetchall()]
+                assert bool(keys) == (liveness == "session")
+                await owner.aclose()  # its run is cut off
+                for key in keys:
+                    db.execute("SELECT pg_try_advisory_lock(%s)", (key,))
+                assert [head.run_id for head in await other.heads("cut off")] == ([] if keys else ["a"])
+                with psycopg.connect(database, autocommit=True) as own:
+                    own.execute(f"REVOKE CONNECT ON DATABASE {own.info.dbname} FROM PUBLIC")
+                    own.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (stranger,)
+                    )
+                with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
+                    psycopg.connect(database, user=stranger)
+            async with asyncio.timeout(60):
+                while not await other.heads("cut off"):
+                    pass  # the session is ending
+            await other.append(await other.acquire("a", "the other one"), records[1:], "finished")
+            assert await other.records("a") == records
+
+    asyncio.run(scenario())
+
+
+def test_a_process_whose_lock_another_session_took_while_its_own_was_lost_says_so(database: str, stranger: str) -> None:
+    records = sealed_records(2)
+
+    async def scenario() -> None:
+        async with PostgresStore(database, wait_s=0.5) as owner:
+            lease = await owner.acquire("a", "the owner", new=True)
+            await owner.append(lease, records[:1], "running")
+            with contextlib.closing(psycopg.connect(database, user=stranger, autocommit=True)) as db:
+                ((key,),) = db.execute(LOCKS).fetchall()
+                waiting = asyncio.create_task(asyncio.to_thread(db.execute, "SELECT pg_advisory_lock(%s)", (key,)))
+                with psycopg.connect(database, autocommit=True) as own:
+                    while not own.execute(
+                        "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                    ).fetchall():
+                        await asyncio.sleep(0)
+                    own.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+                    )
+                await waiting
+                with pytest.raises(StoreError, match="another session holds the advisory lock of this process"):
+                    async with asyncio.timeout(60):
+                        await owner.append(lease, records[1:], "finished")
+            await owner.append(lease, records[1:], "finished")
+            assert await owner.records("a") == records
+
+    asyncio.run(scenario())
 
 
 HALF_A_MINUTE_S = 30

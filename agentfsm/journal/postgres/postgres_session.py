@@ -217,12 +217,10 @@ class PostgresSession:
 
     async def _lock(self, db: Connection) -> None:
         """Take the advisory lock of this process; from a lost connection, if the server still keeps that one."""
-        while True:
-            row = await (await db.execute("SELECT pg_try_advisory_lock(%s)", (self.key,))).fetchone()
-            if row is not None and row[0]:
-                return
+        row = await (await db.execute("SELECT pg_try_advisory_lock(%s)", (self.key,))).fetchone()
+        if row is None or not row[0]:
             await db.execute("SELECT pg_terminate_backend(%s)", (self._backend,))
-            await asyncio.sleep(FIRST_DELAY_S)
+            raise psycopg.OperationalError("another session holds the advisory lock of this process")
 
     async def _renew(self, db: Connection) -> None:
         await db.execute(
