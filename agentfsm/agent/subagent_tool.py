@@ -19,8 +19,8 @@ from agentfsm.agent.subagent import Spent, Subagent, announce, cap_guardrails
 from agentfsm.errors import ConfigurationError, SuspensionRecordError, ToolError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.events import (
-    Ending,
     Handoff,
+    LastEvent,
     PartialRunSummary,
     RunAborted,
     RunCancelled,
@@ -291,7 +291,7 @@ class SubRun:
         return limit if limit is None or own is None or not limit.default else replace(limit, default=own)
 
 
-def _result_text(outcome: Ending) -> str:
+def _result_text(outcome: LastEvent) -> str:
     """The result for the calling model."""
     match outcome:
         case RunCompleted(output=output):
@@ -306,7 +306,7 @@ def _result_text(outcome: Ending) -> str:
             raise ToolError(f"the sub-agent was cancelled: {reason}")
         case RunAborted(reason=reason):
             raise ToolError(f"the sub-agent's run was aborted: {reason}")
-        case Ending():
+        case UserInputRequested():
             raise ToolError("the sub-agent did not finish")
 
 

@@ -165,8 +165,6 @@ def _describe_outcome(report: RunReport) -> tuple[str, str, list[str]]:
             return "aborted", "red", [end.reason, f"it was in state {_last_state(report)}"]
         case UserInputRequested() as end:
             return "suspended", "cyan", [f"{end.kind}: {end.question}", *_request_details(end)]
-        case other:  # an outcome that this version of the command line does not know
-            return type(other).__name__, "red", []
 
 
 def _next_step(plan: str) -> Iterator[str]:

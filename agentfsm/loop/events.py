@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from agentfsm.loop.event_json import EVENT_VERSION, as_field, event_fields
 from agentfsm.loop.failures import Action, Failure, FailureKind
@@ -432,6 +432,10 @@ class UserInputRequested(Ending):
 
     def _data(self) -> dict[str, Any]:
         return event_fields(self, expires_at=self.suspension_record.expires_at)
+
+
+LastEvent: TypeAlias = RunCompleted | Handoff | PartialRunSummary | RunCancelled | RunAborted | UserInputRequested
+"""Every ``Ending`` that there is, so that a type checker can tell whether a ``match`` has forgotten one."""
 
 
 def _parent_json(parent: tuple[str, str] | None) -> dict[str, str] | None:

@@ -29,7 +29,7 @@ from agentfsm.errors import (
     StoreError,
     SuspensionUsedError,
 )
-from agentfsm.loop.events import Ending, ModelReplied, RunResumed, RunStarted, Transitioned
+from agentfsm.loop.events import LastEvent, ModelReplied, RunResumed, RunStarted, Transitioned
 from agentfsm.loop.failures import Failure, FailureKind, describe_exception
 from agentfsm.loop.outcomes import (
     CHOOSE_RECOVERY,
@@ -104,7 +104,7 @@ class Driver:
     def __init__(self, config: AgentConfig, run: RunState, request: RunRequest) -> None:
         self.context = Context(config, run, request.prompt, request.deps)
         self.decisions: list[Decision] = []
-        self.outcome: Ending | None = None
+        self.outcome: LastEvent | None = None
         self.output: Any = None
         self._run = run
         self._config = config
@@ -516,7 +516,7 @@ class Driver:
             self.output = typed_output(self.context, fields.get("output"))
             if final:  # the number of the other event is in the journal already
                 self.context.emit_blocked()
-            self.outcome = cast("Ending", self.context.emit_final(kind, **fields))
+            self.outcome = cast("LastEvent", self.context.emit_final(kind, **fields))
             if cancellation is not None:
                 raise cancellation
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from pydantic_core import to_json
 
 from agentfsm.loop.events import (
-    Ending,
     Handoff,
+    LastEvent,
     PartialRunSummary,
     RunAborted,
     RunCancelled,
@@ -65,7 +65,7 @@ def typed_output(context: Context, output: Any) -> Any:
         return thaw(output)
 
 
-def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
+def suspend(context: Context) -> tuple[type[LastEvent], dict[str, Any]]:
     """Sign and journal the suspension record of a run that waits for a human: the last event's class and its fields."""
     run, host = context.run, context.config.host
     pending = run.pending_request or PendingRequest("question", f"The run waits in {str(run.state)!r}.")
@@ -136,14 +136,14 @@ class RunResult(Generic[Output]):
         output: The answer: a string, or a value of the agent's ``output_type``. None, whatever the type says, if the
             run has none: see ``ok``.
         outcome: The last event: one of ``RunCompleted``, ``Handoff``, ``PartialRunSummary``, ``RunCancelled``,
-            ``RunAborted`` and ``UserInputRequested``.
+            ``RunAborted`` and ``UserInputRequested``; a ``match`` over these is complete.
         decisions: Every transition taken, in order, with the guards that were evaluated.
         run_state: Everything the run knows: transcript, usage, counters.
         graph: The transition table that it ran on.
     """
 
     output: Output
-    outcome: Ending
+    outcome: LastEvent
     decisions: tuple[Decision, ...] = field(repr=False)
     run_state: RunState = field(repr=False)
     graph: Graph = field(repr=False)
@@ -208,16 +208,16 @@ class RunResult(Generic[Output]):
         return self.diagram()
 
 
-def ending_event(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
+def ending_event(run: RunState) -> tuple[type[LastEvent], dict[str, Any]]:
     """The class and the fields of the last event of a run that has reached a final state, as its last row says."""
     return _ENDING_EVENTS[run.ended](run)
 
 
-def _completed(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
+def _completed(run: RunState) -> tuple[type[LastEvent], dict[str, Any]]:
     return RunCompleted, {"output": run.ending_value if run.ending == "done" else run.answer}
 
 
-def _handed_off(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
+def _handed_off(run: RunState) -> tuple[type[LastEvent], dict[str, Any]]:
     if run.ending == "unable":
         return Handoff, _handoff_by_tool(run)
     if run.failure is not None:
@@ -225,22 +225,22 @@ def _handed_off(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
     return Handoff, {"rationale": "the graph hands the task off here"}
 
 
-def _partial(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
+def _partial(run: RunState) -> tuple[type[LastEvent], dict[str, Any]]:
     return PartialRunSummary, _partial_summary(run)
 
 
-def _cancelled(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
+def _cancelled(run: RunState) -> tuple[type[LastEvent], dict[str, Any]]:
     expired = "the request expired without a reply" if run.expired else "the graph cancels the run here"
     return RunCancelled, {"reason": expired if run.cancelled is None else run.cancelled}
 
 
-def _aborted(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
+def _aborted(run: RunState) -> tuple[type[LastEvent], dict[str, Any]]:
     failure = run.aborted or run.failure
     reason = "the graph aborts the run here" if failure is None else failure.explanation
     return RunAborted, {"reason": reason, "failure": failure}
 
 
-_ENDING_EVENTS: Mapping[str, Callable[[RunState], tuple[type[Ending], dict[str, Any]]]] = {
+_ENDING_EVENTS: Mapping[str, Callable[[RunState], tuple[type[LastEvent], dict[str, Any]]]] = {
     "completed": _completed,
     "handed_off": _handed_off,
     "partial": _partial,

@@ -7,14 +7,21 @@ from agentfsm import (
     DefaultPolicy,
     Failure,
     FailureKind,
+    Handoff,
     HookContext,
+    PartialRunSummary,
     Recovery,
     RecoveryPolicy,
+    RunAborted,
+    RunCancelled,
+    RunCompleted,
+    RunResult,
     RunState,
     RunView,
+    UserInputRequested,
 )
 
-__all__ = ["POLICIES", "counts_with_run_state", "counts_with_run_view", "hook_that_asks_both"]
+__all__ = ["POLICIES", "counts_with_run_state", "counts_with_run_view", "ending_of", "hook_that_asks_both"]
 
 
 def counts_with_run_state(run: RunState) -> int:
@@ -68,6 +75,17 @@ class DefaultPolicyForRunViews(DefaultPolicy):
     def decide(self, failure: Failure, state: RunView) -> Action | Recovery:
         """Retry once, then as by default."""
         return super().decide(failure, state) if state.attempts(failure.kind) else Action.retry
+
+
+def ending_of(result: RunResult[str]) -> str:
+    """Type checkers accept that nothing follows only if the ``match`` names every last event of a run."""
+    match result.outcome:
+        case RunCompleted():
+            return "completed"
+        case Handoff() | PartialRunSummary() | RunCancelled() | RunAborted():
+            return "not completed"
+        case UserInputRequested():
+            return "suspended"
 
 
 POLICIES: tuple[RecoveryPolicy, ...] = (PolicyForRunStates(), PolicyForRunViews(), DefaultPolicyForRunViews())

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -162,6 +162,10 @@ CASES: list[tuple[e.Event, dict[str, Any]]] = [
 def event_classes() -> set[type[e.Event]]:
     found = {value for value in vars(e).values() if isinstance(value, type) and issubclass(value, e.Event)}
     return found - {e.Event, e.Ending}
+
+
+def test_every_last_event_is_one_that_a_type_checker_knows():
+    assert set(get_args(e.LastEvent)) == {each for each in event_classes() if issubclass(each, e.Ending)}
 
 
 @pytest.mark.parametrize(("event", "fields"), CASES, ids=lambda each: type(each).__name__)

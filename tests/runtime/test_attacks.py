@@ -65,7 +65,7 @@ from agentfsm.machine.declaration import Counter
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_requests, check_transcript
 from tests.helpers.read_now import read_now
-from tests.helpers.typed_user_code import POLICIES, hook_that_asks_both
+from tests.helpers.typed_user_code import POLICIES, ending_of, hook_that_asks_both
 
 PAID: list[int] = []
 LIMIT = 3
@@ -546,7 +546,7 @@ def test_a_policy_may_ask_what_it_would_decide_about_another_run() -> None:
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_code_that_is_annotated_with_either_name_runs(policy: Any) -> None:
     world = World(call("broken"), "done", tools=[broken], policy=policy, hooks=[hook("recover")(hook_that_asks_both)])
-    assert world.run().ok
+    assert ending_of(world.run()) == "completed"
 
 
 # -- effects of the user's own states ------------------------------------------------------------------
