@@ -31,11 +31,20 @@ from agentfsm.journal.erasure import ErasureQuery, ErasureReport
 from agentfsm.journal.erasure import erase as erase_person
 from agentfsm.journal.listing import needs_rebuild, rebuild_run_info
 from agentfsm.journal.maintenance import Hold
-from agentfsm.journal.purge import PurgeReport, RetentionRule, apply_retention, end_hold, hold_run, purge_runs
+from agentfsm.journal.purge import (
+    PurgeReport,
+    RetentionRule,
+    apply_retention,
+    end_hold,
+    hold_run,
+    purge_runs,
+    require_secret_of,
+)
 from agentfsm.journal.sqlite.sqlite_maintenance import copy_file
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.journal.text_search import Occurrence, files_with_text
+from agentfsm.loop.keys import Keyring
 
 _EXAMPLES = """\b
 Examples:
@@ -192,7 +201,7 @@ def hold_runs(run_ids: tuple[str, ...], reason: str, by: str, location: StoreLoc
     RUN may be the beginning of an id.
     """
     opened, keyring = open_existing_store(location), require_keyring(location)
-    for run_id in list(full_run_ids(opened, run_ids)):
+    for run_id in _own_runs(opened, run_ids, keyring):
         await_result(hold_run(opened, run_id, Hold(reason, by, time.time()), keyring))
         click.echo(single_line(f"{run_id}  on hold"))
 
@@ -205,9 +214,17 @@ def hold_runs(run_ids: tuple[str, ...], reason: str, by: str, location: StoreLoc
 def unhold_runs(run_ids: tuple[str, ...], by: str, location: StoreLocation) -> None:
     """End the hold of RUNs; RUN may be the beginning of an id."""
     opened, keyring = open_existing_store(location), require_keyring(location)
-    for run_id in list(full_run_ids(opened, run_ids)):
+    for run_id in _own_runs(opened, run_ids, keyring):
         await_result(end_hold(opened, run_id, keyring, by=by))
         click.echo(single_line(f"{run_id}  not on hold"))
+
+
+def _own_runs(opened: Store, run_ids: Sequence[str], keyring: Keyring) -> list[str]:
+    """The full ids of runs, none of which was written under another secret: before the first one is changed."""
+    found = list(full_run_ids(opened, run_ids))
+    for run_id in found:
+        await_result(require_secret_of(opened, run_id, keyring))
+    return found
 
 
 @store.command("holds", epilog="\b\nExamples:\n  agentfsm store holds\n")

@@ -39,7 +39,7 @@ async def hold_run(store: Store, run_id: str, hold: Hold, keyring: Keyring) -> N
         ConfigurationError: The run was written under another secret: under this one, its hold would count as forged.
         StoreError: The store cannot be read or written.
     """
-    await _require_secret_of(store, run_id, keyring)
+    await require_secret_of(store, run_id, keyring)
     await store.maintenance.set_hold(run_id, seal_hold(run_id, hold, keyring))
 
 
@@ -57,7 +57,7 @@ async def end_hold(store: Store, run_id: str, keyring: Keyring, *, by: str = "",
         ConfigurationError: The run was written under another secret.
         StoreError: The store cannot be read or written.
     """
-    await _require_secret_of(store, run_id, keyring)
+    await require_secret_of(store, run_id, keyring)
     held = (await store.maintenance.holds()).get(run_id)
     if held is not None:
         at = max(time.time() if now is None else now, held.since)  # a checkpoint misses what is older than it signed
@@ -65,7 +65,8 @@ async def end_hold(store: Store, run_id: str, keyring: Keyring, *, by: str = "",
         await store.maintenance.set_hold(run_id, seal_hold(run_id, ended, keyring))
 
 
-async def _require_secret_of(store: Store, run_id: str, keyring: Keyring) -> None:
+async def require_secret_of(store: Store, run_id: str, keyring: Keyring) -> None:
+    """Check that a run was written under a secret of the host; see ``hold_run``."""
     head = await store.head(run_id)
     if head is not None and (key_id := keyring.foreign_key_id(head.mac)):
         raise ConfigurationError(

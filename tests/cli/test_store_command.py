@@ -118,7 +118,17 @@ def test_no_run_is_held_under_another_secret_than_its_own(url: str, cli: Cli) ->
         refused = cli("store", command, "old", AGENTFSM_SECRET="that of another store, long enough")
         assert (refused.exit_code, refused.stdout) == (2, "")
         assert "run 'old' was written under another secret" in refused.stderr
-    assert cli("store", "holds").stdout == ""
+    other_secret = "the secret of another program on the same store"
+
+    async def run_other() -> None:
+        async with open_store(url) as store:
+            host = Host(store=store, secret=other_secret.encode())
+            await Agent(ScriptedModel(["Hello."]), host=host).run("Hello.", run_id="theirs")
+
+    asyncio.run(run_other())
+    refused = cli("store", "hold", "old", "theirs")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert cli("store", "holds").stdout == ""  # nothing half done
     assert cli("verify", "old").exit_code == 0
     assert cli("store", "hold", "old", "--by", "Ann").exit_code == 0
 
