@@ -471,7 +471,7 @@ class Runs:
         fork_id = secrets.token_hex(8) if new_id is None else new_id
         full_id = await find_run_id(self._store, run_id)
         async with self._store.maintenance.writable(self._store) as writable:
-            await fork(writable, full_id, at, fork_id, keyring)
+            await fork(writable, full_id, at, fork_id, keyring, now=self._host.clock.time())
         return fork_id
 
     async def redact(self, run_id: str, field: str, *, by: str = "") -> int:

@@ -239,7 +239,7 @@ def test_the_blocks_of_a_page_run_and_print_what_it_says(page: Path, python_at: 
     run_page(page, [block for block in blocks(page) if REPEATED not in block.text], python_at, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_calls_on_a_page_fit_the_types_of_what_they_call(
     page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

@@ -26,7 +26,9 @@ from agentfsm.loop.state import RunState
 from agentfsm.loop.state_json import dump_state
 
 
-async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Keyring) -> RehydratedRun:
+async def fork(
+    store: Store, run_id: str, at_seq: int, new_id: str, keyring: Keyring, *, now: float | None = None
+) -> RehydratedRun:
     """Start a new run from the state of another one after one of its records.
 
     The new run has its own idempotency keys. Tool calls that were in progress at that record are in doubt, as after
@@ -39,6 +41,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
         at_seq: The sequence number of the last record that the new run is based on.
         new_id: The new run's id.
         keyring: The keys of the host: one of them sealed the run, and the current one seals the new run.
+        now: The time by the host's clock, in seconds since the epoch; that of this machine by default.
 
     Returns:
         The new run's state; ``agent.resume(new_id)`` continues it.
@@ -62,7 +65,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
     if parent.unclaimed_results:
         on_outcome(run, ToolsRan(tuple(parent.unclaimed_results.values())))
     _check_no_subagent_waits(run, at_seq)
-    now_ms = int(time.time() * 1000)
+    now_ms = int((time.time() if now is None else now) * 1000)
     run.run_id, run.parent = new_id, None
     run.withdraw_approvals()
     suspension = _ask_anew(parent, now_ms)

@@ -154,7 +154,7 @@ async def go_on_elsewhere(drawn: DrawnStates, store: MemoryStore, run: Followed,
             rest, run_id = await cut_off_after(store, at), "r"
         else:
             rest, run_id = store, "f"
-            await fork(store, "r", at, run_id, KEYRING)
+            await fork(store, "r", at, run_id, KEYRING, now=then.time())
         gone_on = await follow(again, rest, run_id)
         counts[f"runs {kind}"] += 1
         assert_runs_only_what_was_approved(again.world)
