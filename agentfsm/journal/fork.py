@@ -69,21 +69,9 @@ async def fork(
     run.run_id, run.parent = new_id, None
     run.withdraw_approvals()
     suspension = _ask_anew(parent, now_ms)
-    commitments = CommitmentWriter()
-    copied = ("form", "guardrails", "rules", "versions", "seed", "deps", "requester")
-    committed = ("policy", "session", "tags", "metadata")
-    first = {
-        **{name: parent.created[name] for name in copied if name in parent.created},
-        **{name: commitments.commitment_value(parent.created[name]) for name in committed if name in parent.created},
-        "run": new_id,
-        "graph": parent.graph,
-        "at": run.state,
-        "state": commitments.commitment_value(dump_state(run)),
-        "spent": asdict(run.usage),
-        "parent": {"run": run_id, "seq": at_seq, "hash": records[at_seq - 1].hash},
-    }
     lease = await store.acquire(new_id, owner_name(), new=True, keyring=keyring)
-    bodies = [("run.forked", first, commitments.dump())]
+    origin = {"run": run_id, "seq": at_seq, "hash": records[at_seq - 1].hash}
+    bodies = [_forked_body(parent, new_id, origin)]
     if suspension is not None:
         bodies.append(_suspended_body(suspension))
     texts: list[tuple[str, str]] = []
@@ -131,6 +119,24 @@ def _ask_anew(parent: RehydratedRun, now_ms: int) -> dict[str, Any] | None:
         return None
     expires = suspension["expires"]
     return {**suspension, "waiting": waiting, "expires": None if expires is None else expires + now_ms - asked_ms}
+
+
+def _forked_body(parent: RehydratedRun, new_id: str, origin: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:
+    """The kind, the fields and the hidden values of the first record of the new run."""
+    commitments = CommitmentWriter()
+    copied = ("form", "guardrails", "rules", "versions", "seed", "deps", "requester")
+    committed = ("policy", "session", "tags", "metadata")
+    first = {
+        **{name: parent.created[name] for name in copied if name in parent.created},
+        **{name: commitments.commitment_value(parent.created[name]) for name in committed if name in parent.created},
+        "run": new_id,
+        "graph": parent.graph,
+        "at": parent.run.state,
+        "state": commitments.commitment_value(dump_state(parent.run)),
+        "spent": asdict(parent.run.usage),
+        "parent": origin,
+    }
+    return "run.forked", first, commitments.dump()
 
 
 def _suspended_body(suspension: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:
