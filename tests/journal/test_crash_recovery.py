@@ -19,7 +19,7 @@ EVERY_POINT = pytest.param(1, marks=pytest.mark.soak)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("step", [6, EVERY_POINT])
+@pytest.mark.parametrize("step", [12, EVERY_POINT])
 def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end(step, counted):
     told = run_helper("crash_injection", "matrix", str(step))
     where, doubts = told["where"], told["doubts"]

@@ -12,7 +12,7 @@ from tests.helpers.mutation import MUTANTS, ROOT, Mutant, try_mutant
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 
-PARTS = 4
+PARTS = 10
 
 
 @pytest.mark.slow

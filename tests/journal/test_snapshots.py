@@ -111,7 +111,12 @@ async def go_on(store: Any, script: Sequence[Any], draw: random.Random, history:
 
 @pytest.mark.parametrize("history", [None, NEWEST], ids=["all", "newest"])
 @pytest.mark.parametrize(
-    ("seed", "every"), [(0, 17), *(pytest.param(seed, 1, marks=pytest.mark.slow) for seed in range(3))]
+    ("seed", "every"),
+    [
+        (0, 17),
+        pytest.param(0, 1, marks=pytest.mark.slow),
+        *(pytest.param(seed, 1, marks=pytest.mark.soak) for seed in range(1, 5)),
+    ],
 )
 @pytest.mark.usefixtures("snapshots_often")
 def test_a_run_that_was_killed_goes_on_from_its_snapshot_as_from_its_journal(

@@ -61,7 +61,7 @@ def test_the_app_notices_a_removed_rule_a_deleted_row_and_a_tool_that_always_rai
     assert codes == {"nothing": 0, "no rule": 1, "no row": 1, "raises": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_recorded_runs_for_the_mutants_of_the_core_are_the_same_each_time(tmp_path: Path) -> None:
     write_app(tmp_path)
     shutil.copy(Path(__file__).with_name("recorded_runs.py"), tmp_path / "test_recorded.py")
