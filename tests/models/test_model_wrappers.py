@@ -37,7 +37,7 @@ from tests.helpers.model_clients import REQUEST, ScriptedStream, hang
 from tests.helpers.stepped_clock import SteppedClock
 
 HELLO = Reply(Message.assistant("Hello"))
-SOON = ModelRequest(REQUEST.messages, timeout_s=0.2)
+SOON = ModelRequest(REQUEST.messages, timeout_s=0.2, heartbeat_s=0.2)
 
 
 def ask(model: Model, request: ModelRequest = REQUEST) -> Reply:
@@ -116,7 +116,6 @@ class Hanging:
         return HELLO
 
 
-@pytest.mark.slow
 def test_a_model_that_hangs_leaves_time_for_the_next_model() -> None:
     assert ask(FallbackModel(Hanging(), ScriptedModel(["Hello"])), SOON).message.content == "Hello"
     pieces = stream(FallbackModel(ScriptedStream([TextChunk("Half a"), hang]), ScriptedModel(["Hello"])), SOON)
