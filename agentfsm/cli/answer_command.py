@@ -18,7 +18,7 @@ from agentfsm.cli.local_store import (
     store_option,
     tenant_option,
 )
-from agentfsm.cli.options import collect_options
+from agentfsm.cli.options import collect_options, option
 from agentfsm.cli.terminal_prompt import TerminalPrompter, claimed_actor, parse_extension, parse_reply, require_name
 from agentfsm.errors import HumanReplyError
 from agentfsm.journal.load import StoredRequest
@@ -36,9 +36,9 @@ from agentfsm.loop.quorum import Actor
 class SenderOptions:
     """Who sends something, and how what happened is printed."""
 
-    by: str
-    roles: tuple[str, ...]
-    as_json: bool
+    by: str = option("--by", default="", metavar="NAME", help="Who sends it; recorded as claimed, not verified.")
+    roles: tuple[str, ...] = option("--role", multiple=True, metavar="ROLE", help="A role of that person; repeatable.")
+    as_json: bool = option("--json", is_flag=True, help="Print one JSON object.")
 
     def actor(self) -> Actor | str:
         """Who sends it, as the command line claims."""
@@ -53,13 +53,7 @@ class SenderOptions:
         click.echo(single_line(f"run {sent.run_id} {what}: {who}"))
 
 
-sender_options = collect_options(
-    SenderOptions,
-    "sender",
-    click.option("--by", default="", metavar="NAME", help="Who sends it; recorded as claimed, not verified."),
-    click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role of that person; repeatable."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-)
+sender_options = collect_options(SenderOptions, "sender")
 
 ACTED_ON_WITHIN_S, LOOK_AGAIN_S = 2.0, 0.05
 """Seconds to wait for a process that has the agent to check an answer, and between two looks at what came of it."""

@@ -24,7 +24,7 @@ from agentfsm.analysis import (
     needs_approvals,
     never_after,
 )
-from agentfsm.cli.options import collect_options, guardrails_option
+from agentfsm.cli.options import collect_options, guardrails_option, option
 from agentfsm.cli.reviewed_file import ReviewOptions, matches_review, review_options
 from agentfsm.cli.user_code import load_graph_and_owner, load_object
 from agentfsm.diagrams import Counterexample, write
@@ -38,62 +38,39 @@ from agentfsm.runtime.permissions import UnattendedCalls, unattended_calls
 from agentfsm.runtime.tools import Tool, with_subagents
 from agentfsm.testing.counterexample import counterexample_test
 
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _ReportOptions:
     """The options that select how the analysis is reported."""
 
-    as_json: bool
-    output: Path | None
-    counterexample: Path | None
-    promela: Path | None
-
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
-
-_report_options = collect_options(
-    _ReportOptions,
-    "report_opts",
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-    click.option("-o", "--output", metavar="PATH", type=_FILE, help="Draw the first counterexample."),
-    click.option(
+    as_json: bool = option("--json", is_flag=True, help="Print one JSON object.")
+    output: Path | None = option("-o", "--output", metavar="PATH", type=_FILE, help="Draw the first counterexample.")
+    counterexample: Path | None = option(
         "--counterexample",
         metavar="FILE",
         type=_FILE,
         help="Write the first counterexample as a pytest file that replays it on the real loop.",
-    ),
-    click.option("--promela", metavar="FILE", type=_FILE, help="Write the model and the properties for SPIN."),
-)
+    )
+    promela: Path | None = option(
+        "--promela", metavar="FILE", type=_FILE, help="Write the model and the properties for SPIN."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PropertyOptions:
     """The options that name properties to prove."""
 
-    must_pass: tuple[str, ...]
-    never_after: tuple[str, ...]
-    needs_approvals: tuple[str, ...]
-
-
-_property_options = collect_options(
-    _PropertyOptions,
-    "wanted",
-    click.option(
-        "--must-pass",
-        metavar="TARGET:THROUGH[:WHEN]",
-        multiple=True,
-        help="TARGET is reached only through THROUGH.",
-    ),
-    click.option(
+    must_pass: tuple[str, ...] = option(
+        "--must-pass", metavar="TARGET:THROUGH[:WHEN]", multiple=True, help="TARGET is reached only through THROUGH."
+    )
+    never_after: tuple[str, ...] = option(
         "--never-after", metavar="EVENT:AFTER[:UNTIL]", multiple=True, help="EVENT never happens after AFTER."
-    ),
-    click.option(
-        "--needs-approvals",
-        metavar="TOOL=N",
-        multiple=True,
-        help="No call of TOOL has an effect before N approvals.",
-    ),
-)
+    )
+    needs_approvals: tuple[str, ...] = option(
+        "--needs-approvals", metavar="TOOL=N", multiple=True, help="No call of TOOL has an effect before N approvals."
+    )
 
 
 _EXAMPLES = """\b
@@ -113,12 +90,12 @@ Examples:
 @click.argument("graph", required=False, metavar="[MODULE:GRAPH]")
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="A preset's graph, behavior and limits.")
 @guardrails_option
-@_property_options
+@collect_options(_PropertyOptions, "wanted")
 @click.option(
     "--assumptions", metavar="MODULE:ATTR", help="What is known about your own guards: an Assumptions object."
 )
-@_report_options
-@review_options("the verdicts, bounds and calls that run without a person")
+@collect_options(_ReportOptions, "report_opts")
+@review_options
 @click.pass_context
 def check(
     ctx: click.Context,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 from agentfsm.cli.local_store import await_result, open_existing_store, store_option, tenant_option
-from agentfsm.cli.options import collect_options
+from agentfsm.cli.options import collect_options, option, shared
 from agentfsm.cli.reviewed_file import show_change
 from agentfsm.cli.run_report import RunReport
 from agentfsm.cli.user_code import load_graph
@@ -76,25 +76,18 @@ Examples:
 """
 
 
+_COVERAGE_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _OverlayOptions:
     """The options that select what is drawn over the graph."""
 
-    run_id: str | None
-    coverage: Path | None
-    location: StoreLocation
-
-
-_COVERAGE_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-_overlay_options = collect_options(
-    _OverlayOptions,
-    "overlay_opts",
-    click.option("--run", "run_id", metavar="RUN", help="Show the path of a run of the store."),
-    click.option("--coverage", metavar="FILE", type=_COVERAGE_FILE, help="Show the rows that tests took."),
-    store_option,
-    tenant_option,
-)
+    run_id: str | None = option("--run", metavar="RUN", help="Show the path of a run of the store.")
+    coverage: Path | None = option(
+        "--coverage", metavar="FILE", type=_COVERAGE_FILE, help="Show the rows that tests took."
+    )
+    location: StoreLocation = shared(store_option)
 
 
 @click.command(epilog=_EXAMPLES)
@@ -119,7 +112,8 @@ _overlay_options = collect_options(
     help="For SVG: vertical is one column, for phones.",
 )
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if PATH is not up to date.")
-@_overlay_options
+@collect_options(_OverlayOptions, "overlay_opts")
+@tenant_option
 @click.pass_context
 def diagram(
     ctx: click.Context,

@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from agentfsm.agent import Agent
-from agentfsm.cli.options import collect_options
+from agentfsm.cli.options import collect_options, option
 from agentfsm.cli.paths_command import load_path_source
 from agentfsm.errors import ConfigurationError, MissingExtraError
 from agentfsm.loop.presets import Preset
@@ -54,29 +54,23 @@ HANGS_AT_LEAST_S = 30
 class _MutateOptions:
     """Which mutants to try, and what is good enough."""
 
-    kinds: tuple[str, ...]
-    only: tuple[str, ...]
-    sample: int | None
-    seed: int
-    exclude: tuple[str, ...]
-    exclusions: Path | None
-
-
-_mutate_options = collect_options(
-    _MutateOptions,
-    "which",
-    click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only this kind; repeatable."),
-    click.option("--only", metavar="PATTERN", multiple=True, help="Only ids that match, such as '*:post_llm.*'."),
-    click.option("--sample", type=click.IntRange(1), help="Only this many mutants, drawn at random."),
-    click.option("--seed", type=int, default=0, show_default=True, help="The seed of --sample."),
-    click.option("--exclude", metavar="ID=REASON", multiple=True, help="Leave out an equivalent mutant; repeatable."),
-    click.option(
+    kinds: tuple[str, ...] = option(
+        "--kind", type=click.Choice(KINDS), multiple=True, help="Only this kind; repeatable."
+    )
+    only: tuple[str, ...] = option(
+        "--only", metavar="PATTERN", multiple=True, help="Only ids that match, such as '*:post_llm.*'."
+    )
+    sample: int | None = option("--sample", type=click.IntRange(1), help="Only this many mutants, drawn at random.")
+    seed: int = option("--seed", type=int, default=0, show_default=True, help="The seed of --sample.")
+    exclude: tuple[str, ...] = option(
+        "--exclude", metavar="ID=REASON", multiple=True, help="Leave out an equivalent mutant; repeatable."
+    )
+    exclusions: Path | None = option(
         "--exclusions",
         metavar="FILE",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Leave out those of a file, one ID=REASON per line.",
-    ),
-)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +142,7 @@ class _Suite:
 @click.command(epilog=_EXAMPLES, context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="MODULE:GRAPH_OR_AGENT")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[PYTEST ARGUMENTS]...")
-@_mutate_options
+@collect_options(_MutateOptions, "which")
 @click.option(
     "--jobs", type=click.IntRange(1), default=1, show_default=True, help="How many mutants are tested in parallel."
 )

@@ -6,9 +6,9 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +32,7 @@ from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.keys import SECRET_VARIABLE
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.withholding import is_secret_name
+from agentfsm.models.settings import EFFORTS
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -43,15 +44,35 @@ CommandFunction = Callable[..., Any]
 USED_RECORDS_VARIABLE = "AGENTFSM_USED_RECORDS"
 
 
-def collect_options(
-    kind: type[Any], parameter: str, *options: Callable[[CommandFunction], CommandFunction]
-) -> Callable[[CommandFunction], CommandFunction]:
+_DECLARE = "declare"
+"""Where the metadata of a field have what declares its option, given the name of the field."""
+
+
+def _declared(declare: Callable[[str], Callable[[CommandFunction], CommandFunction]]) -> Any:
+    return field(metadata={_DECLARE: declare})
+
+
+def option(*names: str, **settings: Any) -> Any:
+    """A field of a dataclass whose value an option gives; the arguments are those of ``click.option``."""
+    return _declared(partial(click.option, *names, **settings))
+
+
+def argument(**settings: Any) -> Any:
+    """A field whose value an argument of the command gives; the arguments are those of ``click.argument``."""
+    return _declared(partial(click.argument, **settings))
+
+
+def shared(decorator: Callable[[CommandFunction], CommandFunction]) -> Any:
+    """A field whose value an option gives that commands also take by itself; it must have the name of the field."""
+    return _declared(lambda name: decorator)
+
+
+def collect_options(kind: type[Any], parameter: str) -> Callable[[CommandFunction], CommandFunction]:
     """Add options to a command, which gets their values as one object.
 
     Args:
-        kind: The dataclass of the object; each field has the name of one option's parameter.
+        kind: The dataclass of the object. Its fields declare the options, in the order in which ``--help`` lists them.
         parameter: The command's parameter that gets the object.
-        options: The option decorators, in the order in which ``--help`` lists them.
     """
 
     def decorate(command: CommandFunction) -> CommandFunction:
@@ -61,8 +82,8 @@ def collect_options(
             return command(*args, **values)
 
         decorated: CommandFunction = gather
-        for option in reversed(options):
-            decorated = option(decorated)
+        for each in reversed(fields(kind)):
+            decorated = each.metadata[_DECLARE](each.name)(decorated)
         return decorated
 
     return decorate
@@ -109,27 +130,66 @@ guardrails_option = click.option(
 class AgentCliOptions:
     """The options that define the agent; ``agent_options`` declares them."""
 
-    model: str
-    base_url: str | None
-    api_key_env: str | None
-    api_key_command: str | None
-    header: tuple[str, ...]
-    query: tuple[str, ...]
-    ca_bundle: Path | None
-    proxy: str | None
-    timeout: float | None
-    temperature: float | None
-    max_tokens: int | None
-    effort: str | None
-    no_stream: bool
-    tools: tuple[str, ...]
-    instructions: str
-    preset: str
-    graph: str | None
-    max_iterations: int | None
-    max_time: float | None
-    store: StoreLocation | None
-    no_store: bool
+    model: str = option(
+        "-m",
+        "--model",
+        required=True,
+        envvar="AGENTFSM_MODEL",
+        show_envvar=True,
+        metavar="NAME",
+        help="The model: openai:gpt-5-mini, anthropic:claude-sonnet-4-6, ollama:llama3.2 ...",
+    )
+    base_url: str | None = option("--base-url", metavar="URL", help="An address to use instead of the provider's.")
+    api_key_env: str | None = option(
+        "--api-key-env", metavar="VAR", help="The variable that holds the API key for --base-url."
+    )
+    api_key_command: str | None = option(
+        "--api-key-command",
+        metavar="COMMAND",
+        help="A command that prints the API key, and is run again when the key is rejected.",
+    )
+    header: tuple[str, ...] = option(
+        "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of every call; repeatable."
+    )
+    query: tuple[str, ...] = option(
+        "--query", multiple=True, metavar="NAME=VALUE", help="A parameter of every URL; repeatable."
+    )
+    ca_bundle: Path | None = option(
+        "--ca-bundle",
+        type=click.Path(exists=True, path_type=Path),
+        metavar="PATH",
+        help="The certificates of the authorities to trust, in PEM format.",
+    )
+    proxy: str | None = option(
+        "--proxy", metavar="URL", help="A proxy for every call; default: HTTPS_PROXY and the like."
+    )
+    timeout: float | None = option("--timeout", type=float, metavar="SECONDS", help="Maximum time of one reply.")
+    temperature: float | None = option("--temperature", type=float, metavar="NUMBER", help="Randomness of the replies.")
+    max_tokens: int | None = option(
+        "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Maximum length of one reply, in tokens."
+    )
+    effort: str | None = option("--effort", type=click.Choice(EFFORTS), help="How much a reasoning model may think.")
+    no_stream: bool = option("--no-stream", is_flag=True, help="Ask for each reply whole, instead of streamed.")
+    tools: tuple[str, ...] = option(
+        "-t", "--tools", multiple=True, type=click.Path(dir_okay=False), help="A Python file with tools; repeatable."
+    )
+    instructions: str = option("--instructions", default="", metavar="TEXT", help="The system prompt.")
+    preset: str = option(
+        "--preset",
+        type=click.Choice(list(PRESETS)),
+        default="standard",
+        show_default=True,
+        help="The behavior of the loop.",
+    )
+    graph: str | None = option("--graph", metavar="MODULE:GRAPH", help="Your own graph, instead of the preset's.")
+    max_iterations: int | None = option(
+        "--max-iterations", type=click.IntRange(min=1), metavar="N", help="Maximum model calls."
+    )
+    max_time: float | None = option("--max-time", type=float, metavar="SECONDS", help="Maximum active time.")
+    store: StoreLocation | None = option(
+        "--store", type=parse_store, metavar="STORE", envvar="AGENTFSM_STORE", show_envvar=True, help=STORE_HELP
+    )
+    no_store: bool = option("--no-store", is_flag=True, help="Do not store the run.")
 
     def build_agent(self, *, require_store: bool = False) -> Agent:
         """The agent.
@@ -294,91 +354,24 @@ def _build_host(location: StoreLocation | None, *, persist: bool, required: bool
     return Host(store=store, secret=secret, old_secrets=found[1:], replay_guard=FileReplayGuard(used))
 
 
-def agent_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of ``AgentCliOptions`` to a command, which gets them as ``agent_opts``."""
-    from agentfsm.models.settings import EFFORTS  # not for the commands that call no model
+agent_options = collect_options(AgentCliOptions, "agent_opts")
 
-    path = click.Path(dir_okay=False)
-    return collect_options(
-        AgentCliOptions,
-        "agent_opts",
-        click.option(
-            "-m",
-            "--model",
-            required=True,
-            envvar="AGENTFSM_MODEL",
-            show_envvar=True,
-            metavar="NAME",
-            help="The model: openai:gpt-5-mini, anthropic:claude-sonnet-4-6, ollama:llama3.2 ...",
-        ),
-        click.option("--base-url", metavar="URL", help="An address to use instead of the provider's."),
-        click.option("--api-key-env", metavar="VAR", help="The variable that holds the API key for --base-url."),
-        click.option(
-            "--api-key-command",
-            metavar="COMMAND",
-            help="A command that prints the API key, and is run again when the key is rejected.",
-        ),
-        click.option("--header", multiple=True, metavar="'NAME: VALUE'", help="A header of every call; repeatable."),
-        click.option("--query", multiple=True, metavar="NAME=VALUE", help="A parameter of every URL; repeatable."),
-        click.option(
-            "--ca-bundle",
-            type=click.Path(exists=True, path_type=Path),
-            metavar="PATH",
-            help="The certificates of the authorities to trust, in PEM format.",
-        ),
-        click.option("--proxy", metavar="URL", help="A proxy for every call; default: HTTPS_PROXY and the like."),
-        click.option("--timeout", type=float, metavar="SECONDS", help="Maximum time of one reply."),
-        click.option("--temperature", type=float, metavar="NUMBER", help="Randomness of the replies."),
-        click.option(
-            "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Maximum length of one reply, in tokens."
-        ),
-        click.option("--effort", type=click.Choice(EFFORTS), help="How much a reasoning model may think."),
-        click.option("--no-stream", is_flag=True, help="Ask for each reply whole, instead of streamed."),
-        click.option("-t", "--tools", multiple=True, type=path, help="A Python file with tools; repeatable."),
-        click.option("--instructions", default="", metavar="TEXT", help="The system prompt."),
-        click.option(
-            "--preset",
-            type=click.Choice(list(PRESETS)),
-            default="standard",
-            show_default=True,
-            help="The behavior of the loop.",
-        ),
-        click.option("--graph", metavar="MODULE:GRAPH", help="Your own graph, instead of the preset's."),
-        click.option("--max-iterations", type=click.IntRange(min=1), metavar="N", help="Maximum model calls."),
-        click.option("--max-time", type=float, metavar="SECONDS", help="Maximum active time."),
-        click.option(
-            "--store",
-            type=parse_store,
-            metavar="STORE",
-            envvar="AGENTFSM_STORE",
-            show_envvar=True,
-            help=STORE_HELP,
-        ),
-        click.option("--no-store", is_flag=True, help="Do not store the run."),
-    )(command)
+
+_PATH = click.Path(dir_okay=False, writable=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     """The options that select how a run is reported; ``report_options`` declares them."""
 
-    record: str | None
-    diagram: str | None
-    as_json: bool
-    quiet: bool
+    record: str | None = option(
+        "--record", type=_PATH, help=f"Save a suspension record there if the run suspends; {SECRET_VARIABLE} signs it."
+    )
+    diagram: str | None = option(
+        "--diagram", type=_PATH, help="Draw the run's path there: .svg, .png, .dot, .mmd or .md."
+    )
+    as_json: bool = option("--json", is_flag=True, help="Print the outcome and every transition as JSON.")
+    quiet: bool = option("-q", "--quiet", is_flag=True, help="Print only the answer.")
 
 
-_PATH = click.Path(dir_okay=False, writable=True)
-
-report_options = collect_options(
-    ReportOptions,
-    "report_opts",
-    click.option(
-        "--record",
-        type=_PATH,
-        help=f"Save a suspension record there if the run suspends; {SECRET_VARIABLE} signs it.",
-    ),
-    click.option("--diagram", type=_PATH, help="Draw the run's path there: .svg, .png, .dot, .mmd or .md."),
-    click.option("--json", "as_json", is_flag=True, help="Print the outcome and every transition as JSON."),
-    click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
-)
+report_options = collect_options(ReportOptions, "report_opts")

@@ -18,7 +18,7 @@ from agentfsm.cli.local_store import (
     tenant_option,
     write_for_a_moment,
 )
-from agentfsm.cli.options import collect_options
+from agentfsm.cli.options import collect_options, option
 from agentfsm.journal.redact import TextRedaction
 from agentfsm.journal.sqlite.sqlite_maintenance import truncate_wal
 from agentfsm.journal.store import Store
@@ -30,31 +30,23 @@ from agentfsm.journal.text_search import Occurrence, RunFilter, files_with_text
 class TextOptions:
     """The options of ``agentfsm redact`` that are about a text."""
 
-    text: str
-    session: str
-    tag: str
-    run: str
-    dry_run: bool
-    yes: bool
-    as_json: bool
+    text: str = option("--text", default="", metavar="TEXT", help="Delete every value that has TEXT, in all runs.")
+    session: str = option("--session", default="", metavar="ID", help="With --text: only in runs of this conversation.")
+    tag: str = option("--tag", default="", metavar="TAG", help="With --text: only in runs with this tag.")
+    run: str = option(
+        "--run", default="", metavar="RUN", shell_complete=complete_run_id, help="With --text: only in RUN."
+    )
+    dry_run: bool = option(
+        "--dry-run", is_flag=True, help="With --text: show what would be deleted, and delete nothing."
+    )
+    yes: bool = option("-y", "--yes", is_flag=True, help="With --text: do not ask.")
+    as_json: bool = option("--json", is_flag=True, help="With --text: print one JSON object.")
 
     @property
     def narrowing(self) -> dict[str, object]:
         """By option, what lets less be deleted than without it."""
         return {"--session": self.session, "--tag": self.tag, "--run": self.run, "--dry-run": self.dry_run}
 
-
-_text_options = collect_options(
-    TextOptions,
-    "wanted",
-    click.option("--text", default="", metavar="TEXT", help="Delete every value that has TEXT, in all runs."),
-    click.option("--session", default="", metavar="ID", help="With --text: only in runs of this conversation."),
-    click.option("--tag", default="", metavar="TAG", help="With --text: only in runs with this tag."),
-    click.option("--run", default="", metavar="RUN", shell_complete=complete_run_id, help="With --text: only in RUN."),
-    click.option("--dry-run", is_flag=True, help="With --text: show what would be deleted, and delete nothing."),
-    click.option("-y", "--yes", is_flag=True, help="With --text: do not ask."),
-    click.option("--json", "as_json", is_flag=True, help="With --text: print one JSON object."),
-)
 
 _EXAMPLES = """\b
 Examples:
@@ -68,7 +60,7 @@ Examples:
 @click.command(epilog=_EXAMPLES)
 @click.argument("run_id", metavar="[RUN", required=False, shell_complete=complete_run_id)
 @click.argument("field", metavar="FIELD]", required=False)
-@_text_options
+@collect_options(TextOptions, "wanted")
 @click.option("--by", default="", metavar="NAME", help="Who requested the deletion; recorded in the journal.")
 @store_option
 @tenant_option
@@ -97,9 +89,9 @@ def redact(
         ctx.exit(_redact_text(wanted, by, location))
     if run_id is None or field is None:
         raise click.UsageError("give RUN and FIELD, or --text")
-    for option, value in wanted.narrowing.items():
+    for name, value in wanted.narrowing.items():
         if value:
-            raise click.UsageError(f"{option} goes with --text: a FIELD of RUN is deleted at once")
+            raise click.UsageError(f"{name} goes with --text: a FIELD of RUN is deleted at once")
     store, runs = open_runs(location)
     deleted = await_result(runs.redact(run_id, field, by=by))
     _finish(store, location)

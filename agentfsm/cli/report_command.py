@@ -20,7 +20,7 @@ from agentfsm.cli.local_store import (
     tenant_option,
     write_private,
 )
-from agentfsm.cli.options import TIME, collect_options, to_timestamp
+from agentfsm.cli.options import TIME, collect_options, option, to_timestamp
 from agentfsm.cli.verify_command import (
     CheckpointOptions,
     checkpoint_options,
@@ -53,9 +53,15 @@ Examples:
 class _FormatOptions:
     """Where a report goes, and in which format."""
 
-    output: Path | None
-    markdown: bool
-    pdf: bool
+    output: Path | None = option(
+        "-o",
+        "--output",
+        metavar="PATH",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="The file to write; default: stdout.",
+    )
+    markdown: bool = option("--markdown", is_flag=True, help="Write Markdown that fits a comment on a pull request.")
+    pdf: bool = option("--pdf", is_flag=True, help="Write a PDF; needs Chromium or Chrome.")
 
     def __post_init__(self) -> None:
         if self.markdown and self.pdf:
@@ -68,10 +74,14 @@ class _FormatOptions:
 class _PeriodOptions:
     """Which decisions of which runs a report is about."""
 
-    every: bool
-    tool: str
-    since: datetime | None
-    until: datetime | None
+    every: bool = option("--all", is_flag=True, help="Report on every run of the store, and on the store itself.")
+    tool: str = option("--tool", default="", metavar="NAME", help="List who allowed and denied this tool, in any run.")
+    since: datetime | None = option(
+        "--since", type=TIME, metavar="TIME", help="List what people decided from then on, in UTC."
+    )
+    until: datetime | None = option(
+        "--until", type=TIME, metavar="TIME", help="List what people decided before then, in UTC."
+    )
 
     @property
     def decisions(self) -> DecisionFilter | None:
@@ -81,34 +91,10 @@ class _PeriodOptions:
         return DecisionFilter(self.tool, to_timestamp(self.since), to_timestamp(self.until))
 
 
-_format_options = collect_options(
-    _FormatOptions,
-    "form",
-    click.option(
-        "-o",
-        "--output",
-        metavar="PATH",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="The file to write; default: stdout.",
-    ),
-    click.option("--markdown", is_flag=True, help="Write Markdown that fits a comment on a pull request."),
-    click.option("--pdf", is_flag=True, help="Write a PDF; needs Chromium or Chrome."),
-)
-
-_period_options = collect_options(
-    _PeriodOptions,
-    "period",
-    click.option("--all", "every", is_flag=True, help="Report on every run of the store, and on the store itself."),
-    click.option("--tool", default="", metavar="NAME", help="List who allowed and denied this tool, in any run."),
-    click.option("--since", type=TIME, metavar="TIME", help="List what people decided from then on, in UTC."),
-    click.option("--until", type=TIME, metavar="TIME", help="List what people decided before then, in UTC."),
-)
-
-
 @click.command(epilog=_EXAMPLES)
 @click.argument("run_ids", metavar="[RUN]...", nargs=-1, shell_complete=complete_run_id)
-@_format_options
-@_period_options
+@collect_options(_FormatOptions, "form")
+@collect_options(_PeriodOptions, "period")
 @checkpoint_options
 @store_option
 @tenant_option

@@ -19,7 +19,9 @@ from agentfsm.cli.options import (
     AgentCliOptions,
     ReportOptions,
     agent_options,
+    argument,
     collect_options,
+    option,
     report_options,
     require_secret,
 )
@@ -216,12 +218,22 @@ def _summary_exit_code(summary: _ResumeSummary) -> int:
 class _ReplyOptions:
     """The options that reply to one run, or end it."""
 
-    reply: str | None
-    extend: str | None
-    dismiss: str | None
-    digest: str | None
-    by: str
-    roles: tuple[str, ...]
+    reply: str | None = argument(required=False)
+    extend: str | None = option(
+        "--extend",
+        metavar="UNIT=AMOUNT",
+        help="Extend the limit that the run waits at by another amount than the default: tokens=, usd=, "
+        "seconds= or model_calls=. REPLY, if given, is what the model is told.",
+    )
+    dismiss: str | None = option("--dismiss", metavar="REASON", help="End the run without a reply.")
+    digest: str | None = option(
+        "--to",
+        default=None,
+        metavar="DIGEST",
+        help="The digest of the request that you saw; fail if the run asks something else now.",
+    )
+    by: str = option("--by", default="", metavar="NAME", help="Who replies; recorded as claimed, not verified.")
+    roles: tuple[str, ...] = option("--role", multiple=True, metavar="ROLE", help="A role of that person; repeatable.")
 
     def resume_record(self, agent: Agent, record: SuspensionRecord) -> Run:
         """The run of a suspension record, resumed or dismissed."""
@@ -274,36 +286,19 @@ class _ReplyOptions:
         )
 
 
-_reply_options = collect_options(
-    _ReplyOptions,
-    "reply_opts",
-    click.argument("reply", required=False),
-    click.option(
-        "--extend",
-        metavar="UNIT=AMOUNT",
-        help="Extend the limit that the run waits at by another amount than the default: tokens=, usd=, "
-        "seconds= or model_calls=. REPLY, if given, is what the model is told.",
-    ),
-    click.option("--dismiss", metavar="REASON", help="End the run without a reply."),
-    click.option(
-        "--to",
-        "digest",
-        default=None,
-        metavar="DIGEST",
-        help="The digest of the request that you saw; fail if the run asks something else now.",
-    ),
-    click.option("--by", default="", metavar="NAME", help="Who replies; recorded as claimed, not verified."),
-    click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role of that person; repeatable."),
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _MigrationOptions:
     """The options that accept runs of another graph."""
 
-    migrate: bool
-    rename: tuple[str, ...]
-    skip_path_check: bool
+    migrate: bool = option(
+        "--migrate", is_flag=True, help="Accept a run of another graph if its path is the same here."
+    )
+    rename: tuple[str, ...] = option(
+        "--rename", multiple=True, metavar="OLD=NEW", help="A renamed state, or STATE.GUARD; repeatable."
+    )
+    skip_path_check: bool = option(
+        "--skip-path-check", is_flag=True, help="Accept RUN of another graph even if its path would be different here."
+    )
 
     def apply_to(self, agent: Agent, run_id: str | None) -> Agent:
         """The agent, which accepts runs of other graphs if an option asks for it.
@@ -328,19 +323,6 @@ class _MigrationOptions:
             if ("." in old) == dotted:
                 names[old] = new
         return names
-
-
-_migration_options = collect_options(
-    _MigrationOptions,
-    "migration_opts",
-    click.option("--migrate", is_flag=True, help="Accept a run of another graph if its path is the same here."),
-    click.option("--rename", multiple=True, metavar="OLD=NEW", help="A renamed state, or STATE.GUARD; repeatable."),
-    click.option(
-        "--skip-path-check",
-        is_flag=True,
-        help="Accept RUN of another graph even if its path would be different here.",
-    ),
-)
 
 
 def _signals(agent: Agent) -> SignalQueue:
@@ -372,8 +354,8 @@ Examples:
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("run_or_record", metavar="[RUN]", required=False, shell_complete=complete_run_id)
-@_reply_options
-@_migration_options
+@collect_options(_ReplyOptions, "reply_opts")
+@collect_options(_MigrationOptions, "migration_opts")
 @agent_options
 @report_options
 @tenant_option
@@ -427,9 +409,9 @@ def _refuse_for_all_runs(reply_opts: _ReplyOptions, migration_opts: _MigrationOp
         "--to": reply_opts.digest is not None,
         "--skip-path-check": migration_opts.skip_path_check,
     }
-    for option, is_given in given.items():
+    for name, is_given in given.items():
         if is_given:
-            raise click.UsageError(f"{option} is for a single run: name it")
+            raise click.UsageError(f"{name} is for a single run: name it")
 
 
 def _build_agent_with_store(agent_opts: AgentCliOptions, run_id: str | None) -> Agent:

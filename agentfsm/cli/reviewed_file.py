@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 
 import click
 
-from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.options import collect_options, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewOptions:
-    """The options ``--reviewed`` and ``--update``; ``review_options`` declares them."""
+    """The options that compare what a command finds with a reviewed file; ``review_options`` declares them."""
 
-    reviewed: Path | None
-    update: bool
-
-
-def review_options(what: str) -> Callable[[CommandFunction], CommandFunction]:
-    """Add the options of ``ReviewOptions`` to a command, which gets them as ``review_opts``."""
-    file = click.Path(dir_okay=False, path_type=Path)
-    return collect_options(
-        ReviewOptions,
-        "review_opts",
-        click.option("--reviewed", type=file, metavar="FILE", help=f"Exit 1 if {what} are not those in FILE."),
-        click.option("--update", is_flag=True, help="Write FILE instead, after a review of the change."),
+    reviewed: Path | None = option(
+        "--reviewed",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Exit 1 if the verdicts, bounds and calls that run without a person are not those in FILE.",
     )
+    update: bool = option("--update", is_flag=True, help="Write FILE instead, after a review of the change.")
+
+
+review_options = collect_options(ReviewOptions, "review_opts")
 
 
 def matches_review(text: str, options: ReviewOptions) -> bool:

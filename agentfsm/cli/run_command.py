@@ -27,6 +27,7 @@ from agentfsm.cli.options import (
     ReportOptions,
     agent_options,
     collect_options,
+    option,
     report_options,
     require_secret,
     signing_secret,
@@ -260,14 +261,28 @@ Examples:
 """
 
 
+_FILE_ARGUMENT = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _PromptOptions:
     """What else a prompt has, and the conversation that it continues."""
 
-    image: tuple[Path, ...]
-    file: tuple[Path, ...]
-    session: str | None
-    actor: str | None
+    image: tuple[Path, ...] = option(
+        "--image", multiple=True, type=_FILE_ARGUMENT, help="An image that follows the prompt; repeatable."
+    )
+    file: tuple[Path, ...] = option(
+        "--file",
+        multiple=True,
+        type=_FILE_ARGUMENT,
+        help="A PDF, text or image that follows the prompt and its images; repeatable.",
+    )
+    session: str | None = option(
+        "--session", metavar="ID", help="Continue or begin this conversation; PROMPT may be left out."
+    )
+    actor: str | None = option(
+        "--actor", metavar="NAME", help="Who requests the run; recorded as claimed, not verified."
+    )
 
     def read_parts(self) -> list[Image | File]:
         """The images and files.
@@ -279,23 +294,6 @@ class _PromptOptions:
             *(_read_part("--image", path, Image.from_bytes) for path in self.image),
             *(_read_part("--file", path, partial(_as_part, path.name)) for path in self.file),
         ]
-
-
-_FILE_ARGUMENT = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-_prompt_options = collect_options(
-    _PromptOptions,
-    "prompt_opts",
-    click.option("--image", multiple=True, type=_FILE_ARGUMENT, help="An image that follows the prompt; repeatable."),
-    click.option(
-        "--file",
-        multiple=True,
-        type=_FILE_ARGUMENT,
-        help="A PDF, text or image that follows the prompt and its images; repeatable.",
-    ),
-    click.option("--session", metavar="ID", help="Continue or begin this conversation; PROMPT may be left out."),
-    click.option("--actor", metavar="NAME", help="Who requests the run; recorded as claimed, not verified."),
-)
 
 
 def _as_part(name: str, content: bytes) -> Image | File:
@@ -326,7 +324,7 @@ def _session_run(agent: Agent, session_id: str, prompt: Sequence[str | Image | F
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("prompt", required=False)
-@_prompt_options
+@collect_options(_PromptOptions, "prompt_opts")
 @agent_options
 @report_options
 @click.pass_context

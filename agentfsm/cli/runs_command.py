@@ -19,7 +19,7 @@ from agentfsm.cli.local_store import (
     store_option,
     tenant_option,
 )
-from agentfsm.cli.options import TIME, collect_options, to_timestamp
+from agentfsm.cli.options import TIME, collect_options, option, to_timestamp
 from agentfsm.errors import AgentfsmError, JournalError, MissingExtraError, StoreError
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.run_info import RunInfo, RunQuery, Status
@@ -42,23 +42,50 @@ Examples:
 """
 
 
+def _parse_entries(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    entries: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r}: write NAME=VALUE, as in order=7")
+        entries[name] = value
+    return entries
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Search:
     """The options that say which runs are listed."""
 
-    status: Status | None
-    ending: str | None
-    actor: str | None
-    session: str | None
-    tag: str | None
-    metadata: Mapping[str, str]
-    model: str | None
-    role: str | None
-    text: str | None
-    since: datetime | None
-    until: datetime | None
-    limit: int
-    after: str
+    status: Status | None = option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status.")
+    ending: str | None = option("--ending", type=click.Choice(ENDINGS), help="Only runs with this ending.")
+    actor: str | None = option("--actor", metavar="ID", help="Only runs requested by this id.")
+    session: str | None = option("--session", metavar="ID", help="Only runs of this conversation.")
+    tag: str | None = option("--tag", metavar="TAG", help="Only runs with this tag.")
+    metadata: Mapping[str, str] = option(
+        "--metadata",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=_parse_entries,
+        help="Only runs with this entry in their metadata; repeatable.",
+    )
+    model: str | None = option("--model", metavar="NAME", help="Only runs that called this model first.")
+    role: str | None = option("--role", metavar="ROLE", help="Only runs that wait for somebody with this role.")
+    text: str | None = option("--text", metavar="TEXT", help="Only runs whose prompt contains this text.")
+    since: datetime | None = option(
+        "--since", type=TIME, metavar="TIME", help="Only runs that started at this time or later, in UTC."
+    )
+    until: datetime | None = option(
+        "--until", type=TIME, metavar="TIME", help="Only runs that started before this time, in UTC."
+    )
+    limit: int = option(
+        "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of runs."
+    )
+    after: str = option(
+        "--after",
+        metavar="MARK",
+        default="",
+        help="Continue a list that was cut off, from the mark that it ended with.",
+    )
 
     def query(self) -> RunQuery:
         """What the store is asked."""
@@ -79,48 +106,8 @@ class _Search:
         )
 
 
-def _parse_entries(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    entries: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{text!r}: write NAME=VALUE, as in order=7")
-        entries[name] = value
-    return entries
-
-
-_search_options = collect_options(
-    _Search,
-    "search",
-    click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status."),
-    click.option("--ending", type=click.Choice(ENDINGS), help="Only runs with this ending."),
-    click.option("--actor", metavar="ID", help="Only runs requested by this id."),
-    click.option("--session", metavar="ID", help="Only runs of this conversation."),
-    click.option("--tag", metavar="TAG", help="Only runs with this tag."),
-    click.option(
-        "--metadata",
-        metavar="NAME=VALUE",
-        multiple=True,
-        callback=_parse_entries,
-        help="Only runs with this entry in their metadata; repeatable.",
-    ),
-    click.option("--model", metavar="NAME", help="Only runs that called this model first."),
-    click.option("--role", metavar="ROLE", help="Only runs that wait for somebody with this role."),
-    click.option("--text", metavar="TEXT", help="Only runs whose prompt contains this text."),
-    click.option("--since", type=TIME, metavar="TIME", help="Only runs that started at this time or later, in UTC."),
-    click.option("--until", type=TIME, metavar="TIME", help="Only runs that started before this time, in UTC."),
-    click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of runs."),
-    click.option(
-        "--after",
-        metavar="MARK",
-        default="",
-        help="Continue a list that was cut off, from the mark that it ended with.",
-    ),
-)
-
-
 @click.command(epilog=_RUNS_EXAMPLES)
-@_search_options
+@collect_options(_Search, "search")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @store_option
 @tenant_option

@@ -24,7 +24,7 @@ from agentfsm.cli.local_store import (
     tenant_option,
     write_for_a_moment,
 )
-from agentfsm.cli.options import collect_options
+from agentfsm.cli.options import collect_options, option
 from agentfsm.cli.redact_command import files_beside
 from agentfsm.errors import AgentfsmError, ConfigurationError, MissingExtraError, StoreError
 from agentfsm.journal.erasure import ErasureQuery, ErasureReport
@@ -253,26 +253,19 @@ Examples:
 class _PurgeOptions:
     """The options that say which runs are purged, and what is kept of it."""
 
-    days: float | None
-    tag: str | None
-    session: str | None
-    abandoned: bool
-    by: str
-    reason: str
+    days: float | None = option(
+        "--days", type=click.FloatRange(min=0), metavar="N", help="Runs that ended over N days ago."
+    )
+    tag: str | None = option("--tag", metavar="TAG", help="With --days: only runs with this tag.")
+    session: str | None = option("--session", metavar="ID", help="With --days: only runs of this conversation.")
+    abandoned: bool = option("--abandoned", is_flag=True, help="Runs without a record, whose process died at once.")
+    by: str = option("--by", default="", metavar="NAME", help="Who requested it; kept in the tombstones.")
+    reason: str = option("--reason", default="", metavar="TEXT", help="Why; kept in the tombstones.")
 
 
 @store.command(short_help="Delete whole runs that ended.", epilog=_PURGE_EXAMPLES)
 @click.argument("run_ids", metavar="[RUN]...", nargs=-1, shell_complete=complete_run_id)
-@collect_options(
-    _PurgeOptions,
-    "wanted",
-    click.option("--days", type=click.FloatRange(min=0), metavar="N", help="Runs that ended over N days ago."),
-    click.option("--tag", metavar="TAG", help="With --days: only runs with this tag."),
-    click.option("--session", metavar="ID", help="With --days: only runs of this conversation."),
-    click.option("--abandoned", is_flag=True, help="Runs without a record, whose process died at once."),
-    click.option("--by", default="", metavar="NAME", help="Who requested it; kept in the tombstones."),
-    click.option("--reason", default="", metavar="TEXT", help="Why; kept in the tombstones."),
-)
+@collect_options(_PurgeOptions, "wanted")
 @click.option("--compact", "compacts", is_flag=True, help="Then return the space, as agentfsm store compact does.")
 @click.option("--dry-run", is_flag=True, help="Show what would be purged, and purge nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -367,21 +360,14 @@ Examples:
 class _Person:
     """The options by which a person's data is found."""
 
-    actor: str
-    session: str
-    tag: str
-    text: str
+    actor: str = option("--actor", default="", metavar="ID", help="Purge the runs that this person requested.")
+    session: str = option("--session", default="", metavar="ID", help="Purge the runs of this conversation.")
+    tag: str = option("--tag", default="", metavar="TAG", help="Purge the runs with this tag.")
+    text: str = option("--text", default="", metavar="TEXT", help="Delete each value with this text in all other runs.")
 
 
 @store.command(short_help="Erase a person's data from all runs.", epilog=_ERASE_EXAMPLES)
-@collect_options(
-    _Person,
-    "person",
-    click.option("--actor", default="", metavar="ID", help="Purge the runs that this person requested."),
-    click.option("--session", default="", metavar="ID", help="Purge the runs of this conversation."),
-    click.option("--tag", default="", metavar="TAG", help="Purge the runs with this tag."),
-    click.option("--text", default="", metavar="TEXT", help="Delete each value with this text in all other runs."),
-)
+@collect_options(_Person, "person")
 @click.option("--by", default="", metavar="NAME", help="Who requested it; recorded.")
 @click.option("--dry-run", is_flag=True, help="Show what would be erased, and erase nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")

@@ -10,23 +10,10 @@ import click
 
 from agentfsm.cli.console import parse_json_object
 from agentfsm.cli.local_store import await_result, chosen_tenant, secrets_to_write, store_option, tenant_option
-from agentfsm.cli.options import collect_options
+from agentfsm.cli.options import collect_options, option
 from agentfsm.journal.store_url import StoreLocation, open_store
 from agentfsm.runs import Runs
 from agentfsm.workers import open_waker
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RunOptions:
-    """The options that say what is submitted, and when it is started."""
-
-    session: str
-    actor: str | None
-    tags: tuple[str, ...]
-    metadata: Mapping[str, Any]
-    key: str | None
-    priority: int
-    delay: float
 
 
 def _json_object(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Mapping[str, Any]:
@@ -36,37 +23,32 @@ def _json_object(_context: click.Context, _parameter: click.Parameter, value: st
         raise click.BadParameter(str(error)) from error
 
 
-_run_options = collect_options(
-    _RunOptions,
-    "run_opts",
-    click.option("--session", default="", metavar="ID", help="The conversation's id."),
-    click.option("--actor", metavar="NAME", help="Who requests it; recorded as claimed, not verified."),
-    click.option(
+@dataclass(frozen=True, kw_only=True)
+class _RunOptions:
+    """The options that say what is submitted, and when it is started."""
+
+    session: str = option("--session", default="", metavar="ID", help="The conversation's id.")
+    actor: str | None = option("--actor", metavar="NAME", help="Who requests it; recorded as claimed, not verified.")
+    tags: tuple[str, ...] = option(
         "--tag",
-        "tags",
         multiple=True,
         metavar="TAG",
         help="A tag; repeatable. tenant:NAME says whose run it is, for limits by tenant.",
-    ),
-    click.option(
+    )
+    metadata: Mapping[str, Any] = option(
         "--metadata", metavar="JSON", callback=_json_object, help="A JSON object, for the agent's own purposes."
-    ),
-    click.option("--key", metavar="KEY", help="The same key again is the same run, which is started once."),
-    click.option(
+    )
+    key: str | None = option("--key", metavar="KEY", help="The same key again is the same run, which is started once.")
+    priority: int = option(
         "--priority",
         type=click.IntRange(-1000, 1000),
         default=0,
         show_default=True,
         help="Lower numbers are started first.",
-    ),
-    click.option(
-        "--delay",
-        type=click.FloatRange(min=0),
-        default=0.0,
-        metavar="SECONDS",
-        help="Wait before it is started.",
-    ),
-)
+    )
+    delay: float = option(
+        "--delay", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="Wait before it is started."
+    )
 
 
 _EXAMPLES = """\b
@@ -79,7 +61,7 @@ Examples:
 @click.command(epilog=_EXAMPLES)
 @click.argument("agent")
 @click.argument("prompt")
-@_run_options
+@collect_options(_RunOptions, "run_opts")
 @store_option
 @tenant_option
 def submit(agent: str, prompt: str, run_opts: _RunOptions, location: StoreLocation) -> None:

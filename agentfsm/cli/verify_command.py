@@ -25,7 +25,7 @@ from agentfsm.cli.local_store import (
     store_option,
     tenant_option,
 )
-from agentfsm.cli.options import collect_options
+from agentfsm.cli.options import collect_options, option, shared
 from agentfsm.cli.user_code import load_agent
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.checkpoint import (
@@ -71,9 +71,11 @@ _log_option = click.option(
 class CheckpointOptions:
     """The files that say what a store had: a checkpoint, its public key, and the log of the store's checkpoints."""
 
-    checkpoint_file: Path | None
-    key: Path | None
-    log_file: Path | None
+    checkpoint_file: Path | None = option(
+        "--checkpoint", type=_EXISTING_FILE, help="A signed checkpoint that the runs must match."
+    )
+    key: Path | None = option("--key", type=_EXISTING_FILE, help="The public key of the checkpoint, as PEM.")
+    log_file: Path | None = shared(_log_option)
 
     def __post_init__(self) -> None:
         if (self.checkpoint_file is None) != (self.key is None):
@@ -92,15 +94,7 @@ class CheckpointOptions:
         return read_checkpoint(self.checkpoint_file.read_text("utf-8", "replace"), self.key.read_bytes())
 
 
-checkpoint_options = collect_options(
-    CheckpointOptions,
-    "witness",
-    click.option(
-        "--checkpoint", "checkpoint_file", type=_EXISTING_FILE, help="A signed checkpoint that the runs must match."
-    ),
-    click.option("--key", type=_EXISTING_FILE, help="The public key of the checkpoint, as PEM."),
-    _log_option,
-)
+checkpoint_options = collect_options(CheckpointOptions, "witness")
 
 
 _VERIFY_EXAMPLES = """\b

@@ -23,7 +23,7 @@ from agentfsm.cli.local_store import (
     secrets_to_write,
     store_option,
 )
-from agentfsm.cli.options import collect_options
+from agentfsm.cli.options import collect_options, option
 from agentfsm.cli.user_code import load_agent
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store_url import StoreLocation, open_store
@@ -47,34 +47,7 @@ NOTIFY_SECRET = "AGENTFSM_NOTIFY_SECRET"  # noqa: S105  # the name of a variable
 """The environment variable with the secret that signs what is sent to a webhook."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _WorkerOptions:
-    """The options of a worker that serves."""
-
-    concurrency: int
-    tenant_concurrency: int | None
-    rate: StartRate | None
-    poll: float
-    grace: float
-    max_attempts: int
-    spend_limits: tuple[SpendLimit, ...]
-    health_port: int | None
-    health_host: str
-    notify_url: str | None
-    remind_after: float | None
-    viewer_url: str
-
-    def settings(self) -> WorkerSettings:
-        """The settings of the worker."""
-        secret = os.environ.get(NOTIFY_SECRET, "").encode() or None
-        return WorkerSettings(
-            grace_s=self.grace,
-            max_attempts=self.max_attempts,
-            spend_limits=self.spend_limits,
-            notify=None if self.notify_url is None else Webhook(self.notify_url, secret=secret),
-            remind_after_s=self.remind_after,
-            viewer_url=self.viewer_url,
-        )
+_POSITIVE = click.IntRange(min=1)
 
 
 def _parse_limits(
@@ -102,68 +75,66 @@ def _parse_rate(_context: click.Context, _parameter: click.Parameter, given: str
         raise click.BadParameter(f"{given!r} is not of the form RUNS/SECONDS, as in 100/60") from error
 
 
-_POSITIVE = click.IntRange(min=1)
+@dataclass(frozen=True, kw_only=True)
+class _WorkerOptions:
+    """The options of a worker that serves."""
 
-_worker_options = collect_options(
-    _WorkerOptions,
-    "worker_opts",
-    click.option(
+    concurrency: int = option(
         "--concurrency",
         type=_POSITIVE,
         default=10,
         show_default=True,
         help="How many new runs of an agent, and how many that continue, are handled at a time.",
-    ),
-    click.option(
+    )
+    tenant_concurrency: int | None = option(
         "--tenant-concurrency",
         type=_POSITIVE,
         metavar="N",
         help="The same for runs with one tag tenant:NAME, in all workers together; default: no limit.",
-    ),
-    click.option(
+    )
+    grace: float = option(
         "--grace",
         type=click.FloatRange(min=0),
         default=30.0,
         show_default=True,
         metavar="SECONDS",
         help="How long calls that have begun may take after SIGTERM.",
-    ),
-    click.option(
+    )
+    max_attempts: int = option(
         "--max-attempts",
         type=_POSITIVE,
         default=5,
         show_default=True,
         help="How often a run is tried without progress before it is set aside.",
-    ),
-    click.option(
+    )
+    spend_limits: tuple[SpendLimit, ...] = option(
         "--spend-limit",
-        "spend_limits",
         multiple=True,
         metavar="TAG=USD",
         callback=_parse_limits,
         help="Start no run with TAG once those with it cost so much in 24 hours; repeatable. tenant:*=5 is a "
         "limit for each tenant.",
-    ),
-    click.option(
+    )
+    health_port: int | None = option(
         "--health-port",
         type=click.IntRange(0, 65535),
         metavar="PORT",
         help="Answer GET /health and GET /ready at this port.",
-    ),
-    click.option(
+    )
+    health_host: str = option(
         "--health-host",
         default="127.0.0.1",
         show_default=True,
         metavar="ADDRESS",
         help="The address of that port; 0.0.0.0 for probes from elsewhere.",
-    ),
-    click.option(
+    )
+    rate: StartRate | None = option(
         "--rate",
         metavar="RUNS/SECONDS",
         callback=_parse_rate,
         help="How many new runs of an agent are started in so many seconds, in all workers together; as in 100/60.",
-    ),
-    click.option(
+    )
+    poll: float = option(
         "--poll",
         type=click.FloatRange(min=0, min_open=True),
         default=0.2,
@@ -171,25 +142,33 @@ _worker_options = collect_options(
         metavar="SECONDS",
         help="How often each queue is polled; busy workers share the polling. Idle workers cost less with a "
         "longer interval.",
-    ),
-    click.option(
+    )
+    notify_url: str | None = option(
         "--notify-url",
         metavar="URL",
         help=f"Send a notice of each request that waits for somebody to URL; {NOTIFY_SECRET} signs it.",
-    ),
-    click.option(
+    )
+    remind_after: float | None = option(
         "--remind-after",
         type=click.FloatRange(min=0, min_open=True),
         metavar="SECONDS",
         help="Remind of a request that waits so long, again and again, unless its Approval says another time.",
-    ),
-    click.option(
-        "--viewer-url",
-        default="",
-        metavar="URL",
-        help="Where the viewer is, for a link in each notice.",
-    ),
-)
+    )
+    viewer_url: str = option(
+        "--viewer-url", default="", metavar="URL", help="Where the viewer is, for a link in each notice."
+    )
+
+    def settings(self) -> WorkerSettings:
+        """The settings of the worker."""
+        secret = os.environ.get(NOTIFY_SECRET, "").encode() or None
+        return WorkerSettings(
+            grace_s=self.grace,
+            max_attempts=self.max_attempts,
+            spend_limits=self.spend_limits,
+            notify=None if self.notify_url is None else Webhook(self.notify_url, secret=secret),
+            remind_after_s=self.remind_after,
+            viewer_url=self.viewer_url,
+        )
 
 
 _EXAMPLES = """\b
@@ -203,7 +182,7 @@ Examples:
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("agents", nargs=-1, metavar="[[NAME=]MODULE:AGENT]...")
-@_worker_options
+@collect_options(_WorkerOptions, "worker_opts")
 @click.option("--set-aside", is_flag=True, help="List the runs that are set aside, and exit.")
 @click.option(
     "--put-back",
