@@ -13,11 +13,12 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.journal.store import Head
 from agentfsm.journal.store_url import is_pooled, locate_store
 from agentfsm.workers.notices import Notice, NoticeError, Notify, Webhook
+from agentfsm.workers.spend_limits import SpendLimit
 from agentfsm.workers.submission import Submission, submit
 from agentfsm.workers.waker import Activation, QueueSettings, SetAside, StartRate, Waker, timer_key
 from agentfsm.workers.worker import Worker
 from agentfsm.workers.worker_metrics import WorkerMetrics
-from agentfsm.workers.worker_settings import SpendLimit, WorkerSettings
+from agentfsm.workers.worker_settings import WorkerSettings
 
 __all__ = [
     "Activation",

@@ -37,10 +37,11 @@ from agentfsm.workers.run_watcher import (
     require_secret,
 )
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
+from agentfsm.workers.spend_limits import SpendLimits
 from agentfsm.workers.submission import SUBMITTER, open_submission
 from agentfsm.workers.waker import Activation, Waker
 from agentfsm.workers.worker_metrics import WorkerCounts, WorkerMetrics
-from agentfsm.workers.worker_settings import SpendLimits, WorkerSettings
+from agentfsm.workers.worker_settings import WorkerSettings
 
 logger = logging.getLogger("agentfsm.workers")
 

@@ -27,7 +27,7 @@ from agentfsm import (
 )
 from agentfsm.testing import ScriptedModel, call
 from agentfsm.viewer.run_figures import Listed, figures_of, totals_by_day
-from agentfsm.workers.worker_settings import DAY_S, KNOWN_FOR_S, SpendLimit, SpendLimits
+from agentfsm.workers.spend_limits import DAY_S, KNOWN_FOR_S, SpendLimit, SpendLimits
 
 SECRET = b"of the tests"
 

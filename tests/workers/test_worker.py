@@ -45,8 +45,8 @@ from agentfsm.runtime.run import advance, hand_over
 from agentfsm.testing import ScriptedModel, call
 from agentfsm.workers import StartRate, Worker, WorkerMetrics, WorkerSettings, open_waker, run_watcher
 from agentfsm.workers.health import serve_health
+from agentfsm.workers.spend_limits import SpendLimits
 from agentfsm.workers.waker import Activation, QueueSettings, Waker
-from agentfsm.workers.worker_settings import SpendLimits
 from tests.helpers.child_process import child_environment
 from tests.helpers.set_aside_runs import SECRET, cut_off_often, set_aside
 
