@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 
-from agentfsm.errors import JournalError, StoreError
+from agentfsm.errors import JournalError
 from agentfsm.journal.hash_chain import RecordSealer
-from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.rehydrate import rehydrate
-from agentfsm.journal.store import Store, consistent_read, off_loop
+from agentfsm.journal.store import Store, acquired, consistent_read, off_loop
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, verify
-from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state import RunState
 
@@ -47,17 +44,12 @@ async def adopt(store: Store, run_id: str, keyring: Keyring, by: str = "") -> bo
             f"run {run_id!r} cannot be adopted: {given}, and cannot be asked again; continue it with the release and "
             "the secret that wrote it, or dismiss it there"
         )
-    lease = await store.acquire(run_id, owner_name(), keyring=keyring)
-    try:
+    async with acquired(store, run_id, keyring) as lease:
         if lease.hash != records[-1].hash:
             raise JournalError(f"run {run_id!r} cannot be adopted: it has new records")
-        body = {"epoch": lease.epoch, "kind": "run.adopted", "seq": lease.seq + 1, "ts": int(time.time() * 1000)}
-        text = encode({**body, "by": by} if by else body)
-        record = RecordSealer(keyring.current).seal(lease.seq + 1, text, lease.hash)
-        await store.append(lease, [record], "running" if head is None else head.status)
-    finally:
-        with contextlib.suppress(StoreError):  # the lease is released whether or not the append succeeded
-            await store.release(lease)
+        fields = {"kind": "run.adopted", **({"by": by} if by else {})}
+        written = RecordSealer(keyring.current).seal_next(lease, int(time.time() * 1000), [(fields, "")])
+        await store.append(lease, written, "running" if head is None else head.status)
     return True
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from agentfsm.errors import JournalError, StoreError, UnknownRunError
+from agentfsm.errors import JournalError, UnknownRunError
 from agentfsm.journal.hash_chain import RecordSealer
-from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.outcome_codec import CommitmentWriter
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import RehydratedRun, rehydrate
 from agentfsm.journal.run_info import RunInfo, first_info, info_of, spent_before
-from agentfsm.journal.store import Status, Store, consistent_read, off_loop
-from agentfsm.journal.verification import require_authentic, verify
-from agentfsm.loop.canonical_json import decode, encode
+from agentfsm.journal.store import Status, Store, acquired, consistent_read, off_loop
+from agentfsm.journal.verification import require_verified
+from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.guards import escalated, vote_recorded
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.outcomes import ToolsRan
@@ -56,8 +54,7 @@ async def fork(
     records, head = await consistent_read(store, run_id)
     if not 1 <= at_seq <= len(records):
         raise UnknownRunError(f"run {run_id!r} has records 1 to {len(records)}, not {at_seq}")
-    report = await off_loop(lambda rows: verify(run_id, rows, head, keyring=keyring), records)
-    require_authentic(report, "forked")
+    await require_verified(run_id, records, head, keyring, "forked")
     parent = await off_loop(rehydrate, records[:at_seq])
     run = parent.run
     if parent.table.states[run.state].final:
@@ -69,23 +66,14 @@ async def fork(
     run.run_id, run.parent = new_id, None
     run.withdraw_approvals()
     suspension = _ask_anew(parent, now_ms)
-    lease = await store.acquire(new_id, owner_name(), new=True, keyring=keyring)
     origin = {"run": run_id, "seq": at_seq, "hash": records[at_seq - 1].hash}
     bodies = [_forked_body(parent, new_id, origin)]
     if suspension is not None:
         bodies.append(_suspended_body(suspension))
-    texts: list[tuple[str, str]] = []
-    for seq, (kind, fields, hidden) in enumerate(bodies, 1):
-        body = {**fields, "kind": kind, "seq": seq, "epoch": lease.epoch, "ts": now_ms}
-        texts.append((encode(body), hidden))
-    new_records = RecordSealer(keyring.current).seal_commit(1, texts, lease.hash)
     status: Status = "running" if suspension is None else "suspended"
-    info = _listed(new_id, run, status, new_records, suspension)
-    try:
-        await store.append(lease, new_records, status, info)
-    finally:
-        with contextlib.suppress(StoreError):  # the lease is released whether or not the append succeeded
-            await store.release(lease)
+    async with acquired(store, new_id, keyring, new=True) as lease:
+        new_records = RecordSealer(keyring.current).seal_next(lease, now_ms, bodies)
+        await store.append(lease, new_records, status, _listed(new_id, run, status, new_records, suspension))
     return rehydrate(new_records)
 
 
@@ -121,12 +109,13 @@ def _ask_anew(parent: RehydratedRun, now_ms: int) -> dict[str, Any] | None:
     return {**suspension, "waiting": waiting, "expires": None if expires is None else expires + now_ms - asked_ms}
 
 
-def _forked_body(parent: RehydratedRun, new_id: str, origin: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:
-    """The kind, the fields and the hidden values of the first record of the new run."""
+def _forked_body(parent: RehydratedRun, new_id: str, origin: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The fields and the hidden values of the first record of the new run."""
     commitments = CommitmentWriter()
     copied = ("form", "guardrails", "rules", "versions", "seed", "deps", "requester")
     committed = ("policy", "session", "tags", "metadata")
     first = {
+        "kind": "run.forked",
         **{name: parent.created[name] for name in copied if name in parent.created},
         **{name: commitments.commitment_value(parent.created[name]) for name in committed if name in parent.created},
         "run": new_id,
@@ -136,18 +125,18 @@ def _forked_body(parent: RehydratedRun, new_id: str, origin: Mapping[str, Any]) 
         "spent": asdict(parent.run.usage),
         "parent": origin,
     }
-    return "run.forked", first, commitments.dump()
+    return first, commitments.dump()
 
 
-def _suspended_body(suspension: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:
-    """The kind, the fields and the hidden values of the record of the request that the new run waits for."""
+def _suspended_body(suspension: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The fields and the hidden values of the record of the request that the new run waits for."""
     commitments = CommitmentWriter()
     waiting = {
         name: commitments.commitment_value(value) if name in _HIDDEN_REQUEST_FIELDS else value
         for name, value in suspension["waiting"].items()
     }
-    suspended = {"id": suspension["id"], "expires": suspension["expires"], "waiting": waiting}
-    return "run.suspended", suspended, commitments.dump()
+    fields = {"kind": "run.suspended", "id": suspension["id"], "expires": suspension["expires"], "waiting": waiting}
+    return fields, commitments.dump()
 
 
 def _listed(

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agentfsm.journal.records import VOUCHED_BY_NEXT, SealedRecord, is_kind
-from agentfsm.journal.store import Head
+from agentfsm.journal.store import Head, Lease
+from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 
 Data = dict[str, Any]
@@ -61,6 +62,21 @@ class RecordSealer:
     def seal(self, seq: int, body: str, previous: str, hidden: str = "") -> SealedRecord:
         """The sealed record of a commit that has no other."""
         return self.seal_commit(seq, [(body, hidden)], previous)[0]
+
+    def seal_next(self, lease: Lease, now_ms: int, records: Iterable[tuple[Data, str]]) -> list[SealedRecord]:
+        """The sealed records that come next in a run which somebody acquired to write just these.
+
+        Args:
+            lease: The lease of the run.
+            now_ms: The time, in milliseconds since the epoch.
+            records: Kind and fields, and the hidden values, of each.
+        """
+        first = lease.seq + 1
+        texts = [
+            (encode({**fields, "seq": seq, "epoch": lease.epoch, "ts": now_ms}), hidden)
+            for seq, (fields, hidden) in enumerate(records, first)
+        ]
+        return self.seal_commit(first, texts, lease.hash)
 
     def seal_commit(self, first: int, bodies: Iterable[tuple[str, str]], previous: str) -> list[SealedRecord]:
         """The sealed records of one commit; the last one vouches for all of them.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import platform
-import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +19,7 @@ from agentfsm.journal.records import FORMAT_VERSION, Record, SealedRecord, insta
 from agentfsm.journal.run_info import RunInfo, called_model, first_info, info_of, spent_before
 from agentfsm.journal.signal_inbox import SignalInbox
 from agentfsm.journal.snapshot import SnapshotMaker
-from agentfsm.journal.store import Lease, SealedSnapshot, Status, Store
+from agentfsm.journal.store import Lease, SealedSnapshot, Status, Store, owner_name
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.human_input import PendingRequest
@@ -288,11 +286,6 @@ LISTED_EVERY_S = 1.0
 """Seconds after which a run that continues is listed again: it costs more than a commit's other rows together."""
 
 _STATUS_AFTER: Mapping[str, Status] = {"run.suspended": "suspended", "run.finished": "finished"}
-
-
-def owner_name() -> str:
-    """The owner that this process's leases name: its process id and host, for error messages."""
-    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 class StoreJournal:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.history_verifier import KINDS_AFTER_END
 from agentfsm.journal.records import SealedRecord, is_kind
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, called_model, first_info, info_of, spent_before
-from agentfsm.journal.store import Head, Status, Store, consistent_read, off_loop
+from agentfsm.journal.store import Head, Status, Store, acquired, consistent_read, off_loop
 from agentfsm.journal.verification import (
     GOOD,
     OPEN,
@@ -208,19 +207,13 @@ async def rebuild_run_info(store: Store, run_id: str, keyring: Keyring | None = 
         StaleLease: Another owner holds the run, or it has new records.
         StoreError: The store cannot be read or written.
     """
-    from agentfsm.journal.journal_writer import owner_name  # verify lists runs without writing any
-
     records, head = await consistent_read(store, run_id)
     if head is None or not records:
         raise UnknownRunError(f"run {run_id!r} has no record yet")
     status = head.status
     info = await off_loop(lambda rows: compute_run_info(run_id, rows, status), records)
-    lease = await store.acquire(run_id, owner_name(), keyring=keyring)
-    try:
+    async with acquired(store, run_id, keyring) as lease:
         if lease.hash != records[-1].hash:
             raise JournalError(f"run {run_id!r} is not listed again: it has new records")
         await store.append(lease, (), status, info)
-    finally:
-        with contextlib.suppress(StoreError):  # the lease is released whether or not the append succeeded
-            await store.release(lease)
     return info

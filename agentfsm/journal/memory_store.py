@@ -15,8 +15,7 @@ from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.maintenance import AnyStore, Damage, Fact, Hold, Tombstone
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
-from agentfsm.journal.signal_hub import SignalHub
-from agentfsm.journal.signals import SealedSignal
+from agentfsm.journal.signals import SealedSignal, SignalHub
 from agentfsm.journal.store import Head, Lease, SealedSnapshot, Status, WhichRuns, head_row, seal_row
 from agentfsm.loop.keys import Keyring
 

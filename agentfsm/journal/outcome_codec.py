@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
@@ -284,6 +284,8 @@ def _is_default_empty(text: str, default: Any) -> bool:
 
 Data = dict[str, Any]
 
+Loaded = TypeVar("Loaded")
+
 _OUTCOME_TYPES: Mapping[str, Any] = {
     "checked": o.PreStepDone,
     "replied": o.ModelCallSucceeded,
@@ -412,44 +414,22 @@ class OutcomeWriter:
 
 
 @cache
-def _adapter(shape: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(shape)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-def _validate(shape: Any, data: Any) -> Any:
+def load_value(kind: type[Loaded], data: Data) -> Loaded:
+    """A reply, a failure or another loop value, from its data in a record.
+
+    Raises:
+        JournalError: The data is not valid.
+    """
     try:
-        return _adapter(shape).validate_python(data)
+        return cast("Loaded", _adapter(cast("Any", kind)).validate_python(data))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise JournalError(f"{shape.__name__} {where}: {problem['msg']}") from None
-
-
-def load_result(data: Data) -> ToolResult:
-    """The result of a tool call, from its data in a record.
-
-    Raises:
-        JournalError: The data is not valid.
-    """
-    return cast("ToolResult", _validate(ToolResult, data))
-
-
-def load_reply(data: Data) -> Reply:
-    """A model's reply, from its data in a record.
-
-    Raises:
-        JournalError: The data is not valid.
-    """
-    return cast("Reply", _validate(Reply, data))
-
-
-def load_failure(data: Data) -> Failure:
-    """A failure, from its data in a record.
-
-    Raises:
-        JournalError: The data is not valid.
-    """
-    return cast("Failure", _validate(Failure, data))
+        raise JournalError(f"{kind.__name__} {where}: {problem['msg']}") from None
 
 
 class OutcomeReader:
@@ -470,7 +450,7 @@ class OutcomeReader:
         Raises:
             JournalError: The data is not valid.
         """
-        result = load_result(data)
+        result = load_value(ToolResult, data)
         self.results[eid] = result
         return result
 
@@ -489,7 +469,7 @@ class OutcomeReader:
             data = {**data, "results": [self._resolve_result(r) for r in data.get("results", ())]}
         if kind == "read":
             data = self._resolve_parsed_reply(data)
-        outcome = cast("o.Outcome", _validate(_OUTCOME_TYPES[kind], data))
+        outcome = cast("o.Outcome", load_value(_OUTCOME_TYPES[kind], data))
         if isinstance(outcome, o.ModelCallSucceeded):
             self.reply = outcome.reply
         return outcome

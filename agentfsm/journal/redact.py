@@ -5,24 +5,22 @@ The hash chain stays valid, because it covers commitments and not the values, an
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from agentfsm.errors import AgentfsmError, JournalError, RunHeldError, StoreError, UnknownRunError
+from agentfsm.errors import AgentfsmError, JournalError, RunHeldError, UnknownRunError
 from agentfsm.journal.hash_chain import RecordSealer
-from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.maintenance import why_held
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import first_info
-from agentfsm.journal.store import Head, Store, consistent_read, off_loop
+from agentfsm.journal.store import Head, Store, acquired, consistent_read
 from agentfsm.journal.text_search import Occurrence, RunFilter, commitment_places, find_actor, find_text
-from agentfsm.journal.verification import require_authentic, verify
-from agentfsm.loop.canonical_json import encode
+from agentfsm.journal.verification import require_verified
 from agentfsm.loop.keys import Keyring
 
 
@@ -78,36 +76,25 @@ async def _delete(
     records, head = read
     if (why := why_held(run_id, (await store.maintenance.holds()).get(run_id), keyring)) is not None:
         raise RunHeldError(run_id, why)
-    report = await off_loop(lambda rows: verify(run_id, rows, head, keyring=keyring), records)
-    require_authentic(report, "redacted")
-    lease = await store.acquire(run_id, owner_name(), keyring=keyring)
-    try:
+    await require_verified(run_id, records, head, keyring, "redacted")
+    async with AsyncExitStack() as leases:
+        lease = await leases.enter_async_context(acquired(store, run_id, keyring))
         if lease.seq != len(records):
             raise JournalError(f"run {run_id!r} cannot be redacted: it has new records")
-        texts: list[tuple[str, str]] = []
-        for seq, (of, (field, places)) in enumerate(targets.items(), lease.seq + 1):
-            body = {
-                "kind": "redaction",
-                "of": of,
-                "places": places,
-                "field": field,
-                "seq": seq,
-                "epoch": lease.epoch,
-                "ts": int(time.time() * 1000),
-            }
-            texts.append((encode({**body, "by": by} if by else body), ""))
-        written = RecordSealer(keyring.current).seal_commit(lease.seq + 1, texts, lease.hash)
+        requester = {"by": by} if by else {}
+        redactions = [
+            ({"kind": "redaction", "of": of, "places": places, "field": field, **requester}, "")
+            for of, (field, places) in targets.items()
+        ]
+        written = RecordSealer(keyring.current).seal_next(lease, int(time.time() * 1000), redactions)
         status = "running" if head is None else head.status
         await store.append(lease, written, status)
         if status != "running":  # the append ended the lease
-            lease = await store.acquire(run_id, owner_name(), keyring=keyring)
+            lease = await leases.enter_async_context(acquired(store, run_id, keyring))
         for of, (_, places) in targets.items():
             hidden = _remove_hidden(records[of - 1].hidden, places)
             listed = first_info(run_id, records[0]._replace(hidden=hidden)) if of == 1 else None
             await store.redact(lease, of, hidden, listed)
-    finally:
-        with contextlib.suppress(StoreError):  # the lease is released whether or not the writes succeeded
-            await store.release(lease)
 
 
 @dataclass(frozen=True, slots=True)

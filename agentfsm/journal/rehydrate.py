@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from agentfsm.errors import JournalError
 from agentfsm.journal.hash_chain import GENESIS_HASH
-from agentfsm.journal.outcome_codec import OutcomeReader, load_failure, load_reply, load_result
+from agentfsm.journal.outcome_codec import OutcomeReader, load_value
 from agentfsm.journal.records import (
     FORMAT_VERSION,
     RenameMap,
@@ -18,9 +18,10 @@ from agentfsm.journal.records import (
     was_redacted,
     without_redacted,
 )
+from agentfsm.loop.failures import Failure
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.human_input import PendingRequest
-from agentfsm.loop.messages import ToolCall, ToolResult, Usage
+from agentfsm.loop.messages import Reply, ToolCall, ToolResult, Usage
 from agentfsm.loop.outcomes import Cancelled, Outcome
 from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.state import CallState, RunState, StateCall, request_digest, state_call_number
@@ -213,7 +214,7 @@ class RehydratedRun:
             self.asked.clear()
         run.state = target
         spend_counters(run.counters, transition, states[target])
-        failure = load_failure(body["failure"]) if "failure" in body else None
+        failure = load_value(Failure, body["failure"]) if "failure" in body else None
         on_transition(run, Decision(transition, (), failure), states)
         self.visited.add(source)
         self.outcome = outcome
@@ -255,8 +256,8 @@ class RehydratedRun:
 
     def _end_state_call(self, number: int, out: Data) -> None:
         if "call_id" not in out:  # a model call
-            reply = load_reply(out["reply"]) if "reply" in out else None
-            failure = load_failure(out["failure"]) if "failure" in out else None
+            reply = load_value(Reply, out["reply"]) if "reply" in out else None
+            failure = load_value(Failure, out["failure"]) if "failure" in out else None
             self.run.state_calls[number] = StateCall(
                 *self._model_requests[number], reply, failure, model_calls=out["model_calls"]
             )
@@ -264,7 +265,7 @@ class RehydratedRun:
         tool = self.run.state_calls[number].tool
         if tool is None:
             raise JournalError(f"call {number} is not a tool call")
-        tool.result, tool.started = load_result(out), False
+        tool.result, tool.started = load_value(ToolResult, out), False
 
     def _suspend(self, body: Data) -> None:
         self.suspension = body
@@ -317,7 +318,7 @@ def apply_outcome(run: RunState, outcome: Outcome | None, body: Data) -> None:
     if "cancel" in body:
         on_outcome(run, Cancelled(body["cancel"]))
     if "aborted" in body and run.aborted is None:
-        run.aborted = load_failure(body["aborted"])
+        run.aborted = load_value(Failure, body["aborted"])
 
 
 def rehydrate(

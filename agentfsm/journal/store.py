@@ -8,12 +8,15 @@ last one. That check (*fencing*) is part of the same transaction as the records.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import os
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Literal, NamedTuple, Protocol, Self, TypeVar
 
-from agentfsm.errors import StoreError
+from agentfsm.errors import StaleLease, StoreError, UnknownRunError
 from agentfsm.journal.maintenance import StoreMaintenance
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery, Status
@@ -27,12 +30,15 @@ __all__ = [
     "Status",
     "Store",
     "WhichRuns",
+    "acquired",
     "changed_row_error",
     "consistent_read",
     "head_row",
     "is_changed",
     "off_loop",
+    "owner_name",
     "seal_row",
+    "stale_error",
 ]
 
 
@@ -124,6 +130,27 @@ def changed_row_error(run_id: str) -> StoreError:
         f"run {run_id!r} is not acquired: somebody without the secret changed its row in the store; agentfsm verify "
         "shows what is wrong"
     )
+
+
+def stale_error(run_id: str, epoch: int, owner: str, found: tuple[int, str | None, int, Status] | None) -> StoreError:
+    """The error for a lease, of an epoch and an owner, with which nothing can be written.
+
+    Args:
+        run_id: The run.
+        epoch: The epoch of the lease.
+        owner: The owner of the lease.
+        found: Epoch, owner, last sequence number and status of the run; None if there is no such run.
+    """
+    if found is None:
+        return UnknownRunError(f"there is no run {run_id!r}")
+    epoch_now, owner_now, seq, status = found
+    if status == "finished":
+        reason = "is finished"
+    elif epoch_now != epoch or owner_now is None:
+        reason = f"was acquired by another owner after {owner}"
+    else:
+        reason = f"has {seq} records, and the new ones do not follow them"
+    return StaleLease(run_id, owner_now, reason)
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -293,6 +320,26 @@ class Store(Protocol):
         ...
 
     async def __aexit__(self, *error: object) -> None: ...
+
+
+def owner_name() -> str:
+    """The owner that this process's leases name: its process id and host, for error messages."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+@asynccontextmanager
+async def acquired(store: Store, run_id: str, keyring: Keyring | None, *, new: bool = False) -> AsyncGenerator[Lease]:
+    """The lease of a run, for an operation of a moment; it is released whether or not that succeeds.
+
+    Raises:
+        RunExistsError, UnknownRunError, StaleLease, StoreError: As ``Store.acquire`` raises them.
+    """
+    lease = await store.acquire(run_id, owner_name(), new=new, keyring=keyring)
+    try:
+        yield lease
+    finally:
+        with suppress(StoreError):
+            await store.release(lease)
 
 
 READ_ATTEMPTS = 3

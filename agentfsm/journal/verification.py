@@ -166,6 +166,13 @@ def require_authentic(report: VerificationReport, action: str) -> None:
         )
 
 
+async def require_verified(
+    run_id: str, records: Sequence[SealedRecord], head: Head | None, keyring: Keyring, action: str
+) -> None:
+    """``require_authentic`` for records that were read from a store, with the head that was read with them."""
+    require_authentic(await off_loop(lambda rows: verify(run_id, rows, head, keyring=keyring), records), action)
+
+
 CheckpointHashes = Mapping[str, Mapping[int, str]]
 """Hashes of records by sequence number, for each run in a checkpoint; 0 is a run without records."""
 

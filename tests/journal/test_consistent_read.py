@@ -8,9 +8,8 @@ import dataclasses
 import pytest
 
 from agentfsm import Agent, Allow, Host, MemoryStore, StaleLease, tool
-from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.load import load_stored_run
-from agentfsm.journal.store import consistent_read
+from agentfsm.journal.store import consistent_read, owner_name
 from agentfsm.journal.verification import OPEN, TAMPERED, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.transition_table import LOOP

@@ -13,8 +13,7 @@ from psycopg import AsyncConnection
 from agentfsm.errors import StoreError, UnknownRunError
 from agentfsm.journal.postgres.postgres_schema import transaction
 from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession, PostgresSettings
-from agentfsm.journal.signal_hub import SignalHub
-from agentfsm.journal.signals import SealedSignal
+from agentfsm.journal.signals import SealedSignal, SignalHub
 from agentfsm.journal.store import Lease
 from agentfsm.runtime.timeout import end_task
 

@@ -62,6 +62,7 @@ from agentfsm.journal.store import (
     head_row,
     is_changed,
     seal_row,
+    stale_error,
 )
 from agentfsm.loop.canonical_json import is_storable
 from agentfsm.loop.keys import Keyring
@@ -732,12 +733,5 @@ async def _release(db: Connection, key: _LeaseKey) -> None:
 
 async def _stale_error(db: Connection, key: _LeaseKey) -> StoreError:
     run = await _select_run(db, key.run_id)
-    if run is None:
-        return UnknownRunError(f"there is no run {key.run_id!r}")
-    if run.status == "finished":
-        reason = "is finished"
-    elif run.epoch != key.epoch or run.owner is None:
-        reason = f"was acquired by another owner after {key.owner}"
-    else:
-        reason = f"has {run.seq} records, and the new ones do not follow them"
-    return StaleLease(key.run_id, run.owner, reason)
+    found = None if run is None else (run.epoch, run.owner, run.seq, run.status)
+    return stale_error(key.run_id, key.epoch, key.owner, found)

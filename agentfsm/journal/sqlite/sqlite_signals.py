@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import UnknownRunError
-from agentfsm.journal.signal_hub import RECHECK_S, SignalHub
-from agentfsm.journal.signals import SealedSignal
+from agentfsm.journal.signals import RECHECK_S, SealedSignal, SignalHub
 from agentfsm.journal.sqlite.owned_store import SqliteTurn
 from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter

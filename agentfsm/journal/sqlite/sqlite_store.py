@@ -53,6 +53,7 @@ from agentfsm.journal.store import (
     head_row,
     is_changed,
     seal_row,
+    stale_error,
 )
 from agentfsm.loop.canonical_json import is_storable
 from agentfsm.loop.keys import Keyring
@@ -231,16 +232,7 @@ def update_hidden(db: sqlite3.Connection, key: LeaseKey, seq: int, hidden: str, 
 
 def _stale_error(db: sqlite3.Connection, key: LeaseKey) -> StoreError:
     run = db.execute("SELECT epoch, owner, seq, status FROM run WHERE run_id = ?", (key.run_id,)).fetchone()
-    if run is None:
-        return UnknownRunError(f"there is no run {key.run_id!r}")
-    epoch, owner, seq, status = run
-    if status == "finished":
-        reason = "is finished"
-    elif epoch != key.epoch or owner is None:
-        reason = f"was acquired by another owner after {key.owner}"
-    else:
-        reason = f"has {seq} records, and the new ones do not follow them"
-    return StaleLease(key.run_id, owner, reason)
+    return stale_error(key.run_id, key.epoch, key.owner, run)
 
 
 def select_heads(db: sqlite3.Connection, column: str = "", *values: str) -> list[Any]:
