@@ -397,7 +397,7 @@ class _Block:
         return block
 
 
-class AnthropicAccumulator:
+class AnthropicAccumulator(StreamAccumulator):
     """Accumulates the events of a message into the complete message.
 
     Attributes:
@@ -406,7 +406,6 @@ class AnthropicAccumulator:
     """
 
     def __init__(self) -> None:
-        self.closed = False
         self._top: dict[str, Any] = {}
         self._usage: dict[str, Any] = {}
         self._blocks: list[_Block] = []
@@ -436,11 +435,6 @@ class AnthropicAccumulator:
                 self.closed = True
             case _:  # ping, content_block_stop, and unknown events
                 pass
-
-    @property
-    def repairs(self) -> tuple[str, ...]:
-        """Always empty: streams of this API are read as they are."""
-        return ()
 
     def body(self) -> object:
         """The complete message."""

@@ -180,7 +180,7 @@ def _encode_message(message: Message, origin: str) -> list[dict[str, Any]]:
             return [reply]
 
 
-class OllamaAccumulator:
+class OllamaAccumulator(StreamAccumulator):
     """Accumulates the lines of a stream into the one line of a response without streaming.
 
     Calls arrive complete, with an object as arguments, in any line (https://ollama.com/blog/streaming-tool).
@@ -190,15 +190,9 @@ class OllamaAccumulator:
     """
 
     def __init__(self) -> None:
-        self.closed = False
         self._text, self._reasoning = TextAccumulator(), TextAccumulator()
         self._calls: list[Any] = []
         self._final_event: dict[str, Any] = {}
-
-    @property
-    def complete(self) -> bool:
-        """Whether the line with ``done`` has arrived."""
-        return self.closed
 
     def add(self, event: dict[str, Any]) -> Iterator[StreamChunk]:
         """Add one line; yields the parts of the reply in it."""
@@ -213,11 +207,6 @@ class OllamaAccumulator:
             self._calls.append(call)
         if event.get("done") is True:
             self._final_event, self.closed = event, True
-
-    @property
-    def repairs(self) -> tuple[str, ...]:
-        """Always empty: streams of this API are read as they are."""
-        return ()
 
     def body(self) -> object:
         """The complete response."""

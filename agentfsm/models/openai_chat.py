@@ -452,7 +452,7 @@ class _ReasoningDetail:
         return self.values | {key: "".join(chunks) for key, chunks in self.texts.items()}
 
 
-class ChatAccumulator:
+class ChatAccumulator(StreamAccumulator):
     """Accumulates the chunks of a chat completion into a complete one.
 
     Attributes:
@@ -461,7 +461,6 @@ class ChatAccumulator:
     """
 
     def __init__(self) -> None:
-        self.closed = False
         self._text, self._refusal = TextAccumulator(), TextAccumulator()
         self._reasoning = {key: TextAccumulator() for key in _STREAMED_REASONING_KEYS}
         self._details: list[_ReasoningDetail] = []

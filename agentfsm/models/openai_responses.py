@@ -248,7 +248,7 @@ class _Item:
         return self.start | {"content": parts or as_list(self.start.get("content"))}
 
 
-class ResponsesAccumulator:
+class ResponsesAccumulator(StreamAccumulator):
     """Accumulates the events of a response into the complete response.
 
     Attributes:
@@ -256,16 +256,10 @@ class ResponsesAccumulator:
     """
 
     def __init__(self) -> None:
-        self.closed = False
         self._response: dict[str, Any] = {}
         self._items: dict[object, _Item] = {}
         self._current: _Item | None = None
         self._call_count = 0
-
-    @property
-    def complete(self) -> bool:
-        """Whether the last event has arrived."""
-        return self.closed
 
     def add(self, event: dict[str, Any]) -> Iterator[StreamChunk]:
         """Add one event; yields the parts of the reply in it."""
@@ -285,11 +279,6 @@ class ResponsesAccumulator:
                 known.start, known.done = item, True
         elif kind.endswith(".delta"):
             yield from self._apply_delta(kind, event)
-
-    @property
-    def repairs(self) -> tuple[str, ...]:
-        """Always empty: streams of this API are read as they are."""
-        return ()
 
     def body(self) -> object:
         """The complete response."""

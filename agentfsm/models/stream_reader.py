@@ -9,6 +9,7 @@ character in JSON (https://github.com/florimondmanca/httpx-sse/issues/34).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -150,32 +151,32 @@ class NDJSONParser:
         return iter([("", line)] if line.strip() else [])
 
 
-class StreamAccumulator(Protocol):
+class StreamAccumulator(ABC):
     """Accumulates the events of a stream into the body of a complete response.
 
     Attributes:
         closed: Whether the last event has arrived; anything after it is not read.
     """
 
-    closed: bool
+    closed = False
 
+    @abstractmethod
     def add(self, event: dict[str, Any]) -> Iterator[StreamChunk]:
         """Add one event; yields the chunks of the reply in it."""
-        ...
 
     @property
     def complete(self) -> bool:
         """Whether the reply is complete if the stream ends here."""
-        ...
+        return self.closed
 
     @property
     def repairs(self) -> tuple[str, ...]:
         """How the stream broke the API's rules, and how it was read nevertheless; for ``Reply.repairs``."""
-        ...
+        return ()
 
+    @abstractmethod
     def body(self) -> object:
         """The body of the complete response, for ``decode``."""
-        ...
 
 
 _CHUNKS_PER_BLOCK = 500
