@@ -2,6 +2,9 @@
 
 A command's module is imported when that command runs, so that one command does not pay for the imports of the
 others. ``agentfsm --help`` and shell completion read the table only.
+
+An error of agentfsm, or of click, that no command catches ends it with one line and an exit code, whatever function of
+this package raises it.
 """
 
 from __future__ import annotations

@@ -140,13 +140,8 @@ def check(
         assumptions=own,
     )
     click.echo(_report(analysis, calls, as_json=report_opts.as_json))
-    if report_opts.output is not None:
-        _draw_counterexample(analysis, report_opts.output)
-    if report_opts.counterexample is not None:
-        source = graph or f"agentfsm.loop.presets:{(preset or 'standard').upper()}"
-        _write_test(
-            analysis, report_opts.counterexample, source, guardrails.model_dump(exclude_defaults=True) if limits else {}
-        )
+    source = graph or f"agentfsm.loop.presets:{(preset or 'standard').upper()}"
+    _write_counterexample(analysis, report_opts, source, guardrails.model_dump(exclude_defaults=True) if limits else {})
     if report_opts.promela is not None:
         model = exported_model(loaded, guardrails, traits, own)
         report_opts.promela.write_text(promela_model(loaded, model, properties), encoding="utf-8")
@@ -194,11 +189,7 @@ def _format_review(analysis: Analysis, calls: Sequence[UnattendedCalls]) -> str:
 def _load_inputs(
     graph: str | None, preset: str | None
 ) -> tuple[Graph, AgentGuardrails, AgentTraits, Agent[Any, Any] | None]:
-    """The graph that is named, with the limits and what is known of its preset or agent, and the agent.
-
-    Raises:
-        GraphError: No agent can run the graph.
-    """
+    """The graph that is named, with the limits and what is known of its preset or agent, and the agent."""
     if graph is None:
         source = PRESETS[preset or "standard"]
         return source.graph, source.guardrails, AgentTraits(source.behavior if preset else None), None
@@ -264,19 +255,17 @@ def _approval_property(text: str, tools: Mapping[str, Tool] | None) -> SafetyPro
     return replace(found, certain=True)
 
 
-def _draw_counterexample(analysis: Analysis, output: Path) -> None:
+def _write_counterexample(analysis: Analysis, options: _ReportOptions, source: str, limits: Mapping[str, Any]) -> None:
+    """Draw the first counterexample and write its test, as far as that is asked for."""
     broken = next((v for v in analysis.verdicts if v.path or v.loop), None)
-    if broken is None:
-        click.echo("agentfsm: there is no counterexample to draw", err=True)
-        return
-    write(analysis.graph, output, overlay=Counterexample(broken.path, broken.loop, broken.text))
-    click.echo(output, err=True)
-
-
-def _write_test(analysis: Analysis, path: Path, source: str, limits: Mapping[str, Any]) -> None:
-    broken = next((v for v in analysis.verdicts if v.path or v.loop), None)
-    if broken is None:
-        click.echo("agentfsm: there is no counterexample to write", err=True)
-        return
-    path.write_text(counterexample_test(source, broken, limits), encoding="utf-8")
-    click.echo(path, err=True)
+    for path, verb in ((options.output, "draw"), (options.counterexample, "write")):
+        if path is None:
+            continue
+        if broken is None:
+            click.echo(f"agentfsm: there is no counterexample to {verb}", err=True)
+            continue
+        if verb == "draw":
+            write(analysis.graph, path, overlay=Counterexample(broken.path, broken.loop, broken.text))
+        else:
+            path.write_text(counterexample_test(source, broken, limits), encoding="utf-8")
+        click.echo(path, err=True)

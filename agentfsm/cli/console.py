@@ -7,6 +7,7 @@ import os
 import sys
 import unicodedata
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -41,6 +42,16 @@ def shorten(value: object, limit: int = 400) -> str:
     """A text on one line, safe to print, of at most ``limit`` characters."""
     line = " ".join(sanitize(str(value)).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def utc(seconds: float) -> str:
+    """A time in seconds since the epoch, in UTC."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def plural(number: int, word: str) -> str:
+    """A number of things."""
+    return f"{number} {word if number == 1 else word[:-1] + 'ies' if word.endswith('y') else word + 's'}"
 
 
 def parse_json_object(text: str) -> dict[str, Any]:

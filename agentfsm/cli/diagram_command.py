@@ -39,9 +39,6 @@ def write_run_diagram(report: RunReport, path: Path) -> Path:
 
     Returns:
         The path.
-
-    Raises:
-        ConfigurationError: The extension means no format, or a program that the format needs is not installed.
     """
     overlay = RunPath.from_ids((d.transition.id for d in report.decisions), str(report.result.state))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,12 +46,7 @@ def write_run_diagram(report: RunReport, path: Path) -> Path:
 
 
 def load_records(run_id: str, store: StoreLocation, description: str) -> list[Record]:
-    """The records of a run.
-
-    Raises:
-        ConfigurationError: There is no such run.
-        agentfsm.errors.JournalError: A record cannot be read.
-    """
+    """The records of a run."""
     if store.file is not None and not store.file.exists():
         raise ConfigurationError(f"{run_id!r} is {description}: there is no store at {store.name}")
     rows = await_result(open_existing_store(store).records(run_id))

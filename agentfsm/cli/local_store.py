@@ -69,11 +69,7 @@ _TENANT = f"{__name__}.tenant"
 
 
 def default_store() -> StoreLocation:
-    """``agentfsm.db`` in the user's data folder, unless ``AGENTFSM_STORE`` names another store.
-
-    Raises:
-        ConfigurationError: ``AGENTFSM_STORE`` is not the URL of a store.
-    """
+    """``agentfsm.db`` in the user's data folder, unless ``AGENTFSM_STORE`` names another store."""
     return locate_store(os.environ.get("AGENTFSM_STORE") or data_folder() / "agentfsm.db")
 
 
@@ -130,12 +126,6 @@ def open_existing_store(location: StoreLocation) -> Store:
     """The store at a location, with the runs of the tenant that the command line names, if it does.
 
     It is closed when the command ends. A server is connected to by its first use.
-
-    Raises:
-        click.UsageError: There is no such file.
-        ConfigurationError: The URL cannot be read.
-        agentfsm.errors.MissingExtraError: The package for the server is not installed.
-        agentfsm.errors.StoreError: The file cannot be opened as a store.
     """
     if location.file is not None and not location.file.exists():
         raise click.UsageError(f"there is no store at {location.name}")
@@ -147,14 +137,7 @@ def _of_tenant(store: Store, tenant: str | None) -> Store:
 
 
 def open_runs(location: StoreLocation, *, sealed: bool = True) -> tuple[Store, Runs]:
-    """The store at a location, as ``open_existing_store`` opens it, and its runs.
-
-    Raises:
-        click.UsageError: There is no such file.
-        ConfigurationError: The URL or the key file cannot be read, or the secret is needed and there is none.
-        agentfsm.errors.MissingExtraError: The package for the server is not installed.
-        agentfsm.errors.StoreError: The file cannot be opened as a store.
-    """
+    """The store at a location, as ``open_existing_store`` opens it, and its runs."""
     from agentfsm.runs import Runs  # loads pictures and reports: not for what only prints its help
 
     store = open_existing_store(location)
@@ -165,12 +148,7 @@ def open_runs(location: StoreLocation, *, sealed: bool = True) -> tuple[Store, R
 
 
 def full_run_ids(store: Store, run_ids: Sequence[str]) -> list[str]:
-    """The ids of the runs that have these ids, or whose ids begin with them; those of purged runs as they are.
-
-    Raises:
-        agentfsm.errors.UnknownRunError: There is no such run, or there are several.
-        agentfsm.errors.StoreError: The store cannot be read.
-    """
+    """The ids of the runs that have these ids, or whose ids begin with them; those of purged runs as they are."""
     from agentfsm.journal.listing import find_run_id  # with what verifies runs: not for what only prints its help
 
     async def find() -> list[str]:
@@ -181,11 +159,7 @@ def full_run_ids(store: Store, run_ids: Sequence[str]) -> list[str]:
 
 
 def write_for_a_moment(store: Store, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
-    """What an operation on a store returns, even while another process writes the store.
-
-    Raises:
-        agentfsm.errors.StoreError: The store cannot be written.
-    """
+    """What an operation on a store returns, even while another process writes the store."""
 
     async def operate() -> T:
         async with store.maintenance.writable(store) as writable:
@@ -291,10 +265,15 @@ def _check_key_file(file: Path) -> None:
         )
 
 
+def open_private(path: str, flags: int) -> int:
+    """The ``opener`` of a file that, if it is new, its owner alone can read."""
+    return os.open(path, flags, 0o600)
+
+
 def write_private(file: Path, content: bytes) -> None:
     """Write a file with content of runs; a new one can be read by its owner only, and so can a new folder."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(file, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as opened:  # Path.open has no opener
+    with open(file, "wb", opener=open_private) as opened:  # Path.open has no opener
         opened.write(content)
 
 
@@ -302,15 +281,14 @@ def _create_key_file(file: Path) -> None:
     """Create a key file with a random secret, complete from the moment at which it has its name."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as created:
+        with open(draft, "xb", opener=open_private) as created:
             created.write(f"{secrets.token_hex(32)}\n".encode())
             created.flush()
             os.fsync(created.fileno())
         os.link(draft, file)
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
 
 
 def store_keyring(location: StoreLocation, *, create: bool = False) -> Keyring | None:

@@ -196,10 +196,6 @@ class AgentCliOptions:
 
         Args:
             require_store: Fail if the store cannot be used, because the run to resume is in it.
-
-        Raises:
-            ConfigurationError: The options contradict each other or name something that does not exist.
-            agentfsm.errors.StoreError: The store cannot be used.
         """
         from agentfsm.agent import Agent  # only here: agentfsm diagram uses this module without an agent
 
@@ -323,12 +319,6 @@ def _build_host(location: StoreLocation | None, *, persist: bool, required: bool
         location: The store given by the user, or None for the default one.
         persist: Whether to store the run at all.
         required: Whether the store is required, because the run to resume is in it.
-
-    Raises:
-        agentfsm.errors.StoreFormatError: The file is not a store.
-        ConfigurationError: The store is on a server, has runs, and there is no secret for it.
-        agentfsm.errors.StoreError: A store that was named or is required cannot be used.
-        OSError: The folder of such a store cannot be created.
     """
     from agentfsm.runtime.host import FileReplayGuard, Host
 

@@ -25,12 +25,7 @@ Examples:
 
 
 def load_path_source(name: str) -> Graph | Preset | Agent[Any, Any]:
-    """The agent, preset or graph that ``MODULE:NAME`` names.
-
-    Raises:
-        agentfsm.errors.ConfigurationError: The module or name does not exist, its import raises, or it is not one of
-            these.
-    """
+    """The agent, preset or graph that ``MODULE:NAME`` names."""
     graph, owner = load_graph_and_owner(name)
     return owner if isinstance(owner, (Agent, Preset)) else graph  # pyright: ignore[reportUnknownVariableType]
 

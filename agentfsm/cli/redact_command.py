@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from agentfsm.cli.console import shorten, single_line
+from agentfsm.cli.console import plural, shorten, single_line
 from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
@@ -95,7 +95,7 @@ def redact(
     store, runs = open_runs(location)
     deleted = await_result(runs.redact(run_id, field, by=by))
     _finish(store, location)
-    click.echo(f"{deleted} value{'s' * (deleted != 1)} deleted")
+    click.echo(f"{plural(deleted, 'value')} deleted")
 
 
 def _redact_text(wanted: TextOptions, by: str, location: StoreLocation) -> int:
@@ -113,7 +113,7 @@ def _redact_text(wanted: TextOptions, by: str, location: StoreLocation) -> int:
     _finish(store, location)
     files = files_with_text(files_beside(location.file), wanted.text)
     if wanted.as_json:
-        click.echo(json.dumps(_as_data(remaining, files), indent=1))
+        click.echo(json.dumps({**asdict(remaining), "files": [str(file) for file in files]}, indent=1))
     elif not wanted.dry_run:
         _print_result(remaining, files)
     return 0 if wanted.dry_run or not (remaining.remaining or files) else 1
@@ -121,7 +121,7 @@ def _redact_text(wanted: TextOptions, by: str, location: StoreLocation) -> int:
 
 def _confirmed(found: Sequence[Occurrence]) -> bool:
     runs = len({each.run_id for each in found})
-    said = f"Delete {_count(found)} in {runs} run{'s' * (runs != 1)} for good?"
+    said = f"Delete {plural(len(found), 'value')} in {plural(runs, 'run')} for good?"
     return click.confirm(f"{said} No run can be resumed or replayed past these records", err=True)
 
 
@@ -159,10 +159,6 @@ def files_beside(store: Path | None) -> list[Path]:
         return []
 
 
-def _count(found: Sequence[Occurrence]) -> str:
-    return f"{len(found)} value{'s' * (len(found) != 1)}"
-
-
 def _print_found(found: Sequence[Occurrence]) -> None:
     for each in found:
         click.echo(single_line(shorten(str(each), 400)))
@@ -171,16 +167,8 @@ def _print_found(found: Sequence[Occurrence]) -> None:
 
 
 def _print_result(result: TextRedaction, files: Sequence[Path]) -> None:
-    click.echo(f"{_count(result.deleted)} deleted")
+    click.echo(f"{plural(len(result.deleted), 'value')} deleted")
     for each in result.remaining:
         click.echo(single_line(shorten(f"remains: {each}", 400)))
     for file in files:
         click.echo(f"remains: in the file {file}")
-
-
-def _as_data(result: TextRedaction, files: Sequence[Path]) -> dict[str, object]:
-    return {
-        "deleted": [asdict(each) for each in result.deleted],
-        "remaining": [asdict(each) for each in result.remaining],
-        "files": [str(file) for file in files],
-    }

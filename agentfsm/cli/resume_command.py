@@ -47,9 +47,8 @@ from agentfsm.errors import AgentfsmError, ConfigurationError, SuspensionToolErr
 from agentfsm.journal.listing import find_run_id
 from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
 from agentfsm.journal.migration import Migration
-from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.rehydrate import rehydrate
-from agentfsm.journal.signals import SignalQueue, read_signals
+from agentfsm.journal.rehydrate import RehydratedRun, rehydrate
+from agentfsm.journal.signals import read_signals
 from agentfsm.journal.store import Store
 from agentfsm.loop.human_input import HumanInput
 from agentfsm.loop.suspension import SuspensionRecord
@@ -239,30 +238,28 @@ class _ReplyOptions:
         """The run of a suspension record, resumed or dismissed."""
         if self.dismiss is not None:
             return agent.dismiss(record, self.dismiss, by=claimed_actor(self.by, self.roles))
-        answer = self._get_answer(record)
-        return self._resume(agent, record, answer, self.digest)
+        return self._resume(agent, record, self._get_answer(record), self.digest)
 
     def resume_run(self, agent: Agent, run_id: str) -> Run:
         """A run of the store, resumed or dismissed."""
         if self.dismiss is not None:
             return agent.dismiss(run_id, self.dismiss, by=claimed_actor(self.by, self.roles))
-        if self.reply is None and self.extend is None and await_result(_signals(agent).pending(run_id)):
+        answered_here = self.reply is not None or self.extend is not None
+        if not answered_here and await_result(require_store(agent.config).signals.pending(run_id)):
             run = await_result(agent.next_run(run_id))
             if run is not None:
                 return require_tools(agent, run)
-        stored = rehydrate(_journal_records(agent, run_id))
+        stored = _stored_run(agent, run_id)
         request = stored.run.pending_request if stored.suspension is not None else None
         if request is None or stored.request_ref is None:
             if self.extend is not None:
                 raise click.UsageError("--extend is a reply to a limit, and the run asks nothing now")
             run = await_result(agent.resume(run_id, self.reply).load())  # interrupted; if it has ended, this raises
             return require_tools(agent, run)
-        if self.reply is None and self.extend is None and escalation_is_due(agent.config, stored.run):
+        if not answered_here and escalation_is_due(agent.config, stored.run):
             return agent.resume(run_id)  # more people may answer from now on
-        shown_now = self.reply is None and self.extend is None
-        digest = stored.request_ref[1] if shown_now and self.digest is None else self.digest
-        answer = self._get_answer(request)
-        return self._resume(agent, run_id, answer, digest)
+        digest = self.digest if answered_here or self.digest is not None else stored.request_ref[1]  # shown now
+        return self._resume(agent, run_id, self._get_answer(request), digest)
 
     def _resume(self, agent: Agent, waiting: SuspensionRecord | str, answer: HumanInput, digest: str | None) -> Run:
         try:
@@ -301,14 +298,10 @@ class _MigrationOptions:
     )
 
     def apply_to(self, agent: Agent, run_id: str | None) -> Agent:
-        """The agent, which accepts runs of other graphs if an option asks for it.
-
-        Raises:
-            ConfigurationError: A new name is not in the agent's graph.
-        """
+        """The agent, which accepts runs of other graphs if an option asks for it."""
         if not (self.migrate or self.rename or self.skip_path_check):
             return agent
-        old = None if run_id is None else str(rehydrate(_journal_records(agent, run_id)).graph["fingerprint"])
+        old = None if run_id is None else str(_stored_run(agent, run_id).graph["fingerprint"])
         states, transitions = self._parse_renames(dotted=False), self._parse_renames(dotted=True)
         migration = Migration(old, states, transitions, self.skip_path_check)
         migration.check(agent.graph)
@@ -325,18 +318,8 @@ class _MigrationOptions:
         return names
 
 
-def _signals(agent: Agent) -> SignalQueue:
-    """The answers and cancellations in the agent's store."""
-    return require_store(agent.config).signals
-
-
-def _journal_records(agent: Agent, run_id: str) -> list[SealedRecord]:
-    """A run's journal.
-
-    Raises:
-        agentfsm.errors.StoreError: It is not in the store.
-    """
-    return await_result(require_store(agent.config).records(run_id))
+def _stored_run(agent: Agent, run_id: str) -> RehydratedRun:
+    return rehydrate(await_result(require_store(agent.config).records(run_id)))
 
 
 _EXAMPLES = """\b
@@ -415,12 +398,7 @@ def _refuse_for_all_runs(reply_opts: _ReplyOptions, migration_opts: _MigrationOp
 
 
 def _build_agent_with_store(agent_opts: AgentCliOptions, run_id: str | None) -> Agent:
-    """The agent, on a store that exists; a mistyped path must not create an empty one.
-
-    Raises:
-        click.UsageError: The store does not exist.
-        ConfigurationError: The options contradict each other.
-    """
+    """The agent, on a store that exists; a mistyped path must not create an empty one."""
     run = "" if run_id is None else f": no run {run_id!r}"
     if agent_opts.no_store:
         raise click.UsageError(f"there are no runs without a store{run}")

@@ -21,7 +21,7 @@ from rich.text import Text
 from agentfsm.agent import Agent
 from agentfsm.cli.console import CliConsole, open_console
 from agentfsm.cli.diagram_command import require_run_diagram_format, write_run_diagram
-from agentfsm.cli.local_store import command_runner
+from agentfsm.cli.local_store import command_runner, open_private
 from agentfsm.cli.options import (
     AgentCliOptions,
     ReportOptions,
@@ -128,11 +128,7 @@ def _cancel_on_signal(run: Run, received: list[int]) -> Generator[None]:
 
 
 def drive_and_report(agent: Agent, run: Run, agent_opts: AgentCliOptions, report_opts: ReportOptions) -> int:
-    """Drive a run to its end or suspension, report it, and return the exit code.
-
-    Raises:
-        ConfigurationError: The suspension record or the diagram asked for could not be written.
-    """
+    """Drive a run to its end or suspension, report it, and return the exit code."""
     _check_report_options(report_opts)
     console = open_console(quiet=report_opts.quiet)
     report = drive_with_progress(agent, run, console)
@@ -187,13 +183,9 @@ def _ask_at_terminal(prompter: TerminalPrompter, request: UserInputRequested) ->
 def _write_suspension_record(record: SuspensionRecord, path: Path) -> None:
     """Write a record atomically, readable by its owner only: it holds the conversation."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "x", encoding="utf-8", opener=_open_private) as file:  # Path.open has no opener
+    with open(temporary, "x", encoding="utf-8", opener=open_private) as file:  # Path.open has no opener
         file.write(record.to_json() + "\n")
     temporary.replace(path)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _print_suspended_hint(
@@ -285,11 +277,7 @@ class _PromptOptions:
     )
 
     def read_parts(self) -> list[Image | File]:
-        """The images and files.
-
-        Raises:
-            click.BadParameter: One of them is nothing that a model takes.
-        """
+        """The images and files."""
         return [
             *(_read_part("--image", path, Image.from_bytes) for path in self.image),
             *(_read_part("--file", path, partial(_as_part, path.name)) for path in self.file),

@@ -12,7 +12,7 @@ from pydantic_core import to_jsonable_python
 from rich.table import Table
 from rich.text import Text
 
-from agentfsm.cli.console import CliConsole, sanitize, shorten, single_line
+from agentfsm.cli.console import CliConsole, plural, sanitize, shorten, single_line
 from agentfsm.loop.events import Handoff, PartialRunSummary, RunAborted, RunCancelled, RunCompleted, UserInputRequested
 from agentfsm.loop.outcomes import CHOOSE_RECOVERY
 from agentfsm.machine.engine import Decision
@@ -133,14 +133,10 @@ def _print_answer(console: CliConsole, output: Any) -> None:
 def _summary(report: RunReport) -> str:
     run = report.result.run_state
     counts = [(run.model_calls, "model call"), (report.recoveries, "recovery"), (len(report.decisions), "transition")]
-    phrases = [_pluralize(*c) for c in counts if c[0]]
+    phrases = [plural(*c) for c in counts if c[0]]
     if run.usage.total_tokens:
         phrases.append(f"{run.usage.total_tokens:,} tokens")
     return ", ".join([*phrases, f"{report.seconds:.1f} s"])
-
-
-def _pluralize(number: int, word: str) -> str:
-    return f"{number} {word if number == 1 else word[:-1] + 'ies' if word.endswith('y') else word + 's'}"
 
 
 def _headline(report: RunReport) -> tuple[str, str, list[str]]:
@@ -158,18 +154,14 @@ def _describe_outcome(report: RunReport) -> tuple[str, str, list[str]]:
             return "handed off", "red", [end.rationale, *blockers, *(f"next: {s}" for s in end.suggested_next_steps)]
         case PartialRunSummary() as end:
             learned = [f"learned: {fact}" for fact in end.learned_facts]
-            return "stopped", "red", [f"missing {end.missing}", *learned, *_next_step(end.next_step_plan)]
+            plan = [f"next: {end.next_step_plan}"] if end.next_step_plan else []
+            return "stopped", "red", [f"missing {end.missing}", *learned, *plan]
         case RunCancelled() as end:
             return "cancelled", "red", [end.reason, f"it was in state {_last_state(report)}"]
         case RunAborted() as end:
             return "aborted", "red", [end.reason, f"it was in state {_last_state(report)}"]
         case UserInputRequested() as end:
             return "suspended", "cyan", [f"{end.kind}: {end.question}", *_request_details(end)]
-
-
-def _next_step(plan: str) -> Iterator[str]:
-    if plan:
-        yield f"next: {plan}"
 
 
 def _request_details(end: UserInputRequested) -> Iterator[str]:

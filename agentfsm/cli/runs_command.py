@@ -6,12 +6,12 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from agentfsm.cli.console import shorten, single_line
+from agentfsm.cli.console import shorten, single_line, utc
 from agentfsm.cli.local_store import (
     await_result,
     open_existing_store,
@@ -174,7 +174,7 @@ class _ListedRun:
     def as_line(self) -> str:
         """On one line."""
         info = self.info
-        started = "-" if info.started is None else f"{datetime.fromtimestamp(info.started, UTC):%Y-%m-%d %H:%M:%S}"
+        started = "-" if info.started is None else utc(info.started)
         took = "" if info.started is None or info.updated is None else _duration(info.updated - info.started)
         cost = "" if info.tokens is None else "unpriced" if info.cost_usd is None else f"{info.cost_usd:.4f} USD"
         prompt = f'"{shorten(info.prompt, 60)}"' if info.prompt else ""
@@ -199,7 +199,7 @@ class _ListedRun:
             return ""
         reason, until = self.aside.reason, self.aside.until
         if until is not None:
-            return f"set aside until {datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M:%S}: {reason}"
+            return f"set aside until {utc(until)}: {reason}"
         return f"set aside: {reason}; to try it again: agentfsm worker --put-back {self.info.run_id}"
 
 
@@ -275,9 +275,7 @@ def _deadlines(request: StoredRequest | str) -> str:
     if isinstance(request, str) or request.quorum is None:
         return ""
     times = {"expires": request.expires_at, "escalates": request.quorum.escalates_at}
-    return "".join(
-        f"  {name} {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}" for name, at in times.items() if at is not None
-    )
+    return "".join(f"  {name} {utc(at)}" for name, at in times.items() if at is not None)
 
 
 def _head_json(head: Head, request: StoredRequest | str) -> dict[str, Any]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, cast
 
 import click
 
-from agentfsm.cli.console import sanitize, shorten, single_line
+from agentfsm.cli.console import sanitize, shorten, single_line, utc
 from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
@@ -115,8 +114,9 @@ def _record_json(record: Record) -> str:
 
 
 def _record_line(record: Record, graph: Any) -> str:
-    time = datetime.fromtimestamp(record.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return f"{record.seq:>5}  {time}  {_describe_record(record, graph)}" + ("  (redacted)" if record.redacted else "")
+    return f"{record.seq:>5}  {utc(record.time)}  {_describe_record(record, graph)}" + (
+        "  (redacted)" if record.redacted else ""
+    )
 
 
 def _describe_request(request: Any) -> str:

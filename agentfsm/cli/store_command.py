@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from agentfsm.cli.console import shorten, single_line
+from agentfsm.cli.console import plural, shorten, single_line, utc
 from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
@@ -233,10 +233,9 @@ def _own_runs(opened: Store, run_ids: Sequence[str], keyring: Keyring) -> list[s
 def list_holds(location: StoreLocation) -> None:
     """List the runs that are on hold."""
     for run_id, hold in await_result(open_existing_store(location).maintenance.holds()).items():
-        if hold.ended:
-            continue
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(hold.since))
-        click.echo(single_line("  ".join(part for part in (run_id, at, hold.by, hold.reason) if part)))
+        if not hold.ended:
+            parts = (run_id, utc(hold.since), hold.by, hold.reason)
+            click.echo(single_line("  ".join(part for part in parts if part)))
 
 
 # -- purging -------------------------------------------------------------------------------------------
@@ -306,7 +305,7 @@ def purge(
 
     report = carry_out(dry_run or not yes)
     if not (dry_run or yes) and report.purged:
-        click.confirm(f"Purge {_count(report.purged)} for good?", err=True, abort=True)
+        click.confirm(f"Purge {plural(len(report.purged), 'run')} for good?", err=True, abort=True)
         report = carry_out(False)
     if not dry_run and report.purged:
         _withdraw(opened, location, report.purged)
@@ -314,7 +313,10 @@ def purge(
         click.echo(single_line(f"{run_id}  {'would be purged' if dry_run else 'purged'}"))
     for kept in report.kept:
         click.echo(single_line(f"{kept.run_id}  remains: {kept.reason}"))
-    click.echo(f"agentfsm: {_count(report.purged)} {'would be ' * dry_run}purged, {len(report.kept)} kept", err=True)
+    click.echo(
+        f"agentfsm: {plural(len(report.purged), 'run')} {'would be ' * dry_run}purged, {len(report.kept)} kept",
+        err=True,
+    )
     if compacts and not dry_run:
         _compact(opened)
     ctx.exit(1 if report.kept else 0)
@@ -323,10 +325,6 @@ def purge(
 def _abandoned(opened: Store) -> tuple[str, ...]:
     heads = await_result(opened.heads("running"))
     return tuple(head.run_id for head in heads if not head.seq and head.owner is None)
-
-
-def _count(run_ids: Sequence[str]) -> str:
-    return f"{len(run_ids)} run{'s' * (len(run_ids) != 1)}"
 
 
 @store.command(
@@ -392,7 +390,7 @@ def erase(
     report = await_result(erase_person(opened, query, keyring, by=by, dry_run=True))
     if not dry_run and (report.purged or report.deleted):
         if not yes:
-            found = f"{_count(report.purged)}, and {len(report.deleted)} values in others"
+            found = f"{plural(len(report.purged), 'run')}, and {len(report.deleted)} values in others"
             click.confirm(f"Erase {found} for good?", err=True, abort=True)
         report = await_result(erase_person(opened, query, keyring, by=by))
         quoting = _withdraw(opened, location, report.purged, person.text)
@@ -467,7 +465,7 @@ def rebuild(ctx: click.Context, location: StoreLocation) -> None:
     """
     opened = open_existing_store(location)
     done, failed = _rebuild(opened, location)
-    click.echo(f"agentfsm: {_count(done)} listed again", err=True)
+    click.echo(f"agentfsm: {plural(len(done), 'run')} listed again", err=True)
     ctx.exit(1 if failed else 0)
 
 

@@ -57,11 +57,7 @@ def must_say_who(quorum: Quorum | None) -> bool:
 
 
 def require_name(quorum: Quorum | None, by: str) -> None:
-    """Check that a reply says who gives it, if that matters.
-
-    Raises:
-        click.UsageError: It matters, and there is no name.
-    """
+    """Check that a reply says who gives it, if that matters."""
     if must_say_who(quorum) and not by.strip():
         raise click.UsageError(f"the approval has a rule about who may answer ({quorum}): say who you are with --by")
 
@@ -77,11 +73,7 @@ def _needs_several(quorum: Quorum | None) -> bool:
 
 
 def claimed_actor(by: str, roles: tuple[str, ...]) -> Actor | str:
-    """Who replies, as ``--by`` and ``--role`` claim.
-
-    Raises:
-        click.UsageError: There are roles, but no name.
-    """
+    """Who replies, as ``--by`` and ``--role`` claim."""
     if roles and not by.strip():
         raise click.UsageError("--role is the role of the person that --by names: give both")
     return Actor(by, roles) if roles else by
@@ -201,9 +193,7 @@ class TerminalPrompter:
                 choices = "[a]llow or [d]eny?" if _needs_several(request.quorum) else "[a]llow, [d]eny or [e]dit?"
                 typed = self.read_line(choices).strip()
                 return self._parse_approval(typed, request)
-            case "form" | "in_doubt":
-                return _parse_if_given(request.kind, self.read_line(f"Reply ({REPLY_FORMATS[request.kind]}):"))
-            case "limit":
+            case "form" | "in_doubt" | "limit":
                 return _parse_if_given(request.kind, self.read_line(f"Reply ({REPLY_FORMATS[request.kind]}):"))
             case _:
                 typed = self.read_line("Your answer:").strip()

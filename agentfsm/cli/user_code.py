@@ -44,11 +44,7 @@ def load_tools(path: str | Path) -> list[Callable[..., Any]]:
 
 
 def load_graph(name: str) -> Graph:
-    """The graph that ``MODULE:NAME`` or ``FILE.py:NAME`` names: a ``Graph``, or an object with an attribute ``graph``.
-
-    Raises:
-        ConfigurationError: The module or name does not exist, its import raises, or it is not a graph.
-    """
+    """The graph that ``MODULE:NAME`` or ``FILE.py:NAME`` names: a ``Graph``, or the ``graph`` of an object."""
     return load_graph_and_owner(name)[0]
 
 
@@ -64,11 +60,7 @@ def load_graph_and_owner(name: str) -> tuple[Graph, object]:
 
 
 def load_object(name: str) -> object:
-    """What ``MODULE:NAME`` or ``FILE.py:NAME`` names.
-
-    Raises:
-        ConfigurationError: The module or name does not exist, or its import raises.
-    """
+    """What ``MODULE:NAME`` or ``FILE.py:NAME`` names."""
     return _load(name, _OBJECT_FORM)[1]
 
 

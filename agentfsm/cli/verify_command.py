@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.progress import Progress
 
-from agentfsm.cli.console import open_console, shorten, single_line
+from agentfsm.cli.console import open_console, plural, shorten, single_line, utc
 from agentfsm.cli.local_store import (
     await_result,
     checkpoint_log,
@@ -231,9 +231,10 @@ def _purged_runs(
 
 
 def _describe_tombstone(tombstone: Tombstone) -> str:
-    at = datetime.fromtimestamp(tombstone.purged_at / 1000, UTC)
     by = f" by {tombstone.by}" if tombstone.by else ""
-    return f"it was purged at {at:%Y-%m-%d %H:%M:%S} UTC{by}" + (f" ({tombstone.reason})" if tombstone.reason else "")
+    return f"it was purged at {utc(tombstone.purged_at / 1000)} UTC{by}" + (
+        f" ({tombstone.reason})" if tombstone.reason else ""
+    )
 
 
 def _read_log(file: Path) -> CheckpointLog:
@@ -299,8 +300,9 @@ def _print_report(report: VerificationReport, as_json: bool) -> None:
     reason = f": record {report.seq}: {report.reason}" if report.seq is not None else f": {report.reason}"
     details = reason if report.reason else "".join(f"; {line}" for line in report.open)
     details += f"; claimed, not verified: {', '.join(report.claimed)}" if report.claimed else ""
-    count = f"{report.records} record{'s' * (report.records != 1)}"
-    click.echo(single_line(f"{report.run_id}  {_STATUS_TEXTS[report.code]} ({count}){details}"))
+    click.echo(
+        single_line(f"{report.run_id}  {_STATUS_TEXTS[report.code]} ({plural(report.records, 'record')}){details}")
+    )
 
 
 _CHECKPOINT_EXAMPLES = """\b
