@@ -37,6 +37,18 @@ def test_the_second_process_gets_an_error_that_names_the_owner(path):
     FileLock(path).acquire()
 
 
+def test_a_second_store_in_one_process_is_told_to_share_the_first(path):
+    first = FileLock(path)
+    first.acquire()
+    assert "it is open in this process as another store; share that one, or close it first" in refusal(path)
+    first.release()
+    other = FileLock(path)
+    other.acquire()
+    path.write_text("process 7 on earth\n")
+    assert "only one process at a time" in refusal(path)
+    other.release()
+
+
 def test_the_name_of_a_dead_process_is_not_reported(path):
     path.write_text("process 123456789 on a machine with a very long name that is gone\n")
     lock = FileLock(path)

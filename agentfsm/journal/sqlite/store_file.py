@@ -83,10 +83,14 @@ class FileLock:
         owner = _lock_or_owner(descriptor)
         if owner is not None:
             os.close(descriptor)
-            raise StoreLockedError(
-                f"{self.path.name.removesuffix('-lock')} is in use by {owner or 'another process'}: only one process "
-                "at a time can write a SQLite store; for more, use a store on a PostgreSQL server (PostgresStore)"
+            advice = (
+                "it is open in this process as another store; share that one, or close it first"
+                if owner == name.decode().rstrip()
+                else "only one process at a time can write a SQLite store; for more, use a store on a PostgreSQL "
+                "server (PostgresStore)"
             )
+            used_by = owner or "another process"
+            raise StoreLockedError(f"{self.path.name.removesuffix('-lock')} is in use by {used_by}: {advice}")
         try:
             os.write(descriptor, name)  # overwrites the name of a dead process; other processes read the first line
             os.ftruncate(descriptor, len(name))
