@@ -13,8 +13,8 @@ from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
 from agentfsm.analysis.bounds import (
     MAX_TRACE_ROWS,
     Bounds,
+    bounds_within_limits,
     calls_per_move,
-    compute_bounds,
     with_enforced,
     with_unseen_calls,
 )
@@ -202,7 +202,7 @@ def analyse(
     all_assumptions = known + (assumptions or Assumptions())
     meter = Meter(limits or AnalysisLimits())
     checker = ModelChecker(graph, all_assumptions, meter)
-    bounds = _bounds(graph, all_assumptions, meter, calls)
+    bounds = bounds_within_limits(graph, all_assumptions, meter, calls_per_move=calls)
     if bounds.limit or makes_unseen_calls(graph, of_agent):
         bounds = with_unseen_calls(bounds, graph, limits_of_runs)
     bounds = with_enforced(bounds, graph, limits_of_runs)
@@ -224,19 +224,8 @@ NOT_SHADOWED = "no row is shadowed by an earlier row"
 TERMINATES = "every run ends, or waits for a person"
 END_REACHABLE = "from everywhere, the end can still be reached"
 
-BOUNDS_SHARE = 0.5
-"""The share of the time limit that bounds may take."""
-
 VERDICT_SHARE = 0.5
 """The share of the remaining time that each verdict may take."""
-
-
-def _bounds(graph: Graph, assumptions: Assumptions, meter: Meter, calls: int) -> Bounds:
-    with meter.search(BOUNDS_SHARE):
-        try:
-            return compute_bounds(graph, assumptions, meter, calls_per_move=calls)
-        except AnalysisLimitError as error:
-            return Bounds(None, None, None, None, None, limit=str(error))
 
 
 def _decide(checker: ModelChecker, meter: Meter, check: Callable[[str], Verdict], text: str) -> Verdict:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import prod
 
-from agentfsm.analysis.analysis_limits import Meter
+from agentfsm.analysis.analysis_limits import AnalysisLimitError, Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
 from agentfsm.analysis.counter_acceleration import (
     AcceleratedGraph,
@@ -48,6 +48,11 @@ from agentfsm.machine.graph import Graph, Transition
 
 MAX_LAYER_VALUES = 200
 """How many combinations of values of large counters there may be in a layer before counters are left free."""
+
+BOUNDS_SHARE = 0.5
+"""The share of the remaining time that each attempt at the bounds may take."""
+
+COUNTERS_OF_LOOP = frozenset(counter.name for counter in LOOP.counters)
 
 MAX_TRACE_ROWS = 5_000
 """A longest run with more moves than this is cut off, and not replayed under all assumptions."""
@@ -93,8 +98,33 @@ class Bounds:
         return () if name in self.enforced or getattr(self, name) is None else self.assumptions
 
 
+def bounds_within_limits(graph: Graph, assumptions: Assumptions, meter: Meter, *, calls_per_move: int = 1) -> Bounds:
+    """The bounds of a graph's runs, less close if a limit is reached, or none (see ``Bounds.limit``).
+
+    Args:
+        graph: The graph.
+        assumptions: Its counters, and what is assumed about its guards.
+        meter: Its limits.
+        calls_per_move: As for ``compute_bounds``.
+    """
+    followed = _followed(graph, assumptions)
+    limit = ""
+    for names in dict.fromkeys((followed, _fewer(graph, followed))):
+        with meter.search(BOUNDS_SHARE):
+            try:
+                return compute_bounds(graph, assumptions, meter, calls_per_move=calls_per_move, followed=names)
+            except AnalysisLimitError as error:
+                limit = str(error)
+    return Bounds(None, None, None, None, None, limit=limit)
+
+
 def compute_bounds(
-    graph: Graph, assumptions: Assumptions, meter: Meter | None = None, *, calls_per_move: int = 1
+    graph: Graph,
+    assumptions: Assumptions,
+    meter: Meter | None = None,
+    *,
+    calls_per_move: int = 1,
+    followed: tuple[str, ...] | None = None,
 ) -> Bounds:
     """The bounds of a graph's runs, computed over the counters that are declared as budgets.
 
@@ -105,12 +135,13 @@ def compute_bounds(
         assumptions: Its counters, and what is assumed about its guards.
         meter: Counts the configurations that are visited.
         calls_per_move: How many tool calls each move stands for that may run some; see the function of that name.
+        followed: The counters to follow; by default all that it takes for close bounds.
 
     Raises:
         AnalysisLimitError: The meter's limit is reached.
     """
     dead = dead_variables(graph, assumptions)
-    space = StateSpace(graph, assumptions, _followed(graph, assumptions), meter, dead)
+    space = StateSpace(graph, assumptions, _followed(graph, assumptions) if followed is None else followed, meter, dead)
     try:
         bounds = _BoundsComputation(space, calls_per_move, count_model_calls=True).result()
     except UnboundedError:
@@ -125,7 +156,7 @@ def compute_bounds(
     return replace(bounds, model_calls_in_all=model.model_calls_in_all, tool_calls_in_all=tools.tool_calls_in_all)
 
 
-def _followed(graph: Graph, assumptions: Assumptions) -> list[str]:
+def _followed(graph: Graph, assumptions: Assumptions) -> tuple[str, ...]:
     """The counters to follow: the budgets.
 
     Large ones multiply the state space. If they are too many, those of your own are left free whose limits are not
@@ -133,15 +164,23 @@ def _followed(graph: Graph, assumptions: Assumptions) -> list[str]:
     """
     budgets = [c for c in assumptions.counters if c.budget]
     large = sorted((c for c in budgets if is_foldable(c)), key=lambda c: c.limit)
-    of_the_loop = {c.name for c in LOOP.counters}
     left_out: set[str] = set()
-    for each in (c for c in reversed(large) if c.name not in of_the_loop):
+    for each in (c for c in reversed(large) if c.name not in COUNTERS_OF_LOOP):
         left = [c for c in large if c.name not in left_out]
         if prod(c.limit + 1 for c in left[:-1]) <= MAX_LAYER_VALUES:  # the largest of them orders the layers
             break
         if _is_bounded_without(graph, left_out | {each.name}):
             left_out.add(each.name)
-    return [c.name for c in budgets if c.name not in left_out]
+    return tuple(c.name for c in budgets if c.name not in left_out)
+
+
+def _fewer(graph: Graph, followed: tuple[str, ...]) -> tuple[str, ...]:
+    """Without the counters of your own that no bound needs: each of them multiplies the work."""
+    left_out: set[str] = set()
+    for name in (counter.name for counter in graph.counters):
+        if name not in COUNTERS_OF_LOOP and _is_bounded_without(graph, left_out | {name}):
+            left_out.add(name)
+    return tuple(name for name in followed if name not in left_out)
 
 
 def _is_bounded_without(graph: Graph, names: Set[str]) -> bool:

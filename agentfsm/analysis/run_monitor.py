@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from agentfsm.analysis.analysis_limits import AnalysisLimitError, AnalysisLimits, Meter
+from agentfsm.analysis.analysis_limits import AnalysisLimits, Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
 from agentfsm.analysis.bounds import (
     Bounds,
+    bounds_within_limits,
     calls_per_move,
-    compute_bounds,
     row_cost,
     runs_one_by_one,
     with_enforced,
@@ -120,11 +120,8 @@ class ProofModel:
 
     def _compute_bounds(self, guardrails: AgentGuardrails) -> Bounds:
         full, _ = self.spaces(guardrails)
-        try:
-            calls = self.calls_per_move(guardrails)
-            bounds = compute_bounds(self.graph, full.assumptions, Meter(BOUNDS_LIMITS), calls_per_move=calls)
-        except AnalysisLimitError as error:
-            bounds = replace(NO_BOUNDS, limit=str(error))
+        calls = self.calls_per_move(guardrails)
+        bounds = bounds_within_limits(self.graph, full.assumptions, Meter(BOUNDS_LIMITS), calls_per_move=calls)
         if bounds.limit or self.unseen_calls:
             bounds = with_unseen_calls(bounds, self.graph, guardrails)
         return with_enforced(bounds, self.graph, guardrails)

@@ -181,6 +181,11 @@ def _calls_to_review(calls: Sequence[UnattendedCalls], options: ReviewOptions) -
 def _format_review(analysis: Analysis, calls: Sequence[UnattendedCalls]) -> str:
     """What a person reviews: the analysis without what says how it was found, or which table it is, and the calls."""
     data = {key: value for key, value in analysis.to_dict().items() if key not in ("explored", "fingerprint")}
+    for each in data["verdicts"]:  # how far an analysis gets until its time is up is not the same in each run
+        if each["holds"] is None:
+            each["detail"] = "open"
+    if data["bounds"]["limit"]:
+        data["bounds"]["limit"] = "open"
     if calls:
         data["unattended_calls"] = [each.to_dict() for each in calls]
     return json.dumps(data, indent=1) + "\n"

@@ -132,6 +132,26 @@ def test_counters_that_no_bound_needs_are_left_free_if_there_are_too_many(monkey
     assert analyse(needed).bounds.moves == 6
 
 
+def test_counters_of_ones_own_are_left_free_if_following_them_reaches_a_limit() -> None:
+    """``max_iterations`` and the steps bound each lap of theirs, so that the longest run is the same without them."""
+    graph = LOOP
+    for number in range(5):
+
+        def again(run: object) -> bool:
+            return False
+
+        again.__name__ = f"again_{number}"
+        graph = graph.with_counter(declaration.Counter(again.__name__, 2)).with_transition(
+            Transition("recover", again, "pre_step", spends=again.__name__)
+        )
+    plain = analyse(LOOP)
+    limits = AnalysisLimits(max_configurations=3 * plain.explored, max_seconds=600)
+    found = analyse(graph, limits=limits)
+    assert found.ok
+    assert found.bounds.limit == ""
+    assert (found.bounds.moves, found.bounds.tool_calls) == (plain.bounds.moves, plain.bounds.tool_calls)
+
+
 def test_bounds_under_limits_that_are_too_large_for_an_analysis_are_left_open() -> None:
     few = AnalysisLimits(max_configurations=50_000)
     found = analyse(LOOP, guardrails=AgentGuardrails(max_calls_per_reply=200, max_tool_retries=99), limits=few)

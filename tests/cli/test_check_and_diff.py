@@ -6,11 +6,13 @@ import asyncio
 import json
 import re
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agentfsm import LOOP, Agent, Host, SqliteStore
+from agentfsm.analysis import AnalysisLimits, analyse
 from agentfsm.testing import ScriptedModel
 from tests.cli.conftest import Cli
 
@@ -175,6 +177,19 @@ def test_a_loosened_rule_or_a_removed_approval_differs_from_what_was_reviewed(cl
 
 
 @pytest.mark.slow
+def test_how_far_an_analysis_got_until_a_limit_is_no_change_of_what_was_reviewed(
+    cli: Cli, mine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It depends on the machine."""
+    options = ("--must-pass", "dispatch_tool:call_llm", "--reviewed", "bounds.json")
+    for most, more, code in ((60, ("--update",), 4), (70, (), 4), (600_000, (), 1)):
+        limited = partial(analyse, limits=AnalysisLimits(max_configurations=most))
+        monkeypatch.setattr("agentfsm.cli.check_command.analyse", limited)
+        found = cli("check", f"{mine}:ASKS", *options, *more)
+        assert found.exit_code == code, found.output
+        assert (f"explored {most} configurations" in found.stdout) is (code == 4)
+
+
 def test_a_removed_approval_is_reported_by_the_reviewed_file(cli: Cli, tmp_path: Path) -> None:
     few = ("-g", "max_iterations=2", "-g", "max_calls_per_reply=2")
     (tmp_path / "careful.py").write_text(VOTING)
