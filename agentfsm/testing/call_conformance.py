@@ -50,6 +50,7 @@ from agentfsm.runtime.tools import tool
 from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, call
 from agentfsm.testing.loop_conformance import (
     FINE,
+    SECRET,
     LoopCheck,
     Stubborn,
     Trial,
@@ -59,9 +60,11 @@ from agentfsm.testing.loop_conformance import (
     expect_error,
     expect_in,
     expect_refusal,
+    hang,
     record_of,
     require_same_in_journal,
     result_of,
+    tool_results,
 )
 
 # -- results ----------------------------------------------------------------------------------------------
@@ -287,12 +290,8 @@ async def tools_learn_about_their_call(graph: Graph) -> None:
 
     script = [[call("look", "c1", n=1), call("look", "c2", n=2)], call("look", "c3", n=3), "Done."]
     store = MemoryStore()
-    host = Host(clock=FakeClock(), secret=b"of a conformance check", store=store)
-    run = (
-        Trial(graph, script, [look], host=host)
-        .agent()
-        .run("Begin.", run_id="r", session_id="s", actor="ann", tags=["t"], metadata={"a": 1}, deps="d")
-    )
+    agent = Trial(graph, script, [look], store=store).agent()
+    run = agent.run("Begin.", run_id="r", session_id="s", actor="ann", tags=["t"], metadata={"a": 1}, deps="d")
     events = [event async for event in run]
     expect([each.call_id for each in seen], ["c1", "c2", "c1", "c3"])
     keys = [each.idempotency_key for each in seen]
@@ -324,9 +323,8 @@ async def secrets_are_withheld(graph: Graph) -> None:
         return " ".join(keys)
 
     store = MemoryStore()
-    host = Host(clock=FakeClock(), secret=b"of a conformance check", store=store)
     script = [call("login", user="ann", key=keys[0]), call("repeat"), "Done."]
-    run = await Trial(graph, script, [login, repeat], host=host).play()
+    run = await Trial(graph, script, [login, repeat], store=store).play()
     records, _ = await consistent_read(store, "trial")
     written = "".join(record.body + record.hidden for record in records)
     expect([key for key in keys if key in written], [])
@@ -592,7 +590,7 @@ async def votes_are_counted(graph: Graph) -> None:
     expect((ended.output, done), ("Done.", [1, 1]))
     vouching = Host(
         clock=FakeClock(),
-        secret=b"of a conformance check",
+        secret=SECRET,
         authenticate=lambda token: Actor(token, ("boss",)) if token in ("ann", "bob") else None,
     )
     strict = agent(rule, FakeClock(), vouching)
@@ -721,17 +719,13 @@ async def crashes_leave_calls_in_doubt(graph: Graph) -> None:
 
     async def play(script: Sequence[Any], *tools: Any, answer: Any = None) -> Any:
         starts.clear()
-        host = Host(clock=FakeClock(), secret=b"of a conformance check", store=MemoryStore())
-        agent = Trial(graph, script, tools, host=host).agent()
+        agent = Trial(graph, script, tools, store=MemoryStore()).agent()
         await _crash(agent)
         result = await agent.resume("r")
         if answer is not None:
             expect(result.decisions[-1].transition.id, "dispatch_tool.in_doubt")
             result = await agent.resume("r", answer)
         return result
-
-    def results(result: Any) -> list[str]:
-        return [m.content for m in result.messages if m.role is Role.TOOL]
 
     script = [[call("before"), call("work"), call("after")], "Done."]
     calm = [crashing("before", 0), crashing("after", 0)]
@@ -742,21 +736,20 @@ async def crashes_leave_calls_in_doubt(graph: Graph) -> None:
         (GiveUp(), given_up, 1),
     ):
         result = await play(script, *calm, crashing("work", 1), answer=answer)
-        expect((result.output, results(result)), ("Done.", ["before is done", text, "after is done"]))
+        expect((result.output, tool_results(result.messages)), ("Done.", ["before is done", text, "after is done"]))
         expect((starts.count("before"), starts.count("work"), starts.count("after")), (1, started, 1))
     result = await play(script, *calm, crashing("work", 1, idempotent=True))
-    expect((results(result)[1], starts), ("work is done", ["before", "work", "work", "after"]))
+    expect((tool_results(result.messages)[1], starts), ("work is done", ["before", "work", "work", "after"]))
     beside = [crashing("before", 0, parallel=True), crashing("after", 0, parallel=True)]
     result = await play(script, *beside, crashing("work", 1, parallel=True), answer=ItRan("it ran"))
-    expect((sorted(starts), results(result)[1]), (["after", "before", "work"], "it ran"))
+    expect((sorted(starts), tool_results(result.messages)[1]), (["after", "before", "work"], "it ran"))
 
     async def dies(messages: Any) -> str:
         raise _Crash
 
     result = await play([call("before"), dies, "Done."], *calm)
     expect((result.output, starts), ("Done.", ["before"]))
-    host = Host(clock=FakeClock(), secret=b"of a conformance check", store=MemoryStore())
-    agent = Trial(graph, [dies], host=host).agent()
+    agent = Trial(graph, [dies], store=MemoryStore()).agent()
     await _crash(agent)
     ended = await agent.dismiss("r", "not today")
     expect((ended.decisions[-1].transition.id, ended.run_state.model_calls), ("call_llm.cancelled", 0))
@@ -772,9 +765,8 @@ async def a_wait_goes_on_after_a_crash(graph: Graph) -> None:
                 clock.advance(deaths.pop())
                 raise _Crash
 
-        host = Host(clock=clock, secret=b"of a conformance check", store=MemoryStore())
         script = [TransientProviderError, "Done."]  # an error kept here would keep the run alive
-        agent = Trial(graph, script, hooks=[hook("recover")(die)], host=host).agent()
+        agent = Trial(graph, script, hooks=[hook("recover")(die)], clock=clock, store=MemoryStore()).agent()
         await _crash(agent)
         ended = await agent.resume("r")
         expect((ended.output, [each for each in clock.slept if each]), ("Done.", rest))
@@ -813,8 +805,8 @@ async def nothing_runs_without_a_record(graph: Graph) -> None:
 
     for room in range(14):
         done.clear()
-        host = Host(clock=FakeClock(), secret=b"of a conformance check", store=_FullStore(room))
-        agent = Trial(graph, [call("work", n=1), call("work", n=2), "Done."], [work], host=host).agent()
+        script = [call("work", n=1), call("work", n=2), "Done."]
+        agent = Trial(graph, script, [work], store=_FullStore(room)).agent()
         await expect_error(StoreError, agent.run("Begin."))
         expect((room, len(done)), (room, int(room >= 6)))  # the sixth record says that the tool is about to run
 
@@ -831,7 +823,7 @@ async def sub_agents_ask_one_after_the_other(graph: Graph) -> None:
         named = {"one": helper(200), "two": helper(300)}
         helpers = [each.as_tool(name, "Pays.", parallel=True) for name, each in named.items()]
         script = [[call("one", task="Pay."), call("two", task="Pay.")], "Done."]
-        host = Host(clock=FakeClock(), secret=b"of a conformance check", store=MemoryStore() if stored else None)
+        host = Host(clock=FakeClock(), secret=SECRET, store=MemoryStore() if stored else None)
         run = await Trial(graph, script, helpers, [Allow(), Allow()], host=host).play()
         expect((run.results, sorted(done), len(run.waits)), (["Paid 200.", "Paid 300."], [200, 300], 2))
 
@@ -873,19 +865,15 @@ async def sub_agents_are_charged(graph: Graph) -> None:
     started = asyncio.Event()
 
     async def waits(messages: Any) -> str:
-        started.set()
-        await asyncio.Event().wait()
-        return ""
+        return await hang(started)
 
     cancelled = caller(helper(waits)).agent().run("Begin.")
     task = asyncio.ensure_future(result_of(cancelled))
     await begun(started, task)
     cancelled.cancel("not today")
     result = await task
-    expect(
-        [m.content for m in result.messages if m.role is Role.TOOL],
-        ["Interrupted: the run was cancelled before this call had a result."],
-    )
+    cut_off = "Interrupted: the run was cancelled before this call had a result."
+    expect(tool_results(result.messages), [cut_off])
     slow = helper(waits).as_tool("help0", "Helps.", timeout=0.02)
     run = await Trial(graph, [call("help0", task="Do it."), "Done."], [slow]).play()
     expect((run.rows, run.result.output), (["post_tool.tool_error"], "Done."))

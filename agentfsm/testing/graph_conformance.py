@@ -23,10 +23,7 @@ from typing import Any, cast
 import transitions
 
 from agentfsm.agent import Agent
-from agentfsm.errors import (
-    GraphError,
-    NoTransitionError,
-)
+from agentfsm.errors import GraphError, NoTransitionError
 from agentfsm.loop.events import Event, ModelReplied, RunWarning, Transitioned
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guards import approval_decided, approval_required, came_back, doubt_settled, in_doubt
@@ -297,8 +294,7 @@ async def hooks_run_before_effects(graph: Graph) -> None:
     visits = "first 0, second 0, once 1, fails, first 1, second 1, fails, first 2, second 2, end 3"
     expect((", ".join(seen), run.result.output), (visits, "Done."))
     expect(any("fail" in text and "LookupError" in text for text in warnings) or warnings, True)
-    run = trial.agent().run("Begin.")
-    expect((await run).output, "Done.")
+    expect((await trial.agent().run("Begin.")).output, "Done.")
 
     def stop(context: Any) -> AbortRun:
         return AbortRun("stop it")
@@ -413,8 +409,8 @@ async def graphs_are_what_they_say(graph: Graph) -> None:
 class _Dice:
     """A run of a graph of one's own: guards read what was thrown."""
 
-    def __init__(self, *throws: int) -> None:
-        self.state, self.throws, self.counters = "start", list(throws), {"turns": 0, "extras": 0}
+    def __init__(self, *throws: int, state: str = "start") -> None:
+        self.state, self.throws, self.counters = state, list(throws), {"turns": 0, "extras": 0}
         self.guardrails, self.aborted = SimpleNamespace(max_turns=3), ""
 
     def view(self) -> _Dice:
@@ -489,7 +485,8 @@ async def a_machine_takes_the_first_row_that_holds(graph: Graph) -> None:
     move(run, 4)
     for waiting in (3, -1):
         expect_refusal(NoTransitionError, partial(move, run, waiting), "the event that it waits for has not happened")
-    expect([bool(machine.would_take(cast("Any", _waiting_dice(throw)))) for throw in (2, 3)], [True, False])
+    waits = [cast("Any", _Dice(throw, state="wait")) for throw in (2, 3)]
+    expect([bool(machine.would_take(each)) for each in waits], [True, False])
     expect((run.state, move(run, 2).target), ("wait", "start"))
     limited = Machine(table.with_counter(Counter("turns", "max_turns")))
     run = _Dice(3)
@@ -502,12 +499,6 @@ async def a_machine_takes_the_first_row_that_holds(graph: Graph) -> None:
     expect(repr(loose), "Transition('start', threw_6, 'end', spends='turns+extras', ends='completed')")
     expect(repr(Transition("start", None, "end")), "Transition('start', None, 'end')")
     expect((table.rows("wait")[0].id, table.without("wait").specs.keys()), ("wait.threw_2", {"start", "end"}))
-
-
-def _waiting_dice(throw: int) -> _Dice:
-    run = _Dice(throw)
-    run.state = "wait"
-    return run
 
 
 async def declarations_do_not_change(graph: Graph) -> None:

@@ -12,12 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from agentfsm.agent import Agent
-from agentfsm.errors import (
-    ContextOverflowError,
-    ProviderError,
-    ToolError,
-    TransientProviderError,
-)
+from agentfsm.errors import ContextOverflowError, ProviderError, ToolError, TransientProviderError
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.rehydrate import RehydratedRun
 from agentfsm.journal.store import consistent_read
@@ -50,6 +45,8 @@ LoopCheck = Callable[[Graph], Coroutine[Any, Any, None]]
 
 _USUAL = (OTHERWISE, "tool_calls", "calls_pending")
 """The names of rows that a run without any incident takes."""
+
+SECRET = b"of a conformance check"
 
 _NO_ROWS: list[str] = []
 """The other rows that such a run takes."""
@@ -114,6 +111,11 @@ def record_of(result: RunResult[Any]) -> SuspensionRecord:
     raise AssertionError(f"expected a run that waits, and found {result.outcome!r}")
 
 
+def tool_results(messages: Iterable[Message]) -> list[str]:
+    """The results of the tool calls in a transcript, as the model gets them."""
+    return [message.content for message in messages if message.role is Role.TOOL]
+
+
 @dataclass(frozen=True, slots=True)
 class TrialRun:
     """What one run did.
@@ -134,7 +136,7 @@ class TrialRun:
     @property
     def results(self) -> list[str]:
         """The results of its tool calls, as the model gets them."""
-        return [message.content for message in self.result.messages if message.role is Role.TOOL]
+        return tool_results(self.result.messages)
 
     @property
     def ending(self) -> tuple[str, str]:
@@ -175,8 +177,9 @@ class Trial:
         policy: Its recovery policy.
         hooks: Its hooks.
         preset: Its preset.
-        host: Its host; its clock must be ``clock``.
         clock: The clock, for tools that advance it.
+        store: Its store; by default none, or one for ``play`` that is compared with the run.
+        host: Another host, which has a clock and a store of its own.
     """
 
     graph: Graph
@@ -188,6 +191,7 @@ class Trial:
     hooks: Iterable[Any] = ()
     preset: str = "standard"
     clock: FakeClock = field(default_factory=FakeClock)
+    store: MemoryStore | None = None
     host: Host | None = None
 
     def agent(self) -> Agent[Any, Any]:
@@ -200,17 +204,14 @@ class Trial:
             policy=self.policy,
             hooks=self.hooks,
             preset=self.preset,
-            host=self.host or self._host(None),
+            host=self.host or Host(clock=self.clock, secret=SECRET, seed=1, store=self.store),
         )
-
-    def _host(self, store: MemoryStore | None) -> Host:
-        return Host(clock=self.clock, secret=b"of a conformance check", seed=1, store=store)
 
     async def play(self, agent: Agent[Any, Any] | None = None) -> TrialRun:
         """Run it to its end, or until nobody answers any more."""
-        store = MemoryStore()
+        store = self.store or MemoryStore()
         if agent is None:
-            agent = replace(self, host=self.host or self._host(store)).agent()
+            agent = replace(self, store=store).agent()
         model: Any = agent.model
         result = await agent.run("Begin.", run_id="trial")
         taken, waits = list(result.decisions), list[tuple[str, str]]()
@@ -222,7 +223,7 @@ class Trial:
                 break
             result = await agent.resume("trial" if agent.config.host.store else record_of(result), answer)
             taken += result.decisions
-        if agent.config.host.store is store:
+        if self.store is None and agent.config.host.store is store:
             await require_same_in_journal(store, result)
         rows = [each.transition.id for each in taken if each.transition.name not in _USUAL]
         return TrialRun(result, waits, model.requests, self.clock, rows)
@@ -439,7 +440,7 @@ async def long_prompts_are_shortened(graph: Graph) -> None:
     run = await Trial(graph, script, [FINE]).play()
     expect(len(run.requests), 6)
     left_out = "[An older tool result, left out because the conversation had grown too long.]"
-    sent = [m.content for m in run.requests[-1].messages if m.role is Role.TOOL]
+    sent = tool_results(run.requests[-1].messages)
     expect((sent[:2], sent[2]), ([left_out, left_out], "fine 2"))
     expect_in("The conversation had grown too long", sent[3])
     expect(run.results, ["fine 0", "fine 1", "fine 2", "fine 3"])
@@ -830,14 +831,10 @@ async def a_run_can_be_cancelled(graph: Graph) -> None:
 
     async def waits() -> str:
         """Wait for ever."""
-        started.set()
-        await asyncio.Event().wait()
-        return ""
+        return await hang(started)
 
     async def answer(messages: Any) -> str:
-        started.set()
-        await asyncio.Event().wait()
-        return ""
+        return await hang(started)
 
     run = Trial(graph, ["Done."]).agent().run("Begin.")
     run.cancel("not today")
@@ -864,7 +861,7 @@ async def a_run_can_be_cancelled(graph: Graph) -> None:
             expect(run.decisions[-1].transition.id, row)
             reason = "the task was cancelled" if outside else "not today"
             expect(run.result.outcome, _with_reason(run.result, reason))
-            expect([m.content for m in run.result.messages if m.role is Role.TOOL], results)
+            expect(tool_results(run.result.messages), results)
     started = asyncio.Event()
     run = Trial(graph, [[call("waits", "a"), call("fine", "b")], "Done."], [FINE, waits]).agent().run("Begin.")
     task = asyncio.ensure_future(result_of(run))
@@ -874,7 +871,7 @@ async def a_run_can_be_cancelled(graph: Graph) -> None:
     ended = await task
     expect(ended.output, "Done.")
     text = "Cancelled while it ran: too slow. Nobody knows what it had done by then."
-    expect([m.content for m in ended.messages if m.role is Role.TOOL], [text, "fine 0"])
+    expect(tool_results(ended.messages), [text, "fine 0"])
 
 
 def _with_reason(result: RunResult[Any], reason: str) -> Any:
@@ -887,6 +884,13 @@ def _with_reason(result: RunResult[Any], reason: str) -> Any:
 async def result_of(run: Run[Any, Any]) -> RunResult[Any]:
     """The result of a run, as a coroutine for a task."""
     return await run
+
+
+async def hang(started: asyncio.Event) -> str:
+    """Say that something has begun, and never return."""
+    started.set()
+    await asyncio.Event().wait()
+    return ""
 
 
 async def begun(started: asyncio.Event, task: asyncio.Future[RunResult[Any]]) -> None:
