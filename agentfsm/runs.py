@@ -169,7 +169,7 @@ class Runs:
             tags: Short texts by which the run is found. One such as ``tenant:acme`` says whose run it is, for limits
                 by tenant.
             metadata: A JSON object, from which the agent's ``deps_factory`` may make the run's dependencies.
-            idempotency_key: The same key again, with the same agent, is the same run: it is started once.
+            idempotency_key: Submitting again with the same key and agent returns the same run, which is started once.
             priority: Runs with lower numbers are started first; from -1000 to 1000.
             delay_s: Seconds to wait before it is started.
 

@@ -116,8 +116,8 @@ def check(
     an agent would refuse is refused.
 
     Of an agent, it also lists which calls of which tools can run without a person, by its permission rules, approvals
-    and hooks, and those of its sub-agents. Of a toolset, whose tools are known only when a run starts, it says so, and
-    the proofs count with tools of any kind.
+    and hooks, and those of its sub-agents. If a toolset's tools are known only when a run starts, it
+    says so, and the proofs assume tools of every kind.
 
     --reviewed compares the verdicts, bounds, unreachable rows and calls that can run without a person with those in a
     file, and shows what has changed.

@@ -112,7 +112,8 @@ def tenant_option(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="NAME",
         expose_value=False,
         callback=note,
-        help="Only the runs of this tenant, which have the tag tenant:NAME; others are unknown then.",
+        help="The tenant: only its runs, which have the tag tenant:NAME, exist for the command. What is submitted gets "
+        "the tag.",
     )(command)
 
 

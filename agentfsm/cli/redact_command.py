@@ -68,7 +68,7 @@ Examples:
 def redact(
     ctx: click.Context, run_id: str | None, field: str | None, wanted: TextOptions, by: str, location: StoreLocation
 ) -> None:
-    """Delete a FIELD of RUN, or with --text every value that has a text. Nothing can bring it back.
+    """Delete a FIELD of RUN, or with --text every value that contains a text. This cannot be undone.
 
     FIELD is the number of a record and a path in it, as in 4.out.replied.reply.message.content; agentfsm show RUN
     --json lists the fields of every record. The number alone deletes all content of the record.

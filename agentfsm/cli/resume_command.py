@@ -222,7 +222,7 @@ class _ReplyOptions:
         "--extend",
         metavar="UNIT=AMOUNT",
         help="Extend the limit that the run waits at by another amount than the default: tokens=, usd=, "
-        "seconds= or model_calls=. REPLY, if given, is what the model is told.",
+        "seconds= or model_calls=. REPLY, if given, is a message to the model.",
     )
     dismiss: str | None = option("--dismiss", metavar="REASON", help="End the run without a reply.")
     digest: str | None = option(
@@ -358,8 +358,8 @@ def resume(
     of the store are resumed, and those that were answered or cancelled; those that wait for a person are listed.
 
     For a question, REPLY is the answer. For an approval it is: allow, deny, "deny REASON", or the new arguments
-    as a JSON object. For a form it is its fields as a JSON object, "decline REASON" or cancel. For a limit it is what
-    the model is told. For a call that may or may not have run: ran, "ran RESULT", did-not-run, or give-up.
+    as a JSON object. For a form it is its fields as a JSON object, "decline REASON" or cancel. For a limit it is a
+    message to the model. For a call that may or may not have run: ran, "ran RESULT", did-not-run, or give-up.
 
     Give the same model, tools and other options as for the run; they are not saved with the run.
 

@@ -52,7 +52,7 @@ Examples:
 def show(ctx: click.Context, run_id: str, as_json: bool, location: StoreLocation) -> None:
     """Show RUN: its line of agentfsm runs, and each record with transitions, guards that did not hold, and times.
 
-    The beginning of an id is enough where no other run begins so.
+    The beginning of an id is enough if it is unique.
 
     A record that cannot be read is reported in its place, and the exit code is 1; agentfsm verify says what was
     changed.
@@ -249,7 +249,7 @@ Examples:
 def export(run_id: str, case: str | None, location: StoreLocation) -> None:
     """Write the journal of RUN to stdout as JSON lines, each record exactly as it was hashed.
 
-    A terminal shows what it would act on, and what is not seen, by its codes.
+    At a terminal, control characters and invisible characters are shown by their codes.
 
     agentfsm verify --file checks such a file; so does examples/verify_journal.py, with Python's standard library
     alone.

@@ -280,7 +280,7 @@ def purge(
     yes: bool,
     location: StoreLocation,
 ) -> None:
-    """Delete whole RUNs that ended, or with --days all that ended long ago. Nothing can bring them back.
+    """Delete whole RUNs that ended, or with --days all that ended long ago. This cannot be undone.
 
     RUN may be the beginning of an id. A run goes with the runs that it called. Its id, its last hash, who purged it
     and why remain as a tombstone under the secret of the store, by which agentfsm verify, also with an older

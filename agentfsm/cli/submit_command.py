@@ -38,7 +38,7 @@ class _RunOptions:
     metadata: Mapping[str, Any] = option(
         "--metadata", metavar="JSON", callback=_json_object, help="A JSON object, for the agent's own purposes."
     )
-    key: str | None = option("--key", metavar="KEY", help="The same key again is the same run, which is started once.")
+    key: str | None = option("--key", metavar="KEY", help="Submitting again with the same KEY returns the same run.")
     priority: int = option(
         "--priority",
         type=click.IntRange(-1000, 1000),

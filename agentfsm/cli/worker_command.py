@@ -112,7 +112,7 @@ class _WorkerOptions:
         multiple=True,
         metavar="TAG=USD",
         callback=_parse_limits,
-        help="Start no run with TAG once those with it cost so much in 24 hours; repeatable. tenant:*=5 is a "
+        help="Start no run with TAG once runs with it have cost this much in 24 hours; repeatable. tenant:*=5 is a "
         "limit for each tenant.",
     )
     health_port: int | None = option(
@@ -132,7 +132,7 @@ class _WorkerOptions:
         "--rate",
         metavar="RUNS/SECONDS",
         callback=_parse_rate,
-        help="How many new runs of an agent are started in so many seconds, in all workers together; as in 100/60.",
+        help="How many new runs of an agent are started within this time, by all workers together, such as 100/60.",
     )
     poll: float = option(
         "--poll",
@@ -152,7 +152,7 @@ class _WorkerOptions:
         "--remind-after",
         type=click.FloatRange(min=0, min_open=True),
         metavar="SECONDS",
-        help="Remind of a request that waits so long, again and again, unless its Approval says another time.",
+        help="Remind people of a waiting request each time this long has passed, unless its Approval says otherwise.",
     )
     viewer_url: str = option(
         "--viewer-url", default="", metavar="URL", help="Where the viewer is, for a link in each notice."

@@ -179,7 +179,7 @@ async def submit(
         waker: The engine that delivers it.
         keyring: The keys of the host.
         submission: The run.
-        idempotency_key: The same key again is the same run, which is started once.
+        idempotency_key: Submitting again with the same key returns the same run, which is started once.
         priority: Lower numbers are started first.
         delay_s: Seconds to wait before it is started.
         secrets_of_host: What the host declares to be secret, in addition to what the environment says: the run is
