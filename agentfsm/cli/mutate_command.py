@@ -242,6 +242,7 @@ def _check_suite(suite: _Suite) -> _Suite:
     begun = time.monotonic()
     code, report, output = suite.run(None)
     if code != 0:
+        click.echo(output.rstrip(), err=True)
         last = [line for line in output.splitlines() if line.strip()][-1:] or [f"pytest ended with {code}"]
         raise ConfigurationError(f"the tests must pass before anything is changed: {last[0]}")
     if "applied" not in report:

@@ -171,6 +171,7 @@ def test_a_sample_is_drawn_by_its_seed(cli: Cli, tmp_path: Path) -> None:
     ("checks", "words", "expected"),
     [
         ("def test_it(): assert 0", (), "the tests must pass before anything is changed: 1 failed"),
+        ("def test_it(): assert 0, 'the price is gone'", (), "AssertionError: the price is gone"),
         (CHECKS, ("test_nowhere.py",), "the tests must pass before anything is changed"),
         (CHECKS, ("--exclude", "drop:post_llm.greedy"), "gives no reason: write ID=REASON"),
         (CHECKS, ("--exclude", "drop:post_llm.gone=x"), "there is no mutant 'drop:post_llm.gone'"),
