@@ -39,6 +39,7 @@ from agentfsm.workers import (
     open_waker,
 )
 from agentfsm.workers.health import serve_health
+from agentfsm.workers.worker import HAND_OVER_S
 
 HANDED_OVER = 1
 """The exit code of a worker that left effects in the middle, for other workers to take their runs over."""
@@ -203,7 +204,7 @@ def worker(
     After SIGTERM or Ctrl-C the worker starts nothing new, finishes the calls that have begun, and hands over the rest.
     After a second signal, or when the grace period is over, it stops at once, and other workers take over what is left.
 
-    Exit codes: 0 all runs were handed over; 1 calls were cut off; 2 wrong usage.
+    Exit codes: 0 all runs were handed over; 1 calls were cut off, or the server did not answer; 2 wrong usage.
     """
     if bool(agents) + set_aside + (put_back is not None) != 1:
         raise click.UsageError(
@@ -270,7 +271,7 @@ async def _serve(agents: Mapping[str, Agent[Any, Any]], location: StoreLocation,
             metrics=WorkerMetrics(),
         )
         async with contextlib.AsyncExitStack() as around:
-            around.enter_context(_stop_on_signals(working))
+            around.enter_context(_stop_on_signals(working, options.grace))
             if options.health_port is not None:
                 host, wanted = options.health_host, options.health_port
                 try:
@@ -285,8 +286,12 @@ async def _serve(agents: Mapping[str, Agent[Any, Any]], location: StoreLocation,
 
 
 @contextlib.contextmanager
-def _stop_on_signals(working: Worker) -> Any:
-    """Stop the worker at the first SIGTERM or SIGINT, and end the process at the second."""
+def _stop_on_signals(working: Worker, grace_s: float) -> Any:
+    """Stop the worker at the first SIGTERM or SIGINT, and end the process at the second.
+
+    It ends, too, if the worker is still there when it should have stopped: it starts, or closes its connections, on a
+    server that does not answer.
+    """
     loop, asked = asyncio.get_running_loop(), False
 
     def stop() -> None:
@@ -295,6 +300,7 @@ def _stop_on_signals(working: Worker) -> Any:
             os._exit(HANDED_OVER)
         asked = True
         working.stop()
+        loop.call_later(grace_s + 2 * HAND_OVER_S, os._exit, HANDED_OVER)
 
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stop)

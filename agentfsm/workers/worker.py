@@ -54,7 +54,8 @@ LONGEST_WAIT_S = 60.0
 """Seconds for which a run is held that waits before it repeats something; a longer wait frees the worker."""
 
 HAND_OVER_S = 5.0
-"""Seconds after the grace period for which a worker waits until its runs are handed over: the store may be away."""
+"""Seconds after the grace period for which a worker waits until its runs are handed over and all that uses the store
+and the queues has ended: the server may be away, or not answer."""
 
 LONGEST_SKEW_S = 60.0
 """Seconds for which a timer that came too early is waited for in the worker."""
@@ -150,8 +151,8 @@ class Worker:
         A cancellation, as of ``asyncio.run`` at Ctrl-C, stops it in the same way before it takes effect.
 
         Returns:
-            Whether all of them ended within the grace period. If not, end the process: what still runs is then cut
-            off, as by a crash, and another worker takes it over.
+            Whether all of them ended within the grace period, and nothing waits for a server that does not answer. If
+            not, end the process: what still runs is then cut off, as by a crash, and another worker takes it over.
 
         Raises:
             ConfigurationError: The runs of the store were written under another secret than the worker has, or the
@@ -169,9 +170,12 @@ class Worker:
             await self._stopping.wait()
         finally:
             self._stopping.set()
-            await asyncio.gather(*map(end_task, watches))
-            await self._waker.stop(self._settings.grace_s if self.counts.active else 0.0)
-            handed_over = await _hand_over_all(self._runs)
+            grace_s = self._settings.grace_s if self.counts.active else 0.0
+            ending = asyncio.gather(*map(end_task, watches), self._waker.stop(grace_s))
+            await asyncio.wait({ending}, timeout=grace_s)
+            handed_over, _ = await asyncio.gather(
+                _hand_over_all(self._runs), asyncio.wait({ending}, timeout=HAND_OVER_S)
+            )
             if lost := sorted(self.counts.runs.keys() - handed_over):
                 logger.warning(
                     "runs such as %s (%d in all) were not handed over in time, and are left as by a crash: another "
@@ -179,7 +183,9 @@ class Worker:
                     lost[0],
                     len(lost),
                 )
-        return self.counts.active == 0
+            if ending.done():
+                ending.result()
+        return self.counts.active == 0 and ending.done()
 
     def stop(self) -> None:
         """Have ``run`` return. Call it in the event loop of the worker."""

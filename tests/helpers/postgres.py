@@ -10,6 +10,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -123,6 +124,7 @@ class CuttingProxy:
         url: The URL of the database through the proxy.
         cuts: How many connections were cut.
         is_away: Whether every message cuts its connection, as if there were no server.
+        is_frozen: Whether nothing is forwarded and no connection is closed, as if the server were stopped.
     """
 
     def __init__(self, url: str) -> None:
@@ -133,6 +135,7 @@ class CuttingProxy:
         self.url = f"postgresql://postgres@127.0.0.1:{port}{parts.path}?sslmode=disable&gssencmode=disable"
         self.cuts = 0
         self.is_away = False
+        self.is_frozen = False
         self._cut: Callable[[bytes], str] = lambda data: "forward"
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -184,6 +187,8 @@ class CuttingProxy:
                     data = client.recv(65536)
                     if not data:
                         return
+                    while self.is_frozen:
+                        time.sleep(0.05)
                     verdict = "before" if self.is_away else self._cut(data)
                     if verdict == "before":
                         return

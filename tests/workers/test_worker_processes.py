@@ -299,6 +299,41 @@ def test_a_worker_ends_after_its_grace_period_while_the_server_is_away_and_anoth
 
 
 @pytest.mark.slow
+def test_a_worker_ends_after_its_grace_period_while_the_server_does_not_answer(processes: Processes) -> None:
+    proxy = CuttingProxy(processes.url)
+    cut_off = Processes(f"{proxy.url}&wait_s=3600", processes.folder)
+
+    async def scenario() -> None:
+        async with opened(processes.url) as (runs, _):
+            processes.hold.touch()
+            busy = cut_off.start(f"{APP}:support", "--grace", "0")
+            run_ids = [await runs.submit("support", "Ship three orders.") for _ in range(2)]
+            await until(lambda: len(processes.inside()) == 2)
+            proxy.is_frozen = True
+            starts = cut_off.start(f"{APP}:support", "--grace", "0", "--health-port", "0")
+            processes.hold.unlink()
+            assert starts.stderr is not None
+            await until(lambda: "health" in starts.stderr.readline())  # so it can be told to stop
+            for child in (busy, starts):
+                child.send_signal(signal.SIGTERM)
+            _, said = await asyncio.to_thread(busy.communicate, timeout=20)
+            assert (busy.returncode, "(2 in all) were not handed over in time" in said) == (1, True), said
+            assert await asyncio.to_thread(starts.wait, 20) == 1
+            proxy.is_frozen = False  # what the dead worker had sent arrives, and its sessions end
+            processes.start(f"{APP}:support")
+            for run_id in run_ids:
+                await until_status(runs, run_id, "finished")
+                assert (await runs.verify(run_id)).code == GOOD
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        proxy.is_frozen = False
+        cut_off.close()
+        proxy.close()
+
+
+@pytest.mark.slow
 def test_a_run_of_a_newer_version_waits_for_a_worker_that_has_its_tools(processes: Processes) -> None:
     async def scenario() -> None:
         async with opened(processes.url) as (runs, _):

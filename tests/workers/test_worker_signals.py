@@ -167,6 +167,23 @@ def test_a_run_that_was_cancelled_while_nobody_ran_it_does_nothing_more(monkeypa
     asyncio.run(scenario())
 
 
+def test_a_worker_says_that_it_did_not_stop_if_its_engine_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    class StuckWaker(HandWaker):
+        async def stop(self, grace_s: float) -> None:
+            await asyncio.Event().wait()
+
+    async def scenario() -> bool:
+        monkeypatch.setattr("agentfsm.workers.worker.HAND_OVER_S", 0.0)
+        scene, waker = Scene(), StuckWaker()
+        worker = Worker({"clerk": scene.agent("Done.")}, scene.store, cast("Waker", waker), secret=SECRET)
+        serving = asyncio.create_task(worker.run())
+        await waker.served.wait()
+        worker.stop()
+        return await asyncio.wait_for(serving, 30)
+
+    assert asyncio.run(scenario()) is False
+
+
 def test_two_activations_of_one_run_at_once_set_nothing_aside() -> None:
     class NotingWaker(HandWaker):
         async def set_aside(self, activation: Activation, reason: str, until: float | None = None) -> None:
