@@ -295,7 +295,7 @@ class RunWatcher:
     async def _watch_requests(self) -> None:
         """Watch the requests that this worker has not seen: their runs began to wait in another process."""
         suspended = await self._store.heads("suspended")
-        self._report_foreign_runs(suspended)
+        self._report_foreign_runs([*suspended, *await self._store.heads("cut off")])
         waiting = [head for head in suspended if head.seq and head.owner is None]
         for head in waiting:
             if (head.run_id, head.epoch) not in self._waiting:

@@ -846,6 +846,26 @@ def test_a_worker_reads_no_more_than_the_first_record_of_a_run_before_it_acts_on
     assert max(read) > steps  # the run that is cancelled is verified, once
 
 
+def test_a_run_that_was_cut_off_and_came_under_another_secret_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = Agent(ScriptedModel([call("look", place=1), call("look", place=1), "Done."]), tools=[look])
+
+    async def scenario() -> None:
+        async with open_store(tmp_path / "runs.db") as store:
+            for run_id, secret in (("own", SECRET), ("foreign", OTHER_SECRET)):  # with one of its own, a worker starts
+                run = agent.with_config(with_host(agent.config, Host(store=store, secret=secret))).run(
+                    "Look.", run_id=run_id
+                )
+                await run.step()
+                await hand_over(run)
+        async with working(tmp_path, support=agent):
+            said = "runs such as foreign (1 in all) were written under another secret"
+            await until(lambda: asyncio.sleep(0, said in caplog.text))
+
+    asyncio.run(scenario())
+
+
 def test_a_run_that_began_under_a_secret_that_a_worker_lacks_is_left_to_workers_that_have_it(tmp_path: Path) -> None:
     script = [call("refund", order=7), call("look", place=1), call("look", place=2), "Done."]
     agent = Agent(ScriptedModel(script), tools=[refund, look])
