@@ -59,7 +59,13 @@ psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from psycopg_pool import PoolTimeout  # noqa: E402  # beside psycopg
 
-from agentfsm.journal.postgres import PostgresStore, postgres_run_info, postgres_session, postgres_store  # noqa: E402  # needs psycopg
+from agentfsm.journal.postgres import (  # noqa: E402  # needs psycopg
+    PostgresStore,
+    postgres_run_info,
+    postgres_schema,
+    postgres_session,
+    postgres_store,
+)
 from agentfsm.journal.postgres.postgres_rows import bytes_column, number_column, text_column  # noqa: E402
 from agentfsm.journal.postgres.postgres_schema import MIGRATIONS, SCHEMA_VERSION  # noqa: E402
 
@@ -846,6 +852,26 @@ def test_the_schema_of_a_newer_release_is_refused(url: str) -> None:
     for use in (read, write):
         with pytest.raises(StoreFormatError, match=f"version {SCHEMA_VERSION + 1}.*version {SCHEMA_VERSION}"):
             use(url)
+
+
+def test_whoever_holds_the_lock_of_the_schema_keeps_nobody_from_a_current_one_and_is_reported_else(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_schema, "LOCKED_FOR_S", 1)
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute("SELECT pg_advisory_lock(%s)", (0x6166736D,))  # any role that may connect can do so
+        with pytest.raises(StoreError, match=r"for 1 seconds, another session has had a lock.*try again"):
+            write(url)
+        other.execute("SELECT pg_advisory_unlock_all()")
+        write(url)
+        other.execute("SELECT pg_advisory_lock(%s)", (0x6166736D,))
+        assert [head.run_id for head in read(url)] == ["a"]
+
+        async def write_another() -> None:
+            async with opened(url) as store:
+                await store.acquire("b", "me", new=True)
+
+        asyncio.run(write_another())
 
 
 @pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))

@@ -21,6 +21,9 @@ the prompts. The first write creates it or brings it up to date, and so does ``a
 _CREATE_LOCK = 0x6166736D
 """The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
 
+LOCKED_FOR_S = 60
+"""Seconds for which whoever creates or migrates the schema waits for a lock. Workers wait for it meanwhile."""
+
 MIGRATIONS: tuple[LiteralString, ...] = (
     """
     CREATE TABLE agentfsm.run (
@@ -286,22 +289,38 @@ async def create_schema(db: AsyncConnection[Any]) -> int:
 
     Raises:
         StoreFormatError: A newer release wrote it, or the database does not store text as UTF-8.
+        StoreError: Another session has had a lock for too long.
     """
-    async with transaction(db):
-        await db.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATE_LOCK,))
-        before = await read_version(db)
-        if before == SCHEMA_VERSION:
-            return before
-        if wrong := await _wrong_encoding(db):
-            raise StoreFormatError(wrong)
-        if not before:
-            await db.execute("CREATE SCHEMA IF NOT EXISTS agentfsm")
-            await db.execute("CREATE TABLE agentfsm.version (number integer NOT NULL)")
-            await db.execute("INSERT INTO agentfsm.version VALUES (0)")
-        for script in MIGRATIONS[before:]:
-            await db.execute(script)
-        await db.execute("UPDATE agentfsm.version SET number = %s", (SCHEMA_VERSION,))
+    if await read_version(db) == SCHEMA_VERSION:  # without the lock, which anybody who may connect can hold
+        return SCHEMA_VERSION
+    try:
+        async with transaction(db):
+            return await _migrate(db)
+    except psycopg.errors.LockNotAvailable as error:
+        raise StoreError(
+            f"the schema agentfsm of {db.info.dbname!r} cannot be created or migrated: for {LOCKED_FOR_S} seconds, "
+            "another session has had a lock that this needs. Perhaps it is migrating the schema; pg_locks and "
+            "pg_stat_activity show which one it is. Nothing was changed: try again"
+        ) from error
+
+
+async def _migrate(db: AsyncConnection[Any]) -> int:
+    """What ``create_schema`` does, in a transaction."""
+    await db.execute("SELECT set_config('lock_timeout', %s, true)", (f"{LOCKED_FOR_S}s",))
+    await db.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATE_LOCK,))
+    before = await read_version(db)
+    if before == SCHEMA_VERSION:
         return before
+    if wrong := await _wrong_encoding(db):
+        raise StoreFormatError(wrong)
+    if not before:
+        await db.execute("CREATE SCHEMA IF NOT EXISTS agentfsm")
+        await db.execute("CREATE TABLE agentfsm.version (number integer NOT NULL)")
+        await db.execute("INSERT INTO agentfsm.version VALUES (0)")
+    for script in MIGRATIONS[before:]:
+        await db.execute(script)
+    await db.execute("UPDATE agentfsm.version SET number = %s", (SCHEMA_VERSION,))
+    return before
 
 
 async def creation_obstacle(db: AsyncConnection[Any]) -> str:
