@@ -130,7 +130,7 @@ def time_limit(run: RunState) -> Failure | None:
     limit = run.guardrails.max_execution_time_s if run.granted_s is None else run.time_limit  # asked in every step
     if limit is None or run.elapsed_s < limit or run.final_turn == "now":
         return None
-    return _limit_failure(run, FailureKind.time_limit, f"{run.elapsed_s:.1f} s of {limit:g} s are used up")
+    return _limit_failure(run, FailureKind.time_limit, f"{round(run.elapsed_s, 2):g} s of {limit:g} s are used up")
 
 
 @silent_while("guardrails.max_tokens", None)

@@ -297,10 +297,10 @@ async def time_is_limited(graph: Graph) -> None:
     work, limits = _sleeper(clock), {"max_execution_time_s": 10.0, "on_limit": "stop"}
     run = await Trial(graph, [call("work", seconds=6)] * 9, [work], limits=limits, clock=clock).play()
     expect((len(run.requests), run.rows), (2, ["pre_step.time_limit", "recover.stop"]))
-    expect(run.ending, ("PartialRunSummary", "a final answer: 12.0 s of 10 s are used up"))
+    expect(run.ending, ("PartialRunSummary", "a final answer: 12 s of 10 s are used up"))
     batch = [call("work", seconds=s) for s in (4, 6, 1)]
     run = await Trial(graph, [batch], [work], limits=limits, clock=clock).play()
-    expect(run.results, ["worked 4 s", "worked 6 s", "Not run: time_limit (10.0 s of 10 s are used up)."])
+    expect(run.results, ["worked 4 s", "worked 6 s", "Not run: time_limit (10 s of 10 s are used up)."])
     run = await Trial(graph, [[*batch[:1], *batch[2:]], "Done."], [work], limits=limits, clock=clock).play()
     expect((run.results, run.ending), (["worked 4 s", "worked 1 s"], ("RunCompleted", "Done.")))
     limits["on_limit"] = "ask_user"
