@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agentfsm import Agent, Host, SqliteStore, open_store
+from agentfsm import Agent, Host, Runs, SqliteStore, open_store, tool
 from agentfsm.cli.app import app
 from agentfsm.journal.store_url import locate_store
-from agentfsm.testing import ScriptedModel
+from agentfsm.testing import ScriptedModel, call
 from agentfsm.workers import open_waker
 from tests.helpers.postgres import empty_database, new_database, shared_server
 
@@ -71,6 +71,28 @@ def run_agent(store: str | SqliteStore, *run_ids: str) -> None:
     asyncio.run(run_all(store) if isinstance(store, SqliteStore) else open_and_run())
 
 
+async def ask(store: SqliteStore, run_id: str) -> None:
+    """Begin a run that waits for an approval."""
+    agent = Agent(ScriptedModel([call("pay")]), tools=[pay], host=Host(store=store, secret=SECRET.encode()))
+    await agent.run("Pay.", run_id=run_id)
+
+
+@tool(requires_approval=True)
+def pay() -> str:
+    """Pay."""
+    return "paid"
+
+
+async def approve(store: str, run_id: str) -> str:
+    """Answer a run of a store without its agent, and resume it; returns how it ended."""
+    async with open_store(store) as opened:
+        await Runs(opened, secret=SECRET.encode()).approve(run_id)
+        agent = Agent(ScriptedModel(["Done."]), tools=[pay], host=Host(store=opened, secret=SECRET.encode()))
+        (run,) = await agent.unfinished_runs()
+        result = await run
+        return f"{run.run_id}: {[m.content for m in result.messages][-2:]}"
+
+
 def is_queued(store: str, run_id: str) -> bool:
     """Whether workers of a store would start a run that was submitted."""
 
@@ -99,6 +121,7 @@ def test_a_file_is_backed_up_while_it_is_written_and_a_copy_that_lacks_a_run_is_
     submit = "agentfsm submit support 'Say hello.' --key k1 --store"
     queued = shell.must(f"{submit} runs.db").strip()
     with SqliteStore(tmp_path / "runs.db") as store:
+        asyncio.run(ask(store, "w1"))
         backup, *rest = script("backup_sqlite.sh")
         shell.must(backup)
         shutil.copy(tmp_path / "backup.db", tmp_path / "old.db")
@@ -109,11 +132,14 @@ def test_a_file_is_backed_up_while_it_is_written_and_a_copy_that_lacks_a_run_is_
         assert shell.must(f"{submit} restored.db").strip() == queued
         assert is_queued(str(tmp_path / "restored.db"), queued)
         assert shell.run(backup).returncode == 2  # nothing is overwritten
+        assert asyncio.run(approve(str(tmp_path / "restored.db"), "w1")) == "w1: ['paid', 'Done.']"
+        assert "w1  good" in shell.must("agentfsm verify --store restored.db", UNFINISHED)
         run_agent(store, "r3")
         shell.must("agentfsm checkpoint --key key.pem --store runs.db > note")
     verified = shell.run("agentfsm verify --store old.db --log runs.db.log --checkpoint note --key public.pem")
     assert verified.returncode == 1
     assert "r3  TAMPERED (0 records): the checkpoint has it, and the store does not" in verified.stdout
+    assert asyncio.run(approve(str(tmp_path / "runs.db"), "w1")) == "w1: ['paid', 'Done.']"  # it is another store
 
 
 @pytest.fixture(scope="module")
