@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 from dataclasses import asdict, dataclass
 
@@ -14,7 +12,6 @@ from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
     open_runs,
-    store_keyring,
     store_option,
     tenant_option,
 )
@@ -23,12 +20,10 @@ from agentfsm.cli.terminal_prompt import TerminalPrompter, claimed_actor, parse_
 from agentfsm.errors import HumanReplyError
 from agentfsm.journal.load import StoredRequest
 from agentfsm.journal.rehydrate import rehydrate
-from agentfsm.journal.send_signal import SentSignal, find_refusal
-from agentfsm.journal.signals import SignalQueue, read_signals
+from agentfsm.journal.send_signal import SentSignal
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.human_input import Edit, Extend, HumanInput
-from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
 
 
@@ -55,8 +50,8 @@ class SenderOptions:
 
 sender_options = collect_options(SenderOptions, "sender")
 
-ACTED_ON_WITHIN_S, LOOK_AGAIN_S = 2.0, 0.05
-"""Seconds to wait for a process that has the agent to check an answer, and between two looks at what came of it."""
+ACTED_ON_WITHIN_S = 2.0
+"""Seconds to wait for a process that has the agent to check an answer."""
 
 _WAITS = "it waits for the next process that has its agent"
 
@@ -110,25 +105,12 @@ def answer(
     require_name(run.request.quorum, sender.by)
     chosen, shown = _reply(store, run.request, reply, extend)
     sent = await_result(runs.answer(run.info.run_id, chosen, by=sender.actor(), to=digest or shown))
-    if isinstance(chosen, Edit | Extend) and (keyring := store_keyring(location)) is not None:
-        await_result(_raise_if_refused(store.signals, keyring, run.request))
+    if isinstance(chosen, Edit | Extend):
+        run = await_result(runs.get(run.info.run_id, wait_s=ACTED_ON_WITHIN_S))
+        if run.refused:
+            raise HumanReplyError(run.refused)
     await_result(store.aclose())
     sender.report(sent, "was answered", _WAITS)
-
-
-async def _raise_if_refused(signals: SignalQueue, keyring: Keyring, request: StoredRequest) -> None:
-    """Wait a moment for a process that has the agent to act on an answer."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(ACTED_ON_WITHIN_S):
-            while await _waits(signals, keyring, request.run_id):  # noqa: ASYNC110  # another process acts on it
-                await asyncio.sleep(LOOK_AGAIN_S)
-    if (refusal := await find_refusal(signals, keyring, request)) is not None:
-        raise HumanReplyError(str(refusal))
-
-
-async def _waits(signals: SignalQueue, keyring: Keyring, run_id: str) -> bool:
-    """Whether an answer to a run was not acted on yet."""
-    return any(each.kind == "answer" for each in await read_signals(signals, keyring, run_id))
 
 
 def _reply(
