@@ -26,7 +26,7 @@ from agentfsm.journal.replay import Replay
 from agentfsm.journal.replay_settings import ReplaySettings
 from agentfsm.journal.run_info import RunInfo, RunPage, RunQuery
 from agentfsm.journal.send_signal import SentSignal, find_refusal, send_answer, send_cancel
-from agentfsm.journal.signals import read_signals
+from agentfsm.journal.signals import read_signals, without_refused
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.tenant_store import TenantStore, tenant_tag
 from agentfsm.journal.text_search import RunFilter, find_text
@@ -251,10 +251,11 @@ class Runs:
 
         Args:
             run_id: Its id, or the beginning of it.
-            wait_s: How many seconds to wait, at most, until the run has ended or waits for a person, whatever process
-                works on it; ``math.inf`` for as long as it takes. A run that was answered counts as worked on, but
-                without the secret only once a process has acted on the answer. When the time is over, the run is
-                returned as it is then.
+            wait_s: How many seconds to wait, at most, until the run has ended, waits for a person or is set aside,
+                whatever process works on it; ``math.inf`` for as long as it takes, which is forever if no process that
+                has its agent ever runs. A run that was answered counts as worked on, but without the secret only once a
+                process has acted on the answer; one whose request has expired does not. When the time is over, the run
+                is returned as it is then.
 
         Raises:
             UnknownRunError: There is no such run, or there are several.
@@ -263,7 +264,7 @@ class Runs:
         """
         full_id = await find_run_id(self._store, run_id)
         if wait_s > 0:
-            await _wait(self._store, full_id, self._keyring, wait_s, self._host.clock)
+            await _wait(self._store, full_id, self._keyring, self._waker, wait_s, self._host.clock)
         records, head = await consistent_read(self._store, full_id)
         info = await find_listing(self._store, full_id)
         if head is None or info is None:
@@ -366,7 +367,8 @@ class Runs:
         The answer is durable when this returns. It is acted on once, even if processes die in the meantime. If the run
         waits for something else by then, as after an answer that was given in another way, it is dropped. If the
         process that has the agent refuses it, as it does edited arguments that are not valid, ``StoredRun.refused``
-        says why.
+        says why. It also says so of an approval that waits for a process which has the tool as it was shown: until
+        there is one, a ``Deny`` counts in its place.
 
         Args:
             run_id: The run's id, or the beginning of it.
@@ -584,17 +586,25 @@ def _required(keyring: Keyring | None) -> Keyring:
     return keyring
 
 
-async def _wait(store: Store, run_id: str, keyring: Keyring | None, wait_s: float, clock: Clock) -> None:
-    """Wait until a run has ended, is gone, or waits for a person and has no answer; at most a number of seconds."""
+async def _wait(
+    store: Store, run_id: str, keyring: Keyring | None, waker: Waker | None, wait_s: float, clock: Clock
+) -> None:
+    """Wait until a run has ended, is gone or set aside, or waits for a person and has no answer; at most ``wait_s``."""
     deadline, pause = clock.monotonic() + wait_s, _FIRST_PAUSE_S
     while True:
         sent = [] if keyring is None else await read_signals(store.signals, keyring, run_id)
         head = await store.head(run_id)  # after the signals: one is removed only when the head shows what it led to
-        has_news = any(each.kind != "refusal" for each in sent)
+        has_news = bool(without_refused(sent))
         if head is None or head.status == "finished":
             return
         if head.owner is None and not head.is_left_to_workers(has_news=has_news):
             return
+        if head.owner is None and waker is not None:
+            from agentfsm.workers import find_set_aside  # only where workers are used
+
+            aside = (await find_set_aside(waker, [head])).get(run_id)
+            if aside is not None and aside.until is None:  # else a worker puts it back
+                return
         if (left := deadline - clock.monotonic()) <= 0:
             return
         await clock.sleep(min(pause, left))

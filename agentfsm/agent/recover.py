@@ -17,6 +17,7 @@ from agentfsm.errors import (
     SuspensionApprovalError,
     SuspensionExpiredError,
     SuspensionRecordError,
+    SuspensionToolError,
     ToolsetError,
 )
 from agentfsm.runtime.context import AgentConfig
@@ -137,11 +138,13 @@ async def _act_on(config: AgentConfig, head: Head, signal: Signal, lazily: bool)
         return None  # it was interrupted on the way to asking for it
     try:
         return await run.load(lazily=lazily)
-    except (HumanReplyError, SuspensionExpiredError) as error:
+    except (HumanReplyError, SuspensionExpiredError, SuspensionToolError) as error:
         logger.warning("run %s: a reply is refused: %s", signal.run_id, error)
         if signal.to[1] == await pending_digest(store, head):  # else it was overtaken
             refusal = refusal_of(signal, str(error), config.host.clock.time())
             await store.signals.send(seal_signal(refusal, config.host.keyring))
+            if isinstance(error, SuspensionToolError):
+                return None  # it stays for an agent that has the tool
         await store.signals.remove(signal.id)
     except (SuspensionRecordError, JournalError, RunError, MissingExtraError) as error:
         logger.warning("%s. The %s that was sent waits for an agent that can act on it", error, signal.kind)

@@ -18,7 +18,15 @@ from agentfsm.errors import (
     UnknownRunError,
 )
 from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
-from agentfsm.journal.signals import Signal, SignalKind, SignalQueue, read_signals, seal_signal, signal_id
+from agentfsm.journal.signals import (
+    Signal,
+    SignalKind,
+    SignalQueue,
+    read_signals,
+    seal_signal,
+    signal_id,
+    without_refused,
+)
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.human_input import HumanReply
@@ -93,10 +101,12 @@ async def send_answer(
     check_human_reply(request.kind, reply)
     secret_arguments = reply.kind == "edit" and lacks_values(request.arguments)
     _check_encryption(secret_arguments, encode([reply.text, reply.arguments]), keyring, secrets)
-    waiting = [each for each in await read_signals(store.signals, keyring, run_id) if each.kind == "answer"]
-    voter = _check_votes(request, reply, actor, waiting, now, authenticated)
+    sent = await read_signals(store.signals, keyring, run_id)
+    waiting, standing = ([each for each in some if each.kind == "answer"] for some in (sent, without_refused(sent)))
+    overrides = reply.kind == "deny" and waiting != standing  # what the others allow is of a tool that was replaced
+    voter = _check_votes(request, reply, actor, standing if overrides else waiting, now, authenticated)
     signal = Signal(
-        signal_id(run_id, "answer", request.digest, voter),
+        signal_id(run_id, "answer", request.digest, "deny" if overrides else voter),
         run_id,
         "answer",
         (request.seq, request.digest),
@@ -104,6 +114,8 @@ async def send_answer(
         actor,
         reply,
     )
+    if any(each.id == signal.id for each in waiting):
+        raise _answered(run_id, waiting)
     await store.signals.remove(signal_id(run_id, "refusal", signal.id))  # of an earlier answer of the same voter
     if not await store.signals.send(seal_signal(signal, keyring)):
         raise _answered(run_id, await read_signals(store.signals, keyring, run_id))

@@ -1,6 +1,8 @@
 """Signals: answers and cancellations that wait in a store until a process that has the agent of the run acts on them.
 
-An answer that it cannot act on it replaces by a *refusal*, which says why, for whoever answered to read.
+An answer that it cannot act on it replaces by a *refusal*, which says why, for whoever answered to read. If another
+process might act on it, which has the tool that was shown, the answer stays beside its refusal, and can be overridden
+by a denial.
 
 A signal names a record of its run that whoever sent it had seen, and has a MAC under the secret of the host, so that
 nobody without the secret can answer or cancel a run by writing to the store. It is removed once what it led to is
@@ -12,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -226,6 +228,14 @@ async def read_signals(signals: SignalQueue, keyring: Keyring, run_id: str | Non
     """
     opened = [open_signal(sealed, keyring) for sealed in await signals.pending(run_id)]
     return [signal for signal in opened if signal is not None]
+
+
+def without_refused(signals: Sequence[Signal]) -> list[Signal]:
+    """The answers and cancellations among some signals, except the answers that a process could not act on."""
+    ids = {each.id for each in signals}
+    return [
+        each for each in signals if each.kind != "refusal" and signal_id(each.run_id, "refusal", each.id) not in ids
+    ]
 
 
 async def find_foreign_signals(signals: SignalQueue, keyring: Keyring) -> list[Damage]:

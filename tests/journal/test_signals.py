@@ -340,6 +340,62 @@ def test_the_refusal_of_an_answer_does_not_outlast_its_request(with_shop: Any) -
     with_shop(scenario)
 
 
+class ChangedShop(Shop):
+    """The same app after its tool was changed."""
+
+    def agent(self, *script: Any, rule: Approval | bool = True) -> Agent:
+        @tool(requires_approval=rule)
+        def pay(amount: int) -> str:
+            """Pay, in another currency."""
+            self.paid.append(amount)
+            return "paid"
+
+        return Agent(ScriptedModel(list(script)), tools=[pay, look], host=self.host)
+
+
+@pytest.mark.parametrize("rule", [True, Approval(n=2)], ids=["one", "two"])
+def test_an_approval_that_waits_for_a_tool_as_it_was_shown_can_be_overridden_by_a_denial(
+    rule: Approval | bool, with_shop: Any
+) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks(rule=rule)
+        changed, voters = ChangedShop(shop.store), ["ann"] if rule is True else ["ann", "bob"]
+        for voter in voters:
+            await shop.runs.answer("one", Allow(), by=voter)
+        with pytest.raises(StaleHumanReplyError, match="answered already"):
+            await shop.runs.deny("one", by="cy")  # a process may act on what was sent before
+        assert await changed.outcomes(rule=rule) == []
+        said = (await shop.runs.get("one", wait_s=float("inf"))).refused
+        assert f"(allow) by {voters[-1]}" in said
+        assert "reply with Deny(reason)" in said
+        with pytest.raises(HumanReplyError):
+            await shop.runs.approve("one", by="ann")
+        assert (await shop.runs.get("one")).refused == said
+        await shop.runs.deny("one", "not in that currency", by="cy")
+        with pytest.raises(StaleHumanReplyError, match="answered already"):
+            await shop.runs.deny("one", by="cy")
+        (outcome,) = await changed.outcomes("As you like.", rule=rule)
+        assert isinstance(outcome, RunCompleted)
+        assert (await changed.outcomes(), await shop.pending(), shop.paid + changed.paid) == ([], 0, [])
+        assert (await shop.runs.verify("one")).code == GOOD
+
+    with_shop(scenario)
+
+
+def test_an_approval_that_one_process_could_not_act_on_is_acted_on_by_one_that_has_the_tool(with_shop: Any) -> None:
+    async def scenario(shop: Shop) -> None:
+        await shop.asks()
+        changed = ChangedShop(shop.store)
+        await shop.runs.approve("one", by="ann")
+        for _ in range(2):
+            assert await changed.outcomes() == []
+        (outcome,) = await shop.outcomes("Paid.")
+        assert isinstance(outcome, RunCompleted)
+        assert (await shop.outcomes(), await shop.pending(), shop.paid) == ([], 0, [5])
+
+    with_shop(scenario)
+
+
 def test_each_of_several_refused_votes_has_its_refusal_until_the_same_voter_votes_again(with_shop: Any) -> None:
     async def scenario(shop: Shop) -> None:
         await shop.asks(rule=RULE)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.verification import GOOD
 from agentfsm.loop.keys import Keyring
 from agentfsm.runtime.run import advance, hand_over
-from agentfsm.testing import ScriptedModel, call
+from agentfsm.testing import FakeClock, ScriptedModel, call
 from agentfsm.workers import StartRate, Worker, WorkerMetrics, WorkerSettings, open_waker, run_watcher
 from agentfsm.workers.health import serve_health
 from agentfsm.workers.spend_limits import SpendLimits
@@ -277,6 +278,25 @@ def test_runs_that_come_under_another_secret_are_left_to_workers_that_have_it(
         assert caplog.text.count(said) == 1
         async with working(tmp_path, support=agent) as (runs, _, _):
             await until(lambda: finished(runs, run_id))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("until", "waited_s"), [(None, 0), (9e9, 10)], ids=["for good", "for a while"])
+def test_a_run_that_is_set_aside_for_good_is_waited_for_no_longer(
+    until: float | None, waited_s: int, tmp_path: Path
+) -> None:
+    set_aside(tmp_path, "r", until=until)
+
+    async def scenario() -> None:
+        waker, clock = open_waker(tmp_path / "runs.db"), FakeClock()
+        async with open_store(tmp_path / "runs.db") as store:
+            runs = Runs(store, secret=SECRET, waker=waker)
+            runs._host = replace(runs._host, clock=clock)  # pyright: ignore[reportPrivateUsage]
+            aside = (await runs.get("r", wait_s=10)).set_aside
+            assert aside is not None
+            assert (aside.reason, aside.until, sum(clock.slept)) == ("it kills its workers", until, waited_s)
+        await waker.aclose()
 
     asyncio.run(scenario())
 
