@@ -350,13 +350,9 @@ async def _changed_triggers(db: Connection) -> list[str]:
     changed: list[str] = []
     for table, name, enabled, definition, source in rows:
         wanted = expected.pop(str(name), None)
-        if wanted is None or enabled != "O" or not _is_as_created(wanted, definition, source):
+        if enabled != "O" or wanted != (definition, " ".join(source.split())):
             changed.append(f"trigger {name} on {table}")
     return sorted([*changed, *(f"trigger {name}" for name in expected)])
-
-
-def _is_as_created(wanted: tuple[str, str], definition: str, source: str) -> bool:
-    return definition == wanted[0] and " ".join(source.split()) == wanted[1]
 
 
 async def find_row_damage(db: Connection) -> list[Damage]:

@@ -191,9 +191,7 @@ class PostgresSession:
 
     async def _connect(self) -> AsyncConnection:
         """A new writing connection, on which the process says that it lives."""
-        if self._end is None:
-            self._end = self._until_the_loop_ends()
-            await anext(self._end)
+        await self._begin()
         prepare = PREPARE_AFTER if self.settings.prepares else None
         db = await AsyncConnection.connect(self.settings.conninfo, autocommit=True, prepare_threshold=prepare)
         self._was_connected = True
@@ -275,9 +273,7 @@ class PostgresSession:
         return await self._repeated(query)
 
     async def _open_pool(self) -> AsyncConnectionPool[Connection]:
-        if self._end is None:
-            self._end = self._until_the_loop_ends()
-            await anext(self._end)
+        await self._begin()
         if not self._was_connected:  # a pool would try for a long time, and not say why
             await (await AsyncConnection.connect(self.settings.conninfo)).close()
             self._was_connected = True
@@ -304,9 +300,8 @@ class PostgresSession:
             try:
                 result = await attempt(again)
             except psycopg.Error as error:
-                if not (isinstance(error, _LOST) or _is_out_of_step(error)):
-                    raise as_store_error(error, self.settings.server) from error
-                if not self._was_connected or _refused(error):
+                is_lost = isinstance(error, _LOST) or _is_out_of_step(error)
+                if not is_lost or not self._was_connected or isinstance(error, _REFUSED):
                     raise as_store_error(error, self.settings.server) from error
                 if loop.time() + delay > give_up:
                     raise StoreError(
@@ -320,7 +315,8 @@ class PostgresSession:
                     logger.warning("%s is reached again", self.settings.server)
                 return result
             again = True
-            await self._drop()
+            if self._db is not None and self._db.closed:
+                self._db = None
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY_S)
 
@@ -370,12 +366,13 @@ class PostgresSession:
             await asyncio.sleep(left_s)
         return left_s > 0
 
-    async def _drop(self) -> None:
-        """Close a connection that may be lost."""
-        if self._db is not None and self._db.closed:
-            self._db = None
-
     # -- the end --------------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """Have the session closed at the end of the event loop."""
+        if self._end is None:
+            self._end = self._until_the_loop_ends()
+            await anext(self._end)
 
     async def _until_the_loop_ends(self) -> AsyncGenerator[None]:
         """Closes the session when ``asyncio.run`` shuts down the asynchronous generators of its loop."""
@@ -416,6 +413,12 @@ class PostgresSession:
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.IdleInTransactionSessionTimeout)
 """What is raised when the connection is gone, or none is available."""
 
+_REFUSED = (
+    psycopg.errors.DiskFull,
+    psycopg.errors.ConfigurationLimitExceeded,
+    psycopg.errors.ProgramLimitExceeded,
+)
+"""What is raised when the server has answered, and will not answer anything else to the same operation."""
 
 _AWAY = ("08", "57P")
 """How the codes begin of the errors of a server that ends connections or accepts none; without any answer, there is no
@@ -425,13 +428,3 @@ code."""
 def _is_out_of_step(error: psycopg.Error) -> bool:
     """Whether the client got another answer than to what it had asked: a pooler lost its server, and told so first."""
     return isinstance(error, psycopg.InternalError) and error.sqlstate is None
-
-
-def _refused(error: Exception) -> bool:
-    """Whether the server answered, and will not answer anything else to the same operation."""
-    final = (
-        psycopg.errors.DiskFull,
-        psycopg.errors.ConfigurationLimitExceeded,
-        psycopg.errors.ProgramLimitExceeded,
-    )
-    return isinstance(error, final)

@@ -177,7 +177,7 @@ class _PostgresLease(Lease):
     """A lease with the content that queued jobs need, and what releases it when it is garbage-collected."""
 
     key: _LeaseKey
-    finalizer: weakref.finalize[[_Queue, _LeaseKey], Any]
+    finalizer: weakref.finalize[[_LeaseKey], Any]
 
 
 class PostgresStore:
@@ -262,7 +262,7 @@ class PostgresStore:
             if hasattr(lease, "key"):  # it may have been written, and nobody would release it
                 queue.release_abandoned(lease.key)
             raise
-        lease.finalizer = weakref.finalize(lease, _release_abandoned, queue, lease.key)
+        lease.finalizer = weakref.finalize(lease, queue.release_abandoned, lease.key)
         lease.finalizer.atexit = False
         self.signals.listener()
         return lease
@@ -515,10 +515,6 @@ def _resolve(future: asyncio.Future[None] | None, error: Exception | None) -> No
         future.set_result(None)
     else:
         future.set_exception(error)
-
-
-def _release_abandoned(queue: _Queue, key: _LeaseKey) -> None:
-    queue.release_abandoned(key)
 
 
 def _lease_key(lease: Lease) -> _LeaseKey:

@@ -334,6 +334,11 @@ class SqliteTurn:
             if self._for_a_moment and not self._users and not self._has_leases():
                 self._writer.close_if_idle()
 
+    async def do(self, here: Callable[[], Awaitable[Any]], command: str, **fields: Any) -> Any:
+        """What an operation returns that is done here, or by the process that writes the file, as ``write`` says."""
+        async with self.write() as owner:
+            return await (here() if owner is None else owner.call(command, **fields))
+
     async def _claim(self) -> OwnerConnection | None:
         """Become the writer, or connect to it."""
         delay = FIRST_DELAY_S

@@ -19,7 +19,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import agentfsm.journal.sqlite.sqlite_maintenance as sqlite_damage
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import StoreError, UnknownRunError
 from agentfsm.journal.commit_encoding import JournalRow, run_id_in
@@ -74,10 +73,12 @@ class SqliteMaintenance:
     async def describe(self) -> list[Fact]:
         """Versions, size, and who writes the file; see ``StoreMaintenance.describe``."""
         version = await self._reader.read(sqlite_schema.schema_version, 0)
+        log = self._path.with_name(f"{self._path.name}-wal")
+        size = sqlite_schema.file_size(self._path) + sqlite_schema.file_size(log)
         facts = [
             Fact("kind", f"SQLite {sqlite3.sqlite_version}"),
             Fact("schema", _describe_version(version)),
-            Fact("size", f"{sum(map(_size, (self._path, _beside(self._path, '-wal')))):,} bytes"),
+            Fact("size", f"{size:,} bytes"),
         ]
         if await asyncio.to_thread(self._writer.owned_by_other_process):
             facts.append(Fact("writer", "another process writes it; commands write through that one"))
@@ -94,19 +95,16 @@ class SqliteMaintenance:
 
     async def schema_damage(self) -> list[Damage]:
         """How tables and triggers differ from those of a release; see ``StoreMaintenance.schema_damage``."""
-        return await asyncio.to_thread(sqlite_damage.find_schema_damage, self._path)
+        return await asyncio.to_thread(find_schema_damage, self._path)
 
     async def row_damage(self) -> list[Damage]:
         """Runs that were deleted, and records that belong to none; see ``StoreMaintenance.row_damage``."""
-        return await asyncio.to_thread(sqlite_damage.find_row_damage, self._path)
+        return await asyncio.to_thread(find_row_damage, self._path)
 
     async def set_hold(self, run_id: str, hold: Hold | None) -> None:
         """Hold a run, or end its hold; see ``StoreMaintenance.set_hold``."""
-        async with self._turn.write() as owner:
-            if owner is not None:
-                await owner.call("set_hold", run=run_id, hold=None if hold is None else asdict(hold))
-            else:
-                await self._writer.submit(lambda db: _hold(db, run_id, hold))
+        given = {"run": run_id, "hold": None if hold is None else asdict(hold)}
+        await self._turn.do(lambda: self._writer.submit(lambda db: _hold(db, run_id, hold)), "set_hold", **given)
 
     async def holds(self) -> dict[str, Hold]:
         """The holds of all runs that have one; see ``StoreMaintenance.holds``."""
@@ -114,10 +112,8 @@ class SqliteMaintenance:
 
     async def purge(self, tombstones: Sequence[Tombstone]) -> list[str]:
         """Delete runs, and keep their tombstones; see ``StoreMaintenance.purge``."""
-        async with self._turn.write() as owner:
-            if owner is not None:
-                return list(await owner.call("purge", tombstones=[asdict(each) for each in tombstones]))
-            return await self._purge_here(tombstones)
+        given = [asdict(each) for each in tombstones]
+        return list(await self._turn.do(lambda: self._purge_here(tombstones), "purge", tombstones=given))
 
     async def _purge_here(self, tombstones: Sequence[Tombstone]) -> list[str]:
         purged: list[str] = []
@@ -146,11 +142,11 @@ class SqliteMaintenance:
 
     async def reindex(self) -> list[str]:
         """Have runs found by what they are listed by; see ``StoreMaintenance.reindex``."""
-        async with self._turn.write() as owner:
-            if owner is not None:
-                return list(await owner.call("reindex"))
-            found = list(await self._writer.submit(rebuild_index))
-            return found + [run_id for run_id in await self._rebuild_filters(every=True) if run_id not in found]
+        return list(await self._turn.do(self._reindex_here, "reindex"))
+
+    async def _reindex_here(self) -> list[str]:
+        found = list(await self._writer.submit(rebuild_index))
+        return found + [run_id for run_id in await self._rebuild_filters(every=True) if run_id not in found]
 
     async def _rebuild_filters(self, *, every: bool = False) -> list[str]:
         """Write the filters of prompts that are missing, or all of them; each is short work for the event loop."""
@@ -166,7 +162,7 @@ class SqliteMaintenance:
                 return str(await owner.call("compact"))
             await self._rebuild_filters()
             await self._writer.compact()
-        if await asyncio.to_thread(sqlite_damage.truncate_wal, self._path):
+        if await asyncio.to_thread(truncate_wal, self._path):
             return ""
         return "another program has the store open: until it closes it, the file may have what was deleted"
 
@@ -178,14 +174,6 @@ _BATCH = 5
 def _describe_version(version: int) -> str:
     newest = sqlite_schema.SCHEMA_VERSION
     return f"version {version}" + (f"; agentfsm store migrate makes it {newest}" if version < newest else "")
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(f"{path.name}{suffix}")
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
 
 
 def _hold(db: sqlite3.Connection, run_id: str, hold: Hold | None) -> None:

@@ -346,7 +346,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
         code = str(getattr(error, "sqlite_errorname", ""))
         if not code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
             raise
-        if not os.access(path.parent, os.W_OK) and not _file_size(path.with_name(f"{path.name}-wal")):
+        if not os.access(path.parent, os.W_OK) and not file_size(path.with_name(f"{path.name}-wal")):
             # A read-only folder, with nothing in the log: no process can be writing the file.
             return _initialized(connect(f"{uri}?mode=ro&immutable=1"), lambda db: _check_schema(db, path))
         if code.startswith("SQLITE_CANTOPEN"):
@@ -360,7 +360,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
     return _initialized(connect(f"{uri}?mode=rw"), only_read)
 
 
-def _file_size(path: Path) -> int:
+def file_size(path: Path) -> int:
     """The size of a file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size

@@ -80,11 +80,11 @@ class SqliteSignals:
 
     async def remove(self, signal_id: str) -> None:
         """Remove a signal, and erase it from the file and its log; see ``SignalQueue.remove``."""
-        async with self._turn.write() as owner:
-            if owner is not None:
-                await owner.call("remove_signal", id=signal_id)
-            else:
-                await self._writer.submit(lambda db: delete_signal(db, signal_id), truncate_wal=True)
+        await self._turn.do(
+            lambda: self._writer.submit(lambda db: delete_signal(db, signal_id), truncate_wal=True),
+            "remove_signal",
+            id=signal_id,
+        )
 
     def listen(self) -> AsyncGenerator[str]:
         """The ids of runs that have signals; see ``SignalQueue.listen``."""
