@@ -261,8 +261,8 @@ async def require_current(db: AsyncConnection[Any]) -> None:
     if version != SCHEMA_VERSION:
         raise StoreFormatError(
             f"the schema agentfsm of {db.info.dbname!r} has version {version}, and this release of agentfsm reads "
-            f"version {SCHEMA_VERSION}: bring it up to date with agentfsm store migrate; processes of the earlier "
-            "release can then no longer use it"
+            f"version {SCHEMA_VERSION}: stop all processes of the earlier release, which can then no longer open it, "
+            "and bring it up to date with agentfsm store migrate"
         )
 
 
