@@ -128,7 +128,7 @@ def check(
     if graph and preset:
         raise click.UsageError("give MODULE:GRAPH or --preset, not both")
     loaded, guardrails, traits, agent = _load_inputs(graph, preset)
-    calls = () if agent is None else _unattended_calls(agent)
+    calls = () if agent is None else unattended_calls(agent.config.tools, agent.config.hooks, agent.config.toolsets)
     guardrails = change_guardrails(guardrails, limits)
     own = Assumptions() if assumptions is None else _load_assumptions(assumptions)
     properties = _build_properties(wanted, None if agent is None else agent.config.tools)
@@ -147,12 +147,8 @@ def check(
         report_opts.promela.write_text(promela_model(loaded, model, properties), encoding="utf-8")
         click.echo(report_opts.promela, err=True)
     reviewed = matches_review(_format_review(analysis, _calls_to_review(calls, review_opts)), review_opts)
-    ctx.exit(0 if analysis.ok and reviewed else 1 if not reviewed or _is_broken(analysis) else 4)
-
-
-def _unattended_calls(agent: Agent[Any, Any]) -> tuple[UnattendedCalls, ...]:
-    config = agent.config
-    return unattended_calls(config.tools, config.hooks, config.toolsets)
+    broken = any(verdict.holds is False for verdict in analysis.verdicts)
+    ctx.exit(0 if analysis.ok and reviewed else 1 if not reviewed or broken else 4)
 
 
 def _report(analysis: Analysis, calls: Sequence[UnattendedCalls], *, as_json: bool) -> str:
@@ -161,10 +157,6 @@ def _report(analysis: Analysis, calls: Sequence[UnattendedCalls], *, as_json: bo
         more = {"unattended_calls": [each.to_dict() for each in calls]} if calls else {}
         return json.dumps({**analysis.to_dict(), **more}, indent=1)
     return f"{analysis}\n\n{UnattendedCalls.table(calls)}" if calls else str(analysis)
-
-
-def _is_broken(analysis: Analysis) -> bool:
-    return any(verdict.holds is False for verdict in analysis.verdicts)
 
 
 def _calls_to_review(calls: Sequence[UnattendedCalls], options: ReviewOptions) -> Sequence[UnattendedCalls]:

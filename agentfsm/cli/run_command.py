@@ -50,7 +50,6 @@ AnswerCallback = Callable[[UserInputRequested], HumanInput | None]
 """Returns the reply to what a suspended run asks, or None to leave it suspended."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SUGGESTED_REPLIES = {"approval": "allow"}
 
 
 def drive(
@@ -220,7 +219,7 @@ def print_resume_hint(
     Only an approval has a suggested reply. Whether a call in doubt ran is for the user to find out.
     """
     digest_option = ["--to", digest[:12]] if digest else []
-    reply = _SUGGESTED_REPLIES.get(kind, "YOUR ANSWER")
+    reply = "allow" if kind == "approval" else "YOUR ANSWER"
     words = [reply, *digest_option, *_who_options(quorum), *agent_opts.to_args()]
     line = shlex.join(["agentfsm", "resume", run_or_record, *words])
     console.err.print(Text(f"  resume with: {line}"), soft_wrap=True)

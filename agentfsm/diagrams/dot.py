@@ -76,7 +76,8 @@ def _document(view: View, p: Palette, dpi: int | None) -> Iterator[str]:
     yield "  graph [rankdir=TB, splines=spline, newrank=true, outputorder=edgesfirst, nodesep=0.8, ranksep=0.4,"
     yield f'    bgcolor="{p.paper}", pad=0.3, labelloc=t, labeljust=l,'
     yield f'    fontname="{FONT_NAMES}", fontsize=11, fontcolor="{p.grey}",'
-    lines = [escape_xml(view.caption), _kinds_text(view, p), escape_xml(_legend_text(view))]
+    marks = "; ".join(f"{_LOOKS[key]}: {text}" for key, text in view.legend)
+    lines = [escape_xml(view.caption), _kinds_text(view, p), escape_xml(marks)]
     label = "".join(f'<BR ALIGN="LEFT"/>{line}' for line in lines if line)
     yield f'    label=<{title}{label}<BR ALIGN="LEFT"/>>]'
     yield f'  node [shape=plain, fontname="{FONT_NAMES}", fontsize=12, fontcolor="{p.ink}"]'
@@ -113,10 +114,6 @@ def _kinds_text(view: View, p: Palette) -> str:
     return ", ".join(
         _font(text, p.line[kind], FONT_SIZES["caption"]) for kind, text in KIND_TEXTS.items() if kind in kinds
     )
-
-
-def _legend_text(view: View) -> str:
-    return "; ".join(f"{_LOOKS[key]}: {text}" for key, text in view.legend)
 
 
 def quote_dot(text: str) -> str:

@@ -54,7 +54,7 @@ def run_page(runs: Sequence[ReportedRun], findings: Findings, made_at: float) ->
         made_at: When the report is made, in seconds since the epoch.
     """
     ledgers = [read_ledger(run.run_id, run.sealed) for run in runs]
-    names = [_section_id(number) for number in range(1, len(runs) + 1)]
+    names = [f"r{number}" for number in range(1, len(runs) + 1)]
     ids = {run.run_id for run in runs}
     roots = [run for run, ledger in zip(runs, ledgers, strict=True) if ledger.caller not in ids]
     title = f"Report on run {roots[0].run_id}" if len(roots) == 1 else f"Report on {len(runs)} runs"
@@ -78,10 +78,6 @@ def run_page(runs: Sequence[ReportedRun], findings: Findings, made_at: float) ->
         yield f'<section><h2 id="verify">How this was checked</h2>{how_to_verify_html(runs, findings)}</section>'
 
     return _page(title, findings.worst(runs), body, findings, made_at)
-
-
-def _section_id(number: int) -> str:
-    return f"r{number}"
 
 
 def _run_sections(
