@@ -232,14 +232,20 @@ async def transaction(db: AsyncConnection[Any]) -> AsyncGenerator[None]:
         yield
 
 
+_HAS_VERSION: LiteralString = """
+    SELECT 1 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace space ON space.oid = relnamespace
+    WHERE nspname = 'agentfsm' AND relname = 'version'
+"""
+"""``to_regclass`` would say what the session of the server has cached, also if another one has created it since."""
+
+
 async def read_version(db: AsyncConnection[Any]) -> int:
     """The version of the schema; 0 if there is none.
 
     Raises:
         StoreFormatError: A newer release wrote it.
     """
-    found = await (await db.execute("SELECT to_regclass('agentfsm.version') IS NOT NULL")).fetchone()
-    if found is None or not found[0]:
+    if await (await db.execute(_HAS_VERSION)).fetchone() is None:
         return 0
     row = await (await db.execute("SELECT number FROM agentfsm.version")).fetchone()
     version = int(row[0]) if row else 0
