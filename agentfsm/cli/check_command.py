@@ -255,14 +255,14 @@ def _approval_property(text: str, tools: Mapping[str, Tool] | None) -> SafetyPro
 def _write_counterexample(analysis: Analysis, options: _ReportOptions, source: str, limits: Mapping[str, Any]) -> None:
     """Draw the first counterexample and write its test, as far as that is asked for."""
     broken = next((v for v in analysis.verdicts if v.path or v.loop), None)
-    for path, verb in ((options.output, "draw"), (options.counterexample, "write")):
-        if path is None:
-            continue
-        if broken is None:
-            click.echo(f"agentfsm: there is no counterexample to {verb}", err=True)
-            continue
-        if verb == "draw":
-            write(analysis.graph, path, overlay=Counterexample(broken.path, broken.loop, broken.text))
-        else:
-            path.write_text(counterexample_test(source, broken, limits), encoding="utf-8")
-        click.echo(path, err=True)
+    if broken is None:
+        for path, verb in ((options.output, "draw"), (options.counterexample, "write")):
+            if path is not None:
+                click.echo(f"agentfsm: there is no counterexample to {verb}", err=True)
+        return
+    if options.output is not None:
+        write(analysis.graph, options.output, overlay=Counterexample(broken.path, broken.loop, broken.text))
+        click.echo(options.output, err=True)
+    if options.counterexample is not None:
+        options.counterexample.write_text(counterexample_test(source, broken, limits), encoding="utf-8")
+        click.echo(options.counterexample, err=True)

@@ -106,7 +106,7 @@ async def send_answer(
     overrides = reply.kind == "deny" and waiting != standing  # what the others allow is of a tool that was replaced
     voter = _check_votes(request, reply, actor, standing if overrides else waiting, now, authenticated)
     signal = Signal(
-        signal_id(run_id, "answer", request.digest, "deny" if overrides else voter),
+        signal_id(run_id, "answer", f"denial of {request.digest}" if overrides else request.digest, voter),
         run_id,
         "answer",
         (request.seq, request.digest),

@@ -263,13 +263,27 @@ def test_a_call_that_outlasts_the_grace_period_is_cut_off_as_by_a_crash_and_does
     asyncio.run(scenario())
 
 
+@pytest.fixture
+def proxy(processes: Processes) -> Iterator[CuttingProxy]:
+    """What stands between the server and the workers of ``cut_off``."""
+    proxy = CuttingProxy(processes.url)
+    yield proxy
+    proxy.is_frozen = False
+    proxy.close()
+
+
+@pytest.fixture
+def cut_off(processes: Processes, proxy: CuttingProxy) -> Iterator[Processes]:
+    """Workers that reach the server through a proxy only."""
+    cut_off = Processes(f"{proxy.url}&wait_s=3600", processes.folder)
+    yield cut_off
+    cut_off.close()
+
+
 @pytest.mark.slow
 def test_a_worker_ends_after_its_grace_period_while_the_server_is_away_and_another_one_goes_on(
-    processes: Processes,
+    processes: Processes, proxy: CuttingProxy, cut_off: Processes
 ) -> None:
-    proxy = CuttingProxy(processes.url)
-    cut_off = Processes(f"{proxy.url}&wait_s=3600", processes.folder)
-
     async def scenario() -> None:
         async with opened(processes.url) as (runs, _):
             processes.hold.touch()
@@ -291,18 +305,13 @@ def test_a_worker_ends_after_its_grace_period_while_the_server_is_away_and_anoth
             assert processes.inside()[:3] == [first.pid] * 3
             assert len(processes.inside()) == 12  # the calls whose results were not stored are repeated
 
-    try:
-        asyncio.run(scenario())
-    finally:
-        cut_off.close()
-        proxy.close()
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow
-def test_a_worker_ends_after_its_grace_period_while_the_server_does_not_answer(processes: Processes) -> None:
-    proxy = CuttingProxy(processes.url)
-    cut_off = Processes(f"{proxy.url}&wait_s=3600", processes.folder)
-
+def test_a_worker_ends_after_its_grace_period_while_the_server_does_not_answer(
+    processes: Processes, proxy: CuttingProxy, cut_off: Processes
+) -> None:
     async def scenario() -> None:
         async with opened(processes.url) as (runs, _):
             processes.hold.touch()
@@ -325,12 +334,7 @@ def test_a_worker_ends_after_its_grace_period_while_the_server_does_not_answer(p
                 await until_status(runs, run_id, "finished")
                 assert (await runs.verify(run_id)).code == GOOD
 
-    try:
-        asyncio.run(scenario())
-    finally:
-        proxy.is_frozen = False
-        cut_off.close()
-        proxy.close()
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow
