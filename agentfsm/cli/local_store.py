@@ -169,10 +169,14 @@ def write_for_a_moment(store: Store, work: Callable[[Store], Coroutine[Any, Any,
     return await_result(operate())
 
 
-def open_store_for_writing(location: StoreLocation) -> Store:
+def open_store_for_writing(location: StoreLocation, *, migrate: bool = False) -> Store:
     """The store at a location, created if it is missing and ready to be written; it is closed when the command ends.
 
     A new folder is readable by its owner only, because a store holds conversations.
+
+    Args:
+        location: The location.
+        migrate: Whether the tables of a server are brought up to date.
 
     Raises:
         ConfigurationError: The URL cannot be read.
@@ -183,7 +187,7 @@ def open_store_for_writing(location: StoreLocation) -> Store:
     if location.file is not None:
         location.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     store = _close_with_command(_of_tenant(open_store(location.url), chosen_tenant()))
-    await_result(store.maintenance.prepare())  # fail before the first model call
+    await_result(store.maintenance.prepare(migrate=migrate))  # fail before the first model call
     return store
 
 

@@ -116,7 +116,7 @@ def _prepare(location: StoreLocation, wait: float) -> Store:
     give_up = time.monotonic() + wait
     while True:
         try:
-            return open_store_for_writing(location)
+            return open_store_for_writing(location, migrate=True)
         except ConfigurationError:
             raise
         except AgentfsmError:

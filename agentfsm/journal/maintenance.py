@@ -131,12 +131,17 @@ def read_tombstone(content: str, mac: str) -> Tombstone:
 class StoreMaintenance(Protocol):
     """Maintains one store. Nothing that it does blocks the event loop."""
 
-    async def prepare(self) -> None:
+    async def prepare(self, *, migrate: bool = False) -> None:
         """Get ready to write now, instead of at the first write: what would keep it from writing is an error here.
 
-        Tables that are missing are created, and those of an earlier release are brought up to date.
+        Tables that are missing are created.
+
+        Args:
+            migrate: Whether tables of an earlier release are brought up to date on a server, where processes of that
+                release may use them. Those of a file are in any case, because no other process can write it.
 
         Raises:
+            StoreFormatError: They are of an earlier release, and are not to be migrated.
             StoreError: The store cannot be written.
         """
         ...

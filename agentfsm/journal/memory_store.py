@@ -85,7 +85,7 @@ class MemoryMaintenance:
         self._tombstones: dict[str, list[Tombstone]] = {}
         self._numbers = count(1)
 
-    async def prepare(self) -> None:
+    async def prepare(self, *, migrate: bool = False) -> None:
         """Do nothing: it can always be written."""
 
     def writable(self, store: AnyStore) -> AbstractAsyncContextManager[AnyStore]:

@@ -224,8 +224,8 @@ class _TenantMaintenance:
         self._own = own
         self._store = store
 
-    async def prepare(self) -> None:
-        await self._store.maintenance.prepare()
+    async def prepare(self, *, migrate: bool = False) -> None:
+        await self._store.maintenance.prepare(migrate=migrate)
 
     @asynccontextmanager
     async def writable(self, store: Any) -> AsyncGenerator[Any]:

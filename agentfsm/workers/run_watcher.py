@@ -15,7 +15,14 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from agentfsm.errors import AgentfsmError, ConfigurationError, JournalError, MissingExtraError, StoreError
+from agentfsm.errors import (
+    AgentfsmError,
+    ConfigurationError,
+    JournalError,
+    MissingExtraError,
+    StoreError,
+    StoreFormatError,
+)
 from agentfsm.journal.listing import find_listing, iterate_runs
 from agentfsm.journal.load import StoredRequest, pending_digest, pending_request
 from agentfsm.journal.records import SealedRecord, is_kind
@@ -266,7 +273,11 @@ class RunWatcher:
     # -- sweeps ---------------------------------------------------------------------------------------
 
     async def sweep(self) -> None:
-        """Look for what workers and programs that died have left, until cancelled."""
+        """Look for what workers and programs that died have left, until cancelled.
+
+        Raises:
+            StoreFormatError: A later release has migrated the store.
+        """
         loop = asyncio.get_running_loop()
         settled = looked = loop.time()
         search_at = float("-inf")
@@ -286,6 +297,8 @@ class RunWatcher:
                 if (began := loop.time()) >= search_at:
                     await self._watch_requests()
                     search_at = began + max(WAITING_EVERY_S, WAITING_SHARE * (loop.time() - began))
+            except StoreFormatError:
+                raise
             except StoreError as error:  # the next sweep tries again
                 logger.warning("the store or the queues cannot be searched: %s", error)
             except Exception:  # such as an entry in the queues that a newer release wrote

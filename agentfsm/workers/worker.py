@@ -157,6 +157,7 @@ class Worker:
         Raises:
             ConfigurationError: The runs of the store were written under another secret than the worker has, or the
                 clock of this machine is far from the server's.
+            agentfsm.errors.StoreFormatError: A later release has migrated the store. The worker has stopped.
             agentfsm.errors.StoreError: The store or the engine cannot be reached when the worker starts.
         """
         await require_clock(self._store)
@@ -165,7 +166,9 @@ class Worker:
         self._serving = True
         self._watcher.swept_at = asyncio.get_running_loop().time()
         logger.info("serving %s", ", ".join(self.queues))
-        watches = {asyncio.create_task(self._watcher.sweep()), asyncio.create_task(self._watcher.listen())}
+        sweeping = asyncio.create_task(self._watcher.sweep())
+        sweeping.add_done_callback(lambda _: self._stopping.set())
+        watches = {sweeping, asyncio.create_task(self._watcher.listen())}
         try:
             await self._stopping.wait()
         finally:
@@ -185,6 +188,8 @@ class Worker:
                 )
             if ending.done():
                 ending.result()
+        if sweeping.done() and not sweeping.cancelled():
+            sweeping.result()
         return self.counts.active == 0 and ending.done()
 
     def stop(self) -> None:

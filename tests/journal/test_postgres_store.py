@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,11 @@ from agentfsm import (
 )
 from agentfsm.agent.resume import load_run
 from agentfsm.journal.listing import verify_listed_run
-from agentfsm.journal.maintenance import Tombstone, seal_tombstone
+from agentfsm.journal.maintenance import Hold, Tombstone, seal_tombstone
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.redact import redact_text
-from agentfsm.journal.store import consistent_read, seal_row
+from agentfsm.journal.signals import SealedSignal
+from agentfsm.journal.store import Lease, consistent_read, seal_row
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import ScriptedModel, call
@@ -337,6 +338,30 @@ def test_one_store_serves_one_event_loop_after_another(url: str) -> None:
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
     while execute(url, sessions) != [(1,)]:  # the one that asks: both loops have closed theirs, which takes a moment
         pass
+
+
+@pytest.mark.parametrize("liveness", LIVENESS)
+def test_a_store_is_closed_in_bounded_time_while_its_server_does_not_answer(
+    liveness: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_session, "FAREWELL_S", 0.1)
+    proxy, records = CuttingProxy(url), sealed_records(2)
+
+    async def scenario(*, writes: bool) -> None:
+        store = PostgresStore(proxy.url, liveness=liveness, wait_s=0.1)
+        lease = await store.acquire(f"writes={writes}", "me", new=True)
+        await store.append(lease, records[:1], "running")
+        proxy.is_frozen = True
+        append = asyncio.ensure_future(store.append(lease, records[1:], "running")) if writes else None
+        await store.aclose()
+        if append is not None:
+            with pytest.raises(StoreError, match="had not answered when the store was closed"):
+                await append
+        proxy.is_frozen = False
+
+    for writes in (False, True):
+        asyncio.run(scenario(writes=writes))
+    proxy.close()
 
 
 def test_reads_that_begin_at_once_share_a_pool_of_connections(url: str) -> None:
@@ -874,17 +899,101 @@ def test_whoever_holds_the_lock_of_the_schema_keeps_nobody_from_a_current_one_an
         asyncio.run(write_another())
 
 
+HELD = Hold("case 4711", by="Eve")
+BURIED = Tombstone(1, "a", 1, 1, "00" * 32, 0)
+SENT = SealedSignal("s1", "a", "{}", "00" * 32)
+
+USES: dict[str, Callable[[PostgresStore, Lease, SealedRecord], Awaitable[Any]]] = {
+    "append": lambda store, lease, record: store.append(lease, [record], "running"),
+    "append nothing": lambda store, lease, record: store.append(lease, [], "suspended"),
+    "redact": lambda store, lease, record: store.redact(lease, 1, "[null]"),
+    "acquire": lambda store, lease, record: store.acquire("b", "me"),
+    "acquire a new one": lambda store, lease, record: store.acquire("c", "me", new=True),
+    "hold": lambda store, lease, record: store.maintenance.set_hold("a", HELD),
+    "purge": lambda store, lease, record: store.maintenance.purge([BURIED]),
+    "send": lambda store, lease, record: store.signals.send(SENT),
+    "remove": lambda store, lease, record: store.signals.remove("s0"),
+    "rebuild": lambda store, lease, record: store.maintenance.reindex(),
+    "compact": lambda store, lease, record: store.maintenance.compact(),
+    "read": lambda store, lease, record: store.heads(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_process_does_not_use_a_store_that_a_later_release_has_migrated_while_it_was_open(
+    use: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_session, "CHECK_EVERY_S", 0.0)
+    records = sealed_records(2, hidden='[["00","secret"]]')
+
+    def rows() -> list[Any]:
+        tables = ("run", "journal", "hold", "signal", "tombstone")
+        return [execute(url, f"SELECT * FROM agentfsm.{table} ORDER BY 1") for table in tables]
+
+    async def scenario() -> None:
+        async with opened(url) as store:
+            lease = await store.acquire("a", "me", new=True)
+            await store.append(lease, records[:1], "running")
+            await store.append(await store.acquire("b", "me", new=True), records[:1], "suspended")
+            await store.signals.send(SealedSignal("s0", "b", "{}", "00" * 32))
+            await store.heads()
+            execute(url, f"UPDATE agentfsm.version SET number = {SCHEMA_VERSION + 1}")
+            before = rows()
+            with pytest.raises(StoreFormatError, match=f"version {SCHEMA_VERSION + 1}.*version {SCHEMA_VERSION}"):
+                await USES[use](store, lease, records[1])
+            assert rows() == before
+
+    asyncio.run(scenario())
+
+
+LATER_RELEASE = f"""
+import asyncio, sys
+from agentfsm.journal.postgres import PostgresStore, postgres_schema
+postgres_schema.SCHEMA_VERSION = {SCHEMA_VERSION + 1}
+postgres_schema.MIGRATIONS += ('''
+    DO $$ BEGIN
+        WHILE NOT EXISTS (SELECT FROM pg_locks WHERE NOT granted) LOOP PERFORM pg_sleep(0.01); END LOOP;
+    END $$
+''',)
+asyncio.run(PostgresStore(sys.argv[1]).maintenance.prepare(migrate=True))
+"""
+"""Migrates a store, and is not done before somebody waits for it."""
+
+
+def test_what_is_written_during_a_migration_waits_for_it_and_is_refused(url: str) -> None:
+    records = sealed_records(2)
+    is_locked = "SELECT 1 FROM pg_locks WHERE relation = 'agentfsm.version'::regclass AND mode = 'AccessExclusiveLock'"
+
+    async def scenario() -> None:
+        async with opened(url) as store:
+            lease = await store.acquire("a", "me", new=True)
+            await store.append(lease, records[:1], "running")
+            later = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", LATER_RELEASE, url, env=child_environment()
+            )
+            while later.returncode is None and not execute(url, is_locked):
+                await asyncio.sleep(0)
+            with pytest.raises(StoreFormatError, match=f"version {SCHEMA_VERSION + 1}"):
+                await store.append(lease, records[1:], "running")
+            assert await later.wait() == 0
+            assert execute(url, "SELECT seq FROM agentfsm.run") == [(1,)]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
-def test_an_earlier_schema_is_migrated_by_the_next_write_and_its_runs_are_listed(version: int, url: str) -> None:
+def test_an_earlier_schema_is_migrated_when_that_is_asked_for_and_its_runs_are_listed(version: int, url: str) -> None:
     execute(url, "CREATE SCHEMA agentfsm; CREATE TABLE agentfsm.version (number integer NOT NULL)")
     execute(url, f"INSERT INTO agentfsm.version VALUES ({version}); {' '.join(MIGRATIONS[:version])}")
     execute(url, "INSERT INTO agentfsm.run (run_id, seq, hash, status) VALUES ('a', 1, '\\x00', 'finished')")
     execute(url, "INSERT INTO agentfsm.journal (run, seq, body, hash) VALUES (1, 1, '{}', '\\x00')")
-    with pytest.raises(StoreFormatError, match=f"version {version}.*agentfsm store migrate"):
-        read(url)
+    for use in (read, write):
+        with pytest.raises(StoreFormatError, match=f"version {version}.*agentfsm store migrate"):
+            use(url)
 
     async def migrate_and_list() -> list[str]:
         async with opened(url) as store:
+            await store.maintenance.prepare(migrate=True)
             await store.acquire("another", "me", new=True)
             return [info.run_id for info in (await store.find_runs(RunQuery())).runs]
 

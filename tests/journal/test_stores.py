@@ -1,6 +1,7 @@
 """Every store passes the conformance suite; and what is specific to the SQLite store."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -122,6 +123,23 @@ def test_a_file_of_another_format_is_refused_and_not_changed(tmp_path, make, wor
     with pytest.raises(StoreFormatError, match=words):
         SqliteStore(path)
     assert path.read_bytes() == before
+
+
+def test_a_file_that_a_later_release_has_migrated_while_it_was_open_is_refused(tmp_path):
+    path = tmp_path / "runs.db"
+
+    async def scenario():
+        with SqliteStore(path) as reader:
+            store, _ = await keep(path)
+            store.close()
+            assert await reader.heads()
+            with contextlib.closing(sqlite3.connect(path)) as db:
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+            for use in (reader.heads, lambda: reader.acquire("b", "me", new=True)):
+                with pytest.raises(StoreFormatError, match=f"version {SCHEMA_VERSION + 1}.*reads {SCHEMA_VERSION}"):
+                    await use()
+
+    asyncio.run(scenario())
 
 
 def plans(db, work):

@@ -263,6 +263,35 @@ def test_a_call_that_outlasts_the_grace_period_is_cut_off_as_by_a_crash_and_does
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
+def test_a_worker_ends_with_an_error_when_a_later_release_migrates_its_store_and_the_next_one_goes_on(
+    tmp_path: Path,
+) -> None:
+    async def scenario(started: Processes) -> None:
+        started.hold.touch()
+        async with opened(started.url) as (runs, _):
+            run_id = await runs.submit("support", "Ship three orders.")
+            earlier = started.start(f"{APP}:support")
+            await until(started.inside)
+            with psycopg.connect(started.url, autocommit=True) as db:
+                db.execute("UPDATE agentfsm.version SET number = number + 1")
+                started.hold.unlink()
+                _, said = await asyncio.to_thread(earlier.communicate, timeout=60)
+                assert (earlier.returncode, "install a newer one" in said.splitlines()[-1]) == (2, True), said
+                assert db.execute("SELECT run_id, owner FROM agentfsm.run").fetchall() == [(run_id, None)]
+                db.execute("UPDATE agentfsm.version SET number = number - 1")  # so that this release is the later one
+            started.start(f"{APP}:support")
+            await until_status(runs, run_id, "finished")
+            assert (await runs.verify(run_id)).code == GOOD
+
+    with shared_server() as server:
+        started = Processes(new_database(server), tmp_path)
+        try:
+            asyncio.run(scenario(started))
+        finally:
+            started.close()
+
+
 @pytest.fixture
 def proxy(processes: Processes) -> Iterator[CuttingProxy]:
     """What stands between the server and the workers of ``cut_off``."""

@@ -23,6 +23,7 @@ from agentfsm import (
     Runs,
     StaleLease,
     StoreError,
+    StoreFormatError,
     UserInputRequested,
     tool,
 )
@@ -182,6 +183,23 @@ def test_a_worker_says_that_it_did_not_stop_if_its_engine_does_not(monkeypatch: 
         return await asyncio.wait_for(serving, 30)
 
     assert asyncio.run(scenario()) is False
+
+
+def test_a_worker_stops_when_a_later_release_has_migrated_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        scene, waker = Scene(), HandWaker()
+        worker = Worker({"clerk": scene.agent("Done.")}, scene.store, cast("Waker", waker), secret=SECRET)
+        serving = asyncio.create_task(worker.run())
+        await waker.served.wait()
+
+        async def migrated(which: object) -> Any:
+            raise StoreFormatError("install a newer release")
+
+        monkeypatch.setattr(scene.store, "heads", migrated)
+        with pytest.raises(StoreFormatError, match="install a newer release"):
+            await asyncio.wait_for(serving, 30)
+
+    asyncio.run(scenario())
 
 
 def test_two_activations_of_one_run_at_once_set_nothing_aside() -> None:

@@ -15,7 +15,14 @@ from agentfsm.journal.commit_encoding import run_id_in
 from agentfsm.journal.maintenance import AnyStore, Damage, Fact, Hold, Tombstone, read_tombstone
 from agentfsm.journal.postgres.postgres_rows import SELECT_ROWS, rows_of
 from agentfsm.journal.postgres.postgres_run_info import rebuild_prompts
-from agentfsm.journal.postgres.postgres_schema import TABLES, TRIGGERS, creation_obstacle, read_version, transaction
+from agentfsm.journal.postgres.postgres_schema import (
+    TABLES,
+    TRIGGERS,
+    create_schema,
+    creation_obstacle,
+    read_version,
+    transaction,
+)
 from agentfsm.journal.postgres.postgres_session import Connection, PostgresSession
 
 _BATCH = 500
@@ -96,8 +103,10 @@ class PostgresMaintenance:
     def __init__(self, session: Callable[[], PostgresSession]) -> None:
         self._session = session
 
-    async def prepare(self) -> None:
+    async def prepare(self, *, migrate: bool = False) -> None:
         """Connect, and create or migrate the tables; see ``StoreMaintenance.prepare``."""
+        if migrate:
+            await self._session().inspect(create_schema)
         await self._session().write(_nothing)
 
     def writable(self, store: AnyStore) -> AbstractAsyncContextManager[AnyStore]:

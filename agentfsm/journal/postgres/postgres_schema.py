@@ -16,7 +16,8 @@ SCHEMA_VERSION = 10
 """1: the first one; 2: with columns that list runs; 3: with signals; 4: with holds and tombstones; 5: with the records
 of a commit in one row, and with runs found by their metadata; 6: with sealed holds; 7: with leases that do not last
 longer if the server's clock is set back; 8: with a smaller key of the journal; 9: with snapshots; 10: with an index of
-the prompts. The first write creates it or brings it up to date, and so does ``agentfsm store migrate``."""
+the prompts. The first write creates it; ``agentfsm store migrate`` brings it up to date. Processes that have an earlier
+one open then refuse to write."""
 
 _CREATE_LOCK = 0x6166736D
 """The advisory lock of whoever creates or migrates the schema: ``afsm`` in ASCII."""
@@ -247,7 +248,11 @@ async def read_version(db: AsyncConnection[Any]) -> int:
     """
     if await (await db.execute(_HAS_VERSION)).fetchone() is None:
         return 0
-    row = await (await db.execute("SELECT number FROM agentfsm.version")).fetchone()
+    return await _read_number(db)
+
+
+async def _read_number(db: AsyncConnection[Any]) -> int:
+    row = await (await db.execute("SELECT number FROM agentfsm.version", prepare=True)).fetchone()
     version = int(row[0]) if row else 0
     if version > SCHEMA_VERSION:
         raise StoreFormatError(
@@ -258,12 +263,12 @@ async def read_version(db: AsyncConnection[Any]) -> int:
 
 
 async def require_current(db: AsyncConnection[Any]) -> None:
-    """Check that the schema is that of this release.
+    """Check that the schema, which there is, is that of this release. During a migration, it waits for its end.
 
     Raises:
         StoreFormatError: An earlier release wrote it, or a newer one.
     """
-    version = await read_version(db)
+    version = await _read_number(db)
     if version != SCHEMA_VERSION:
         raise StoreFormatError(
             f"the schema agentfsm of {db.info.dbname!r} has version {version}, and this release of agentfsm reads "
@@ -319,7 +324,9 @@ async def _migrate(db: AsyncConnection[Any]) -> int:
         return before
     if wrong := await _wrong_encoding(db):
         raise StoreFormatError(wrong)
-    if not before:
+    if before:  # whoever writes, or asks for the version first, does so before or after all this
+        await db.execute("LOCK TABLE agentfsm.version IN ACCESS EXCLUSIVE MODE")
+    else:
         await db.execute("CREATE SCHEMA IF NOT EXISTS agentfsm")
         await db.execute("CREATE TABLE agentfsm.version (number integer NOT NULL)")
         await db.execute("INSERT INTO agentfsm.version VALUES (0)")

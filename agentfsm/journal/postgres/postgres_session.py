@@ -31,6 +31,9 @@ Connection = AsyncConnection[tuple[Any, ...]]
 
 Liveness = Literal["session", "lease"]
 
+CHECK_EVERY_S = 1.0
+"""How often those that read look whether a later release has migrated the schema."""
+
 READ_CONNECTIONS = 3
 """How many reads there are at a time in one event loop."""
 
@@ -44,6 +47,9 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 2.0
 
 RETURN_S = 3.0
 """Seconds after which every process has connected again to a server that was away, or has died."""
+
+FAREWELL_S = 2.0
+"""Seconds for which a server that does not answer is waited for when a store is closed and nothing is left to write."""
 
 RENEWALS_PER_LEASE = 3
 """How often a lease is renewed before it would expire."""
@@ -157,7 +163,7 @@ class PostgresSession:
         self._was_connected = False
         self._lost_at = float("-inf")
         self._is_away = False
-        self._has_schema = False
+        self._checked_at = float("-inf")
         self._backend: int | None = None
         self._writing = asyncio.Lock()
         self._opening = asyncio.Lock()
@@ -167,22 +173,31 @@ class PostgresSession:
 
     # -- writing --------------------------------------------------------------------------------------
 
-    async def write(self, work: Callable[[Connection, bool], Awaitable[Result]]) -> Result:
+    async def write(
+        self, work: Callable[[Connection, bool], Awaitable[Result]], *, checks_schema: bool = False
+    ) -> Result:
         """What an operation returns on the writing connection, after all operations before it.
 
         Args:
             work: The operation. It gets the connection, and whether an attempt before this one may have been committed.
+            checks_schema: Whether it writes nothing by itself if a later release has migrated the schema.
 
         Raises:
+            StoreFormatError: An earlier or a later release wrote the schema.
             StoreError: The server refuses, or has not been reached for ``wait_s`` seconds.
         """
         async with self._writing:
-            return await self._repeated(lambda again: self._attempt(work, again))
+            return await self._repeated(lambda again: self._attempt(work, again, checks_schema))
 
-    async def _attempt(self, work: Callable[[Connection, bool], Awaitable[Result]], again: bool) -> Result:
-        if self._db is None or self._db.closed:
+    async def _attempt(
+        self, work: Callable[[Connection, bool], Awaitable[Result]], again: bool, checks_schema: bool
+    ) -> Result:
+        is_new = self._db is None or self._db.closed
+        if self._db is None or is_new:
             self._db = await self._connect()
         try:
+            if not is_new and not checks_schema:
+                await require_current(self._db)
             return await work(self._db, again)
         except psycopg.InternalError as error:
             if _is_out_of_step(error):
@@ -196,9 +211,10 @@ class PostgresSession:
         db = await AsyncConnection.connect(self.settings.conninfo, autocommit=True, prepare_threshold=prepare)
         self._was_connected = True
         try:
-            if not self._has_schema:
+            if await read_version(db):
+                await require_current(db)
+            else:
                 await create_schema(db)
-                self._has_schema = True
             if self.settings.liveness == "session":
                 await db.execute(_STAY_CONNECTED)
                 await self._lock(db)
@@ -247,11 +263,12 @@ class PostgresSession:
         """
 
         async def query(db: Connection) -> Result:
-            if not self._has_schema:
-                if not await read_version(db):
+            now = asyncio.get_running_loop().time()
+            if now - self._checked_at >= CHECK_EVERY_S:
+                if self._checked_at < 0 and not await read_version(db):
                     return empty
                 await require_current(db)
-                self._has_schema = True
+                self._checked_at = now
             return await work(db)
 
         return await self.inspect(query)
@@ -385,11 +402,9 @@ class PostgresSession:
         """Say that the process no longer owns a run, and close all connections."""
         await self._stop_renewing()
         if self._db is not None and not self._db.closed:
-            with contextlib.suppress(psycopg.Error):
-                if self.settings.liveness == "session":
-                    await self._db.execute("SELECT pg_advisory_unlock(%s)", (self.key,))
-                else:
-                    await self._db.execute("DELETE FROM agentfsm.owner WHERE key = %s", (self.key,))
+            farewell = asyncio.create_task(_say_farewell(self._db, self.settings.liveness, self.key))
+            await asyncio.wait([farewell], timeout=FAREWELL_S)
+            await end_task(farewell)
         await self._disconnect()
         if self._end is not None:
             await self._end.aclose()
@@ -408,6 +423,14 @@ class PostgresSession:
         if self._db is not None:
             db, self._db = self._db, None
             await db.close()
+
+
+async def _say_farewell(db: Connection, liveness: Liveness, key: int) -> None:
+    with contextlib.suppress(psycopg.Error):
+        if liveness == "session":
+            await db.execute("SELECT pg_advisory_unlock(%s)", (key,))
+        else:
+            await db.execute("DELETE FROM agentfsm.owner WHERE key = %s", (key,))
 
 
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.IdleInTransactionSessionTimeout)

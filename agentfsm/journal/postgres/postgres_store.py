@@ -18,7 +18,15 @@ from typing import Any, LiteralString, NamedTuple, Self
 from psycopg import AsyncCursor
 from pydantic import SecretStr
 
-from agentfsm.errors import ConfigurationError, RunExistsError, RunHeldError, StaleLease, StoreError, UnknownRunError
+from agentfsm.errors import (
+    ConfigurationError,
+    RunExistsError,
+    RunHeldError,
+    StaleLease,
+    StoreError,
+    StoreFormatError,
+    UnknownRunError,
+)
 from agentfsm.journal.commit_encoding import JournalRow, decode_rows, encode_commit, replace_hidden
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.postgres.postgres_maintenance import PostgresMaintenance
@@ -40,7 +48,7 @@ from agentfsm.journal.postgres.postgres_run_info import (
     select_run_infos,
     update_texts,
 )
-from agentfsm.journal.postgres.postgres_schema import transaction
+from agentfsm.journal.postgres.postgres_schema import SCHEMA_VERSION, require_current, transaction
 from agentfsm.journal.postgres.postgres_session import (
     Connection,
     Liveness,
@@ -66,6 +74,7 @@ from agentfsm.journal.store import (
 )
 from agentfsm.loop.canonical_json import is_storable
 from agentfsm.loop.keys import Keyring
+from agentfsm.runtime.timeout import end_task
 
 SHORT_ROWS_BYTES = 10_000
 """So many bytes of rows are decoded in a millisecond or two; more are decoded in a thread."""
@@ -102,13 +111,15 @@ _APPEND_PARTS: LiteralString = f"""
             %(number)s::bigint[], %(epoch)s::bigint[], %(before)s::bigint[], %(seq)s::bigint[], %(hash)s::bytea[],
             %(status)s::text[], %(owner)s::text[], %(mac)s::bytea[]
         ) AS head (number, epoch, before, seq, hash, status, owner, mac)
+    ), known AS (
+        SELECT FROM agentfsm.version WHERE number = %(version)s
     ), fence AS (
         UPDATE agentfsm.run AS run
         SET seq = head.seq, hash = head.hash, status = head.status, owner = head.owner, mac = head.mac,
             owner_key = CASE WHEN head.owner IS NULL THEN NULL ELSE run.owner_key END
         FROM head
         WHERE run.id = head.number AND run.epoch = head.epoch AND run.seq = head.before AND run.owner IS NOT NULL
-            AND (run.status <> 'finished' OR head.status = 'finished')
+            AND (run.status <> 'finished' OR head.status = 'finished') AND EXISTS (SELECT FROM known)
         RETURNING run.id, run.status
     ), added AS (
         {INSERT_ROWS} JOIN fence ON fence.id = new.run
@@ -124,7 +135,8 @@ _MORE_PARTS: LiteralString = f""", {WRITE_LISTED}, kept AS (
     )"""  # noqa: S608  # our own text
 _APPEND, _APPEND_MORE = _APPEND_PARTS + _WRITTEN, _APPEND_PARTS + _MORE_PARTS + _WRITTEN
 """The fence and the records of many runs in one statement, the longer one with what they are listed by and their
-snapshots: of a run whose fence fails, nothing is written."""
+snapshots: of a run whose fence fails, nothing is written, and nothing at all if a later release has migrated the
+schema. That is looked for first, so that whoever migrates it and whoever writes lock tables in the same order."""
 
 
 class _RunRow(NamedTuple):
@@ -474,16 +486,16 @@ class _Queue:
                 for _ in range(TURNS_BETWEEN_COMMITS):
                     await asyncio.sleep(0)
             except asyncio.CancelledError:
+                error = StoreError(f"{self.session.settings.server} had not answered when the store was closed")
                 for job in jobs + self._jobs:
-                    if job.future is not None:
-                        job.future.cancel()
+                    _resolve(job.future, error)
                 self._jobs.clear()
                 raise
 
     async def _commit(self, jobs: list[_Job]) -> None:
         errors: Mapping[int, Exception]
         try:
-            errors = await self.session.write(partial(_write_jobs, jobs))
+            errors = await self.session.write(partial(_write_jobs, jobs), checks_schema=True)
         except Exception as error:  # whatever it is: nobody may wait forever
             errors = {job.key.number: error for job in jobs}
         for job in jobs:
@@ -502,9 +514,10 @@ class _Queue:
         return list(chosen.values())
 
     async def aclose(self) -> None:
-        """Write what is queued, and close the connections."""
+        """Write what is queued, and close the connections. A server that does not answer is waited for, as always."""
         if self._flusher is not None:
-            await asyncio.wait([self._flusher])
+            await asyncio.wait([self._flusher], timeout=self.session.settings.wait_s)
+            await end_task(self._flusher)
         await self.session.aclose()
 
 
@@ -666,6 +679,7 @@ async def _append(db: Connection, heads: list[_NewHead]) -> set[int]:
     """Write what is queued of runs, and return the numbers of those that this process owns."""
     rows = [(head.job.key.number, row) for head in heads for row in encode_commit(head.job.records)]
     values = {
+        "version": SCHEMA_VERSION,
         "number": number_column([head.job.key.number for head in heads]),
         "epoch": number_column([head.job.key.epoch for head in heads]),
         "before": number_column([head.before for head in heads]),
@@ -728,6 +742,11 @@ async def _release(db: Connection, key: _LeaseKey) -> None:
 
 
 async def _stale_error(db: Connection, key: _LeaseKey) -> StoreError:
+    """Why nothing was written of a run."""
+    try:
+        await require_current(db)
+    except StoreFormatError as error:
+        return error
     run = await _select_run(db, key.run_id)
     found = None if run is None else (run.epoch, run.owner, run.seq, run.status)
     return stale_error(key.run_id, key.epoch, key.owner, found)

@@ -60,7 +60,7 @@ class SqliteMaintenance:
         self._turn = turn
         self._select_row = select_row
 
-    async def prepare(self) -> None:
+    async def prepare(self, *, migrate: bool = False) -> None:
         """Become the writer of the file, and create or migrate its tables; see ``StoreMaintenance.prepare``."""
         await self._writer.started()
 

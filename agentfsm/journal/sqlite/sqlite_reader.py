@@ -38,6 +38,7 @@ class SqliteReader:
 
         Raises:
             StoreMovedError: It was moved, deleted or replaced while the store was open.
+            StoreFormatError: A newer release wrote it.
             StoreError: It cannot be read, or this process is a forked child.
         """
         self._file.check_process()
@@ -51,6 +52,7 @@ class SqliteReader:
                     return default
                 self._file.opened()
             try:
+                sqlite_schema.require_known(self._db, self._file.given)  # it may have been migrated since it was opened
                 return query(self._db)
             except sqlite_schema.READ_ERRORS as error:
                 raise sqlite_schema.as_store_error(error, self._file.given) from error

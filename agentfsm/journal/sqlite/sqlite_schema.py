@@ -431,10 +431,14 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     if not has_tables(db):
         return
     application = _application_id(db)
-    version = schema_version(db)
     if application != APPLICATION_ID:
         raise StoreFormatError(f"{path} is a database of another program")
-    if version > SCHEMA_VERSION:
+    require_known(db, path)
+
+
+def require_known(db: sqlite3.Connection, path: Path) -> None:
+    """Raise StoreFormatError for the file of a newer release."""
+    if (version := schema_version(db)) > SCHEMA_VERSION:
         raise StoreFormatError(
             f"{path} has schema version {version}, and this release reads {SCHEMA_VERSION}: use a newer agentfsm"
         )
