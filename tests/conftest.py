@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +25,24 @@ os.environ["AGENTFSM_MONITOR"] = "raise"
 settings.register_profile("patient", settings(), deadline=None)
 settings.load_profile("patient")
 
+# All that is imported and collected stays until the end: looking through it for garbage, again and again, finds none.
+gc.disable()
+
 COUNTED = "counted"
+
+
+def pytest_collection_finish() -> None:
+    """From here on, look for garbage, but not in what has been collected."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file that has no test of those that are asked for: "-m slow and ..." needs "mark.slow" somewhere."""
+    asked = re.match("(slow|soak|servers)( and|$)", config.option.markexpr)
+    if asked is None or not collection_path.name.startswith("test_"):
+        return None
+    return True if f"mark.{asked[1]}" not in collection_path.read_text(encoding="utf-8") else None
 
 
 @pytest.fixture

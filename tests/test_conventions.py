@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,3 +150,14 @@ def test_only_public_packages_list_what_they_export():
 
 def test_the_adapter_of_the_engine_stays_under_300_lines():
     assert len((PACKAGE / "workers" / "dbos_waker.py").read_text(encoding="utf-8").splitlines()) < 300
+
+
+def test_a_file_of_tests_says_itself_which_of_them_are_slow():
+    """``make slow`` imports only the files that say so."""
+    own = Path(__file__).parent
+    marked = {
+        str(f.relative_to(own))
+        for f in own.rglob("*.py")
+        if re.search(r"mark\.(slow|soak|servers)\b", f.read_text("utf-8"))
+    }
+    assert {f for f in marked if not Path(f).name.startswith("test_")} == {"conftest.py"}  # which leaves out the others

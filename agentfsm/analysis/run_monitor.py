@@ -82,7 +82,7 @@ class ProofModel:
         self.graph = graph
         self._traits = traits
         self._own = assumptions or Assumptions()
-        self._spaces: dict[AgentGuardrails, tuple[StateSpace, StateSpace]] = {}
+        self._spaces: dict[AgentGuardrails, StateSpace] = {}
         self._bounds: dict[AgentGuardrails, Bounds] = {}
         self._computing = threading.Lock()
         self.unseen_calls = makes_unseen_calls(graph, traits)
@@ -90,14 +90,14 @@ class ProofModel:
         self.runs_one_by_one = runs_one_by_one(graph)
         self._suspended: dict[str, RunMonitor] = {}
 
-    def spaces(self, guardrails: AgentGuardrails) -> tuple[StateSpace, StateSpace]:
-        """The model under given limits, and its projection to the counters that the engine keeps."""
+    def space(self, guardrails: AgentGuardrails) -> StateSpace:
+        """The model under given limits."""
         if guardrails not in self._spaces:
             try:
-                spaces = _cached_spaces(self.graph, guardrails, self._traits, self._own)
+                space = _cached_space(self.graph, guardrails, self._traits, self._own)
             except TypeError:  # a guard that cannot be hashed
-                spaces = _make_spaces(self.graph, guardrails, self._traits, self._own)
-            self._spaces[guardrails] = spaces
+                space = _make_space(self.graph, guardrails, self._traits, self._own)
+            self._spaces[guardrails] = space
         return self._spaces[guardrails]
 
     def calls_per_move(self, guardrails: AgentGuardrails) -> int:
@@ -119,7 +119,7 @@ class ProofModel:
             return self._bounds[guardrails]
 
     def _compute_bounds(self, guardrails: AgentGuardrails) -> Bounds:
-        full, _ = self.spaces(guardrails)
+        full = self.space(guardrails)
         calls = self.calls_per_move(guardrails)
         bounds = bounds_within_limits(self.graph, full.assumptions, Meter(BOUNDS_LIMITS), calls_per_move=calls)
         if bounds.limit or self.unseen_calls:
@@ -140,17 +140,19 @@ class ProofModel:
             self._suspended.pop(next(iter(self._suspended)))
 
 
-def _make_spaces(
-    graph: Graph, guardrails: AgentGuardrails, traits: AgentTraits, own: Assumptions
-) -> tuple[StateSpace, StateSpace]:
-    known = graph_assumptions(graph, guardrails, traits) + own
-    counters = {c.name for c in graph.counters}
-    followed = [v.name for v in known.counters if v.name in counters]
-    return StateSpace(graph, known), StateSpace(graph, known, followed)
+def _make_space(graph: Graph, guardrails: AgentGuardrails, traits: AgentTraits, own: Assumptions) -> StateSpace:
+    return StateSpace(graph, graph_assumptions(graph, guardrails, traits) + own)
 
 
-_cached_spaces = lru_cache(maxsize=32)(_make_spaces)
+_cached_space = lru_cache(maxsize=32)(_make_space)
 """A program has few graphs and limits, and perhaps many agents."""
+
+
+@lru_cache(maxsize=32)
+def _projection(full: StateSpace) -> StateSpace:
+    """A model by the counters alone that the engine keeps."""
+    kept = {c.name for c in full.graph.counters}
+    return StateSpace(full.graph, full.assumptions, kept.intersection(full.counter_names))
 
 
 @dataclass(slots=True)
@@ -211,10 +213,10 @@ class RunMonitor:
 
     def __init__(self, model: ProofModel, run: RunState, on_wait: Callable[[RunMonitor], None] | None = None) -> None:
         state, counters = run.state, run.counters
-        full, projection = model.spaces(run.guardrails)
+        full = model.space(run.guardrails)
         self._model, self._on_wait = model, on_wait
         self.state, self.guardrails = state, run.guardrails
-        self._full, self._projection = full, projection
+        self._full = full
         self._is_subagent = run.parent is not None
         self._calls_per_move = model.calls_per_move(run.guardrails)
         self._model_calls, self._batch_left = run.model_calls, run.guardrails.max_calls_per_reply
@@ -222,8 +224,8 @@ class RunMonitor:
         self._places = {row.id: place for place, row in enumerate(full.graph.transitions)}
         self._lower_bounds = frozenset(c.name for c in full.counters if c.lower_bound)
         known = _has(full, full.initial, state, counters, self._lower_bounds)
-        self._space = full if known else projection
-        self._here: set[Configuration] = {full.initial} if known else {_observed(projection, state, counters)}
+        self._space = full if known else _projection(full)
+        self._here: set[Configuration] = {full.initial if known else _observed(self._space, state, counters)}
         self._lost = False
         self._uncompared: list[_Comparison] = []
 
@@ -257,8 +259,8 @@ class RunMonitor:
             self._lost = True
             return self._mismatch(row, before, possible, counters)
         if len(self._here) > MAX_CONFIGURATIONS:
-            self._space = self._projection
-            self._here = {_observed(self._projection, row.target, counters)}
+            self._space = _projection(self._full)
+            self._here = {_observed(self._space, row.target, counters)}
         exceeded = self._check_bounds(row, run, tool_calls)
         if space.graph.spec(row.target).waits:
             self._stretch = _Made()

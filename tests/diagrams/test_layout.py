@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, pairwise
 
 import pytest
@@ -40,12 +41,23 @@ def views() -> Iterator[tuple[str, View]]:
             yield f"{name}-{kind}", overlay.apply_to(build_view(graph))
 
 
-LAYOUTS = {name: compute_layout(view) for name, view in views()}
-VERTICAL = {
-    name: compute_layout(replace(view, layout="vertical")) for name, view in views() if not re.search(r"-\d\d$", name)
+VIEWS = dict(views())
+VIEWS |= {
+    f"{name}-vertical": replace(view, layout="vertical")
+    for name, view in VIEWS.items()
+    if not re.search(r"-\d\d$", name)
 }
-LAYOUTS |= {f"{name}-vertical": layout for name, layout in VERTICAL.items()}
-each = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+each = pytest.mark.parametrize("layout", VIEWS, indirect=True)
+
+
+@cache
+def layout_of(name: str) -> Layout:
+    return compute_layout(VIEWS[name])
+
+
+@pytest.fixture(name="layout")
+def placed(request: pytest.FixtureRequest) -> Layout:
+    return layout_of(request.param)
 
 
 def rect_of(box: PlacedBox) -> Rect:
@@ -167,7 +179,7 @@ def test_a_line_leaves_beside_its_rows(layout: Layout) -> None:
 
 
 def test_the_default_loop_is_laid_out_in_three_columns() -> None:
-    boxes = {b.box.name: b for b in LAYOUTS["loop"].boxes}
+    boxes = {b.box.name: b for b in layout_of("loop").boxes}
     spine = ["pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool", "terminal"]
     assert [b.box.name for b in sorted((boxes[n] for n in spine), key=lambda b: b.y)] == spine
     assert len({boxes[n].x for n in spine}) == 1
@@ -175,25 +187,25 @@ def test_the_default_loop_is_laid_out_in_three_columns() -> None:
 
 
 def test_the_vertical_layout_is_one_column_that_a_phone_can_show() -> None:
-    layout = VERTICAL["loop"]
+    layout = layout_of("loop-vertical")
     boxes = sorted(layout.boxes, key=lambda b: b.y)
     assert len({b.x for b in boxes}) == 1
     assert (boxes[0].box.name, boxes[-1].box.name) == ("pre_step", "terminal")
     assert layout.width <= 480
-    assert {b.box.name: b.box.kind for b in boxes} == {b.box.name: b.box.kind for b in LAYOUTS["loop"].boxes}
-    wide = VERTICAL["loop-since-small"]
+    assert {b.box.name: b.box.kind for b in boxes} == {b.box.name: b.box.kind for b in layout_of("loop").boxes}
+    wide = layout_of("loop-since-small-vertical")
     assert max(label.x + label.width for label in wide.labels) <= max(b.x + b.width for b in wide.boxes) + 40
 
 
 def test_bad_ends_are_text_and_good_ends_are_lines() -> None:
-    drawn = {i for line in LAYOUTS["loop"].lines for piece in line for i in piece.ids}
+    drawn = {i for line in layout_of("loop").lines for piece in line for i in piece.ids}
     to_terminal = {t.id for t in LOOP if t.target == "terminal"}
     assert drawn & to_terminal == {"post_llm.otherwise", "post_tool.declared_done"}
     assert drawn >= {t.id for t in LOOP} - to_terminal
 
 
 def test_a_final_state_lists_the_guards_that_lead_to_it() -> None:
-    terminal = next(b for b in LAYOUTS["small"].boxes if b.box.name == "end")
+    terminal = next(b for b in layout_of("small").boxes if b.box.name == "end")
     assert " ".join(label.text for label in terminal.table.foot) == (
         "completed: declared_done, work.otherwise partial: too_long cancelled: cancelled"
     )
@@ -271,7 +283,7 @@ def alike_crossings(layout: Layout, kinds: set[str]) -> int:
 
 
 def test_lines_to_and_from_the_waiting_states_of_a_large_graph_can_be_followed() -> None:
-    layout = LAYOUTS["claims"]
+    layout = layout_of("claims")
     assert len(layout.boxes) == 22
     drawn = {piece.kind for line in layout.lines for piece in line}
     assert drawn >= {"wait", "resume"}
@@ -284,6 +296,6 @@ def test_lines_to_and_from_the_waiting_states_of_a_large_graph_can_be_followed()
 
 def test_few_lines_cross() -> None:
     # No other choice of sides for the lines within the middle column gives fewer (tried exhaustively once).
-    assert crossings(LAYOUTS["loop"]) <= 16
-    assert crossings(LAYOUTS["more"]) <= 34
-    assert crossings(LAYOUTS["small"]) == 1
+    assert crossings(layout_of("loop")) <= 16
+    assert crossings(layout_of("more")) <= 34
+    assert crossings(layout_of("small")) == 1

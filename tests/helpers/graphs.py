@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 from unittest.mock import patch
 
@@ -339,6 +339,7 @@ def random_graph(seed: int) -> Graph:
     return Graph(tuple(states), tuple(rows), f"random {seed}", (_STEPS,))
 
 
+@cache
 def all_graphs() -> dict[str, Graph]:
     graphs = {
         "loop": LOOP,
