@@ -219,6 +219,8 @@ class RunMonitor:
         self._full = full
         self._is_subagent = run.parent is not None
         self._calls_per_move = model.calls_per_move(run.guardrails)
+        unseen = model.unseen_calls
+        self._limits_of_unseen = with_unseen_calls(NO_BOUNDS, full.graph, run.guardrails) if unseen else None
         self._model_calls, self._batch_left = run.model_calls, run.guardrails.max_calls_per_reply
         self._stretch, self._whole = _Made(), _Made(model_calls=run.model_calls, model_rows=run.model_calls)
         self._places = {row.id: place for place, row in enumerate(full.graph.transitions)}
@@ -306,9 +308,9 @@ class RunMonitor:
         stretch, whole = self._stretch, self._whole
         if stretch.tool_calls > stretch.tool_rows or whole.tool_calls > whole.tool_rows:
             return False
-        if not self._model.unseen_calls:
+        limits = self._limits_of_unseen
+        if limits is None:
             return stretch.model_calls <= stretch.model_rows and whole.model_calls <= whole.model_rows
-        limits = with_unseen_calls(NO_BOUNDS, self._full.graph, self.guardrails)
         return (limits.model_calls is None or stretch.model_calls <= limits.model_calls) and (
             self._is_subagent or limits.model_calls_in_all is None or whole.model_calls <= limits.model_calls_in_all
         )

@@ -105,7 +105,7 @@ def test_it_does_what_every_store_does(check: Any, liveness: Any, url: str) -> N
     asyncio.run(check(lambda: PostgresStore(url, liveness=liveness)))
 
 
-@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("window", [2, *(pytest.param(window, marks=pytest.mark.soak) for window in (1, 3))])
 def test_runs_are_found_by_tags_metadata_and_texts_among_the_newest_and_then_by_their_index(
     window: int, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

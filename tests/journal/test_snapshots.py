@@ -113,9 +113,9 @@ async def go_on(store: Any, script: Sequence[Any], draw: random.Random, history:
 @pytest.mark.parametrize(
     ("seed", "every"),
     [
-        (0, 17),
-        pytest.param(0, 1, marks=pytest.mark.slow),
-        *(pytest.param(seed, 1, marks=pytest.mark.soak) for seed in range(1, 5)),
+        (0, 30),
+        pytest.param(0, 4, marks=pytest.mark.slow),
+        *(pytest.param(seed, 1, marks=pytest.mark.soak) for seed in range(5)),
     ],
 )
 @pytest.mark.usefixtures("snapshots_often")

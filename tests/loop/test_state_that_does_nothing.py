@@ -11,7 +11,7 @@ import pytest
 from agentfsm import LOOP, Agent, Graph, StateContext, StateSpec, Transition, tool
 from agentfsm.testing import Scenario, ScriptedModel, Simulator, random_scenarios
 
-COUNT = 20
+COUNT, MOST = 20, 6
 
 LOST = "recover.retry_tool"
 """The row on which it does: failed calls are run again only where it leads straight to them, as docs/graphs.md says."""
@@ -51,9 +51,9 @@ def scenarios() -> list[Scenario]:
     return [replace(each, side_events={}) for each in random_scenarios(agent(LOOP), COUNT)]
 
 
-def runs(graph: Graph) -> list[dict[str, Any]]:
+def runs(graph: Graph, played: list[Scenario]) -> list[dict[str, Any]]:
     """What the model was asked and what became of each run, without the moves through the state."""
-    found = [Simulator(agent(graph)).run_sync(each) for each in scenarios()]
+    found = [Simulator(agent(graph)).run_sync(each) for each in played]
     return [
         {
             "moves": [row for row in each.ids if not row.startswith("idle.")],
@@ -69,7 +69,7 @@ def runs(graph: Graph) -> list[dict[str, Any]]:
 
 @cache
 def expected() -> list[dict[str, Any]]:
-    return runs(LOOP)
+    return runs(LOOP, scenarios())
 
 
 def test_the_scenarios_take_most_rows_of_the_loop() -> None:
@@ -78,9 +78,9 @@ def test_the_scenarios_take_most_rows_of_the_loop() -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_state_that_does_nothing_changes_nothing_else(row: str) -> None:
+    """It is played in the scenarios that take its row, of which the shortest are enough, and in one at least."""
     target = next(each.target for each in LOOP if each.id == row)
-    idle = StateSpec("idle", effect=nothing)
-    for run, as_before in zip(
-        runs(LOOP.with_state(idle, [Transition("idle", None, target)], entered_by=row)), expected(), strict=True
-    ):
-        assert run == as_before
+    graph = LOOP.with_state(StateSpec("idle", effect=nothing), [Transition("idle", None, target)], entered_by=row)
+    chosen = sorted(range(COUNT), key=lambda n: (row not in expected()[n]["moves"], len(expected()[n]["moves"])))
+    chosen = [n for n in chosen if row in expected()[n]["moves"]][:MOST] or chosen[:1]
+    assert runs(graph, [scenarios()[n] for n in chosen]) == [expected()[n] for n in chosen]
