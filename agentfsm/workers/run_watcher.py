@@ -55,6 +55,9 @@ WAKEN_AT_ONCE = 4
 LOOK_EVERY_S = 30.0
 """Seconds between two looks at what nobody has acted on, what is set aside for a while, and what can be forgotten."""
 
+LEAVE_S = 600.0
+"""Seconds for which a worker leaves an answer that it could not act on to others: they look every 30 seconds."""
+
 WAITING_EVERY_S, WAITING_SHARE = 30.0, 20
 """Seconds between two searches for requests without a timer or a notice, at least; and how many times as long as a
 search takes."""
@@ -207,6 +210,7 @@ class RunWatcher:
         self._waiting: set[tuple[str, int]] = set()
         self._seen: dict[tuple[str, int], float] = {}
         self._done: set[str] = set()
+        self._left: dict[str, tuple[int, set[str], float]] = {}
         self._at_work: dict[str, float] = {}
         self.swept_at = 0.0
 
@@ -235,8 +239,25 @@ class RunWatcher:
             await self._waker.bring_forward(Activation(run_id, 0, "").key)
             if await end_if_lost(self._store, self._waker, self._agents.keyring, run_id):
                 logger.info("run %s was in no queue, and is cancelled", run_id)
-        elif not await self._was_refused(head, signals) and (served := await self._agent_of(head)) is not None:
+        elif self._is_left(head, signals) or await self._was_refused(head, signals):
+            return
+        elif (served := await self._agent_of(head)) is not None:
             await self._waker.wake(Activation(run_id, head.epoch, served.queue))
+
+    async def leave(self, head: Head) -> None:
+        """Do not wake a run for the signals that it has now, for a while: this worker's agent could do nothing.
+
+        It may lack the tool as it was shown, or have other guardrails. Another worker would not get to act on them as
+        long as this one is faster.
+        """
+        now = asyncio.get_running_loop().time()
+        self._left = {run_id: left for run_id, left in self._left.items() if now < left[2]}
+        self._left[head.run_id] = head.epoch, {each.id for each in await self._signals_of(head.run_id)}, now + LEAVE_S
+
+    def _is_left(self, head: Head, signals: Sequence[Signal]) -> bool:
+        epoch, left, until = self._left.get(head.run_id, (0, set[str](), 0.0))
+        is_same = epoch == head.epoch and {each.id for each in signals} <= left
+        return is_same and asyncio.get_running_loop().time() < until
 
     async def _signals_of(self, run_id: str) -> list[Signal]:
         with contextlib.suppress(MissingExtraError):

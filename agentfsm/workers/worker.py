@@ -259,7 +259,10 @@ class Worker:
             if reason := await self._reason_to_set_aside(activation, head):
                 return await self._set_aside(activation, reason)
             return await self._drive(served, head.run_id, served.agent.resume(head.run_id))
-        return await self._drive(served, head.run_id, await next_run(served.agent.config, head.run_id, lazily=True))
+        word = await self._drive(served, head.run_id, await next_run(served.agent.config, head.run_id, lazily=True))
+        if word == "nothing to do":
+            await self._watcher.leave(head)
+        return word
 
     async def _read(self, run_id: str) -> tuple[Head | None, Sequence[SealedRecord], Signal | None]:
         """The head, the first record and the cancellation of a run, read at once; if one cannot be read, none is."""

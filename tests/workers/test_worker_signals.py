@@ -14,8 +14,10 @@ import pytest
 from agentfsm import (
     Actor,
     Agent,
+    AgentGuardrails,
     Allow,
     Approval,
+    Deny,
     Edit,
     Host,
     MemoryStore,
@@ -263,6 +265,56 @@ def test_a_run_whose_answer_was_refused_is_not_woken_again_and_again_but_by_the_
         assert await woken() == 1
         await scene.activate("r", is_timer=False)
         assert scene.acted == ["pay"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("why", ["another tool", "other guardrails"])
+def test_an_answer_that_a_worker_cannot_act_on_is_left_to_workers_that_can(why: str) -> None:
+    class NotingWaker(HandWaker):
+        def __init__(self) -> None:
+            super().__init__()
+            self.woken: list[str] = []
+
+        async def wake(self, activation: Activation, *, delay_s: float = 0.0) -> bool:
+            self.woken.append(activation.queue)
+            return True
+
+    @tool(requires_approval=Approval(validity_s=30))
+    def pay(amount: int = 5) -> str:
+        """Pay an amount."""
+        return "paid"
+
+    async def scenario() -> None:
+        scene, waker = Scene(), NotingWaker()
+        await scene.agent(call("pay")).run("Pay.", run_id="r", tags=["agent:clerk"])
+        config = scene.agent("Done.").config
+        other = replace(config, tools={**config.tools, "pay": pay})
+        if why == "other guardrails":
+            other = replace(config, guardrails=AgentGuardrails(max_iterations=5))
+        newer = scene.agent().with_config(other)
+        worker = Worker({"clerk": newer}, scene.store, cast("Waker", waker), secret=SECRET)
+        agents = ServedAgents({"clerk": scene.agent("Done.")})
+        older = RunWatcher(scene.store, cast("Waker", waker), agents, WorkerSettings(), WorkerCounts())
+
+        async def woken(watcher: Any) -> int:
+            waker.woken.clear()
+            await watcher._wake_signalled_run("r")
+            return len(waker.woken)
+
+        serving = asyncio.create_task(worker.run())
+        await waker.served.wait()
+        await scene.runs.answer("r", Allow())
+        assert await woken(worker._watcher) == 1
+        head = await scene.store.head("r")
+        assert head is not None
+        assert await waker.deliver(Activation("r", head.epoch, waker.queue)) == "nothing to do"
+        assert [await woken(worker._watcher), await woken(older)] == [0, 1]
+        if why == "another tool":
+            await scene.runs.answer("r", Deny("no"))
+            assert [await woken(worker._watcher), await woken(older)] == [1, 1]
+        worker.stop()
+        await serving
 
     asyncio.run(scenario())
 
