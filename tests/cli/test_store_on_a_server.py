@@ -267,3 +267,11 @@ def test_the_check_of_an_empty_database_says_what_creates_the_tables_or_why_noth
     created = cli("store", "init", "--store", url)
     assert (created.exit_code == 0) == ("init creates it" in problem), created.output
     execute(database, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_the_check_of_a_store_says_that_its_server_takes_no_changes(cli: Cli, url: str) -> None:
+    read_only = f"{url}&options=-c%20default_transaction_read_only%3Don"
+    checked = cli("store", "check", "--json", "--store", read_only)
+    assert checked.exit_code == 1, checked.output
+    (problem,) = json.loads(checked.stdout)["problems"]
+    assert "read-only: connect to the primary one" in problem

@@ -73,7 +73,7 @@ _DESCRIBE = """
     SELECT current_setting('server_version'),
         (SELECT sum(pg_total_relation_size(oid)) FROM pg_class
             WHERE relnamespace = 'agentfsm'::regnamespace AND relkind = 'r'),
-        pg_is_in_recovery(), extract(epoch FROM clock_timestamp())::float8,
+        current_setting('transaction_read_only') = 'on', extract(epoch FROM clock_timestamp())::float8,
         (SELECT string_agg(rights || ' on ' || tables, '; ' ORDER BY rights) FROM (
             SELECT rights, string_agg(relname, ', ' ORDER BY relname) AS tables FROM (
                 SELECT relname, string_agg(wanted, ', ' ORDER BY wanted) AS rights
@@ -207,7 +207,7 @@ async def _describe_empty(db: Connection) -> list[Fact]:
 async def _describe(db: Connection) -> list[Fact]:
     row = await (await db.execute(_DESCRIBE)).fetchone()
     assert row is not None  # noqa: S101  # a query without FROM has one row
-    server, size, standby, clock, missing = row
+    server, size, is_read_only, clock, missing = row
     ahead_s = round(clock - time.time(), 1) or 0.0  # and not -0.0
     facts = [
         Fact("kind", f"PostgreSQL {server}"),
@@ -215,7 +215,7 @@ async def _describe(db: Connection) -> list[Fact]:
         Fact("size", f"{size:,} bytes"),
         _clock_fact(ahead_s),
     ]
-    if standby:
+    if is_read_only:
         facts.append(Fact("standby", "this server is read-only: connect to the primary one", is_problem=True))
     if missing:
         rights = f"the role lacks {missing}: let the owner of the schema GRANT that, as agentfsm store init --sql shows"
