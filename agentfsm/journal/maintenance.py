@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from agentfsm.errors import JournalError
+from agentfsm.errors import ConfigurationError, JournalError
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
 AnyStore = TypeVar("AnyStore")
@@ -108,6 +108,18 @@ class Tombstone:
 def seal_tombstone(tombstone: Tombstone, keyring: Keyring) -> Tombstone:
     """The tombstone, sealed under the current key."""
     return replace(tombstone, mac=keyring.current.seal(KeyPurpose.tombstone, tombstone.content.encode()))
+
+
+async def require_clock(maintenance: StoreMaintenance) -> None:
+    """Check that the clock here, by which runs are started, expire and are purged, is not far from the server's.
+
+    Raises:
+        ConfigurationError: It is.
+        StoreError: The store cannot be read.
+    """
+    for fact in await maintenance.describe():
+        if fact.name == "clock" and fact.is_problem:
+            raise ConfigurationError(f"{fact.name}: {fact.value}")
 
 
 def read_tombstone(content: str, mac: str) -> Tombstone:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.listing import ended_at, iterate_runs
-from agentfsm.journal.maintenance import Hold, Tombstone, seal_hold, seal_tombstone, why_held
+from agentfsm.journal.maintenance import Hold, Tombstone, require_clock, seal_hold, seal_tombstone, why_held
 from agentfsm.journal.run_info import RunInfo, RunQuery, check_selects_one, first_info
 from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import GOOD, TAMPERED, UNVERIFIABLE, VerificationReport, verify
@@ -161,8 +161,11 @@ async def apply_retention(
         now: The time, in seconds since the epoch; that of this machine by default.
 
     Raises:
+        ConfigurationError: The clock of this machine is far from the server's.
         StoreError: The store cannot be read or written.
     """
+    if now is None:
+        await require_clock(store.maintenance)
     at = time.time() if now is None else now
     found = [
         info.run_id

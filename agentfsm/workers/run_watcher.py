@@ -163,18 +163,6 @@ async def require_secret(store: Store, keyring: Keyring) -> None:
         )
 
 
-async def require_clock(store: Store) -> None:
-    """Check that the clock of a worker, by which delays and the validity of requests end, is not far from the server's.
-
-    Raises:
-        ConfigurationError: It is.
-        StoreError: The store cannot be read.
-    """
-    for fact in await store.maintenance.describe():
-        if fact.name == "clock" and fact.is_problem:
-            raise ConfigurationError(f"{fact.name}: {fact.value}")
-
-
 class RunWatcher:
     """Watches the runs of a store for a worker.
 

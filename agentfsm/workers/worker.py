@@ -20,6 +20,7 @@ from agentfsm.agent.recover import next_run
 from agentfsm.errors import AgentfsmError, JournalError, RunExistsError, StaleLease, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import foreign_key_id
 from agentfsm.journal.load import pending_request
+from agentfsm.journal.maintenance import require_clock
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.signals import Signal, read_signals
 from agentfsm.journal.store import Head, Store
@@ -33,7 +34,6 @@ from agentfsm.workers.run_watcher import (
     attempts_without_progress,
     due_at,
     progress_below,
-    require_clock,
     require_secret,
 )
 from agentfsm.workers.served_agents import ServedAgent, ServedAgents
@@ -160,7 +160,7 @@ class Worker:
             agentfsm.errors.StoreFormatError: A later release has migrated the store. The worker has stopped.
             agentfsm.errors.StoreError: The store or the engine cannot be reached when the worker starts.
         """
-        await require_clock(self._store)
+        await require_clock(self._store.maintenance)
         await require_secret(self._store, self._keyring)
         await self._waker.serve(self.queues, self._deliver)
         self._serving = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -35,6 +36,7 @@ from agentfsm.journal.run_info import RunQuery
 from agentfsm.journal.sqlite import sqlite_maintenance
 from agentfsm.journal.verification import GOOD, TAMPERED
 from agentfsm.loop.keys import Keyring
+from agentfsm.runtime.host import SystemClock
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_rows import unpack_rows
 from tests.helpers.postgres import empty_database
@@ -105,6 +107,28 @@ def test_old_runs_are_purged_and_the_others_are_not(make: Any) -> None:
             assert {verify_tombstone(each, KEYRING).code for each in tombstones} == {GOOD}
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("ahead_s", [-100 * DAY_S, 100 * DAY_S])
+def test_nothing_is_purged_by_its_age_where_the_clock_differs_from_the_servers(
+    ahead_s: int, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agentfsm import PostgresStore
+
+    empty_database(database)
+    now = time.time
+
+    async def scenario() -> None:
+        async with PostgresStore(database) as store:
+            await agent(store, "Hello.", clock=SystemClock()).run("Hi.", run_id="new")
+            monkeypatch.setattr(time, "time", lambda: now() + ahead_s)
+            with pytest.raises(ConfigurationError, match=r"^clock: .* s from the one here: set the wrong one"):
+                await Runs(store, secret=SECRET).purge(RetentionRule(days=90))
+            monkeypatch.undo()
+            assert (await Runs(store, secret=SECRET).purge(RetentionRule(days=90))).purged == ()
+            assert await ids(store) == ["new"]
+
+    asyncio.run(scenario())
 
 
 def test_a_run_goes_with_those_that_it_called_or_not_at_all(make: Any) -> None:

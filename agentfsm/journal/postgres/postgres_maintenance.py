@@ -225,7 +225,7 @@ async def _describe(db: Connection) -> list[Fact]:
 
 def _clock_fact(ahead_s: float) -> Fact:
     is_problem = abs(ahead_s) > LONGEST_SKEW_S
-    advice = ": set the wrong one, or delayed runs start and requests expire at the wrong time" if is_problem else ""
+    advice = ": set the wrong one, or runs start, expire and are purged at the wrong time" if is_problem else ""
     return Fact("clock", f"the server's is {ahead_s:+.1f} s from the one here{advice}", is_problem)
 
 
