@@ -43,6 +43,8 @@ class AgentGuardrails(BaseModel, frozen=True):
         on_limit: What happens when a budget is spent: ``ask_user``, ``stop`` or ``handoff``.
         tool_timeout_s: Timeout of one tool call, and of a memory, in seconds; a tool's own ``timeout`` takes
             precedence.
+        max_tool_result_chars: How many characters of one tool's result the model gets, its beginning and its end; a
+            tool's own ``max_result_chars`` takes precedence. None for all of them.
         hook_timeout_s: Timeout of one hook in seconds; one that does not return in time counts as having raised.
         cancel_grace_s: Seconds that a tool, hook, model or memory has to clean up after its timeout or a cancellation.
             One that is still running then is abandoned: closed where it is, and the run continues without it.
@@ -78,6 +80,7 @@ class AgentGuardrails(BaseModel, frozen=True):
     max_moves: Count | None = None
     on_limit: Literal["ask_user", "stop", "handoff"] = "ask_user"
     tool_timeout_s: Seconds = 600
+    max_tool_result_chars: Count | None = 200_000
     hook_timeout_s: Seconds = 60
     cancel_grace_s: Seconds = 2
     llm_timeout_s: Seconds = 60

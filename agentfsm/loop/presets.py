@@ -66,7 +66,9 @@ _UNLIMITED_RETRIES = 1_000_000
 _FATAL_PROVIDER = {K.context_overflow: Action.handoff}
 """With no retries for ``transient_provider``, every failed model call then ends the run."""
 
-_LIMITS_THAT_DO_NOT_ACT = AgentGuardrails(max_iterations=None, max_execution_time_s=24 * 60 * 60)
+_LIMITS_THAT_DO_NOT_ACT = AgentGuardrails(
+    max_iterations=None, max_execution_time_s=24 * 60 * 60, max_tool_result_chars=None
+)
 """For a source without such limits. Some budget must be finite, so that every run ends."""
 
 _STALL_AND_IDLE = ("pre_step.no_progress", "post_llm.no_progress")
@@ -97,7 +99,9 @@ FEEDBACK = Preset(
         envelope=True, feedback="kept", addendum=False, environment_errors="terminal", attempts_scope="run"
     ),
     policy=DefaultPolicy(budgets=dict.fromkeys(MODEL_MISTAKE_KINDS, _UNLIMITED_RETRIES), actions=_FATAL_PROVIDER),
-    guardrails=AgentGuardrails(max_iterations=5, max_execution_time_s=None, on_limit="stop"),
+    guardrails=AgentGuardrails(
+        max_iterations=5, max_execution_time_s=None, on_limit="stop", max_tool_result_chars=None
+    ),
     graph=replace(
         LOOP.without(
             *_STALL_AND_IDLE,

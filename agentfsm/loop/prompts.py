@@ -50,6 +50,14 @@ def cut_off_text(reason: str) -> str:
     return f"Cancelled while it ran: {reason}. Nobody knows what it had done by then."
 
 
+def left_out_text(left_out: int, length: int) -> str:
+    """What stands in a tool's result in place of what the model does not get of it."""
+    return (
+        f"\n[... {left_out:,} of {length:,} characters left out: the result is too long. Ask for less at a time if you "
+        "need them. ...]\n"
+    )
+
+
 def too_many_calls_text(limit: int) -> str:
     """The result of a call that is not run because too many came before it in the same reply."""
     return f"Not run: only the first {limit} calls of a message are run. Make this call again in your next message."

@@ -109,7 +109,7 @@ class PieceFilter:
 
     def _decide(self, *, complete: bool) -> None:
         text = self._text
-        spans, limit = self._search(text, complete=complete)
+        spans, limit = self.search(text, complete=complete)
         limit, place = max(limit, self._done), self._done
         for start, end in [*((s, e) for s, e in spans if e > place and s < limit), (limit, limit)]:
             self._show(place, max(place, start))
@@ -135,7 +135,8 @@ class PieceFilter:
         shown, self._shown = self._shown, ""
         self._receive(shown)
 
-    def _search(self, text: str, *, complete: bool) -> tuple[list[tuple[int, int]], int]:
+    def search(self, text: str, *, complete: bool) -> tuple[list[tuple[int, int]], int]:
+        """Where secrets stand in a text, from left to right, and from where on it is not decided yet."""
         spans, limit = self._forms.search(text, complete=complete)
         if not self._readings or not (has_escapes(text) or (not complete and ends_in_escape(text))):
             return spans, limit

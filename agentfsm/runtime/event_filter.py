@@ -15,6 +15,8 @@ from agentfsm.loop.withholding import Withholder
 WITHHELD = "[withheld]"
 """What an event says instead of a secret: unlike a journal's placeholder, nothing can be got out of it."""
 
+_LONGEST_SECRET = 10_000  # characters of a secret, as it is encoded in a text, that is looked for around a place
+
 
 class EventFilter:
     """The secrets of one run, looked for when an event is first turned into JSON."""
@@ -51,6 +53,12 @@ class EventFilter:
         """What withholds the secrets that are known now from a text that comes in pieces."""
         self._learn()
         return self._withholder.filter_pieces(receive)
+
+    def secret_at(self, text: str, place: int) -> tuple[int, int]:
+        """Where a secret begins and ends that a place in a text is inside of; twice the place if there is none."""
+        first = max(0, place - _LONGEST_SECRET)
+        spans, _ = self.filter_pieces(lambda _: None).search(text[first : place + _LONGEST_SECRET], complete=True)
+        return next(((first + s, first + e) for s, e in spans if first + s < place < first + e), (place, place))
 
     def _learn(self) -> None:
         withholder, run = self._withholder, self._run

@@ -23,7 +23,7 @@ from agentfsm.runtime.run_context import ToolContext
 from agentfsm.runtime.subruns import FULL_SHARE, budget_share, delegate_call, live_calling_run
 from agentfsm.runtime.timeout import CancelRequests, Timeout
 from agentfsm.runtime.tool_channel import CallChannel, ToolWaits
-from agentfsm.runtime.tool_execution import run_call
+from agentfsm.runtime.tool_execution import cut_result, run_call
 from agentfsm.runtime.tools import Tool, call_secrets
 
 T = TypeVar("T")
@@ -274,6 +274,9 @@ async def _run_one(context: Context, ready: _ReadyCall, attempt: int, share: Bud
         result = replace(result, withheld=(*result.withheld, *call_secrets(tool, call.arguments)))
     if result.ending == "done":
         result = await validate_ending(context, call, result)
+    longest = tool.max_result_chars or run.guardrails.max_tool_result_chars
+    if longest is not None and len(result.content) > longest:
+        result = cut_result(result, longest, context.secrets)
     if tool.control is None:
         context.recorder.record_result(eid, result)
         if timer is not context.timeout:  # other calls of the batch still run: do not wait for them to store it

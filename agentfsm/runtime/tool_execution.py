@@ -26,6 +26,7 @@ from agentfsm.loop.read_only import MAX_NESTING, FrozenDict
 from agentfsm.loop.withholding import MASK, secret_values
 from agentfsm.runtime.context import LongWait
 from agentfsm.runtime.delegation import Delegation
+from agentfsm.runtime.event_filter import EventFilter
 from agentfsm.runtime.run_context import ToolContext
 from agentfsm.runtime.timeout import CutOffError, TimeLimitError, Timeout, reraise_cancellation
 from agentfsm.runtime.tools import Tool, call_secrets, problems
@@ -204,6 +205,24 @@ def _success_result(call: ToolCall, tool: Tool, value: Any) -> ToolResult:
         )
     output = _ending_value(call, tool, value)
     return ToolResult(call.id, call.name, content, ending=ending, value=output, images=images, withheld=found)
+
+
+def cut_result(result: ToolResult, limit: int, secrets: EventFilter) -> ToolResult:
+    """A result of which the model gets a number of characters at most; no secret is split, so that all are withheld."""
+    secrets.add(result.withheld)
+    failure = result.failure
+    if failure is not None:
+        failure = failure.model_copy(update={"explanation": _cut_text(failure.explanation, limit, secrets)})
+    return dataclasses.replace(result, content=_cut_text(result.content, limit, secrets), failure=failure)
+
+
+def _cut_text(text: str, limit: int, secrets: EventFilter) -> str:
+    """The beginning and the end of a text that is too long, and how much is left out between them."""
+    if len(text) <= limit:
+        return text
+    end, _ = secrets.secret_at(text, limit - limit // 2)
+    _, start = secrets.secret_at(text, len(text) - limit // 2)
+    return f"{text[:end]}{prompts.left_out_text(start - end, len(text))}{text[start:]}"
 
 
 def _secrets_in(value: object, depth: int = 0) -> Iterator[str]:

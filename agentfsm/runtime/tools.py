@@ -125,6 +125,8 @@ class Tool(_HasDict):
         adapter: Validates the arguments.
         takes_context: Whether the first parameter is a ``ToolContext``.
         timeout: Seconds for one call; None for the guardrails' ``tool_timeout_s``.
+        max_result_chars: How many characters of a result the model gets; None for the guardrails'
+            ``max_tool_result_chars``.
         idempotent: Whether calling it twice with the same idempotency key has the same effect as calling it once.
         retryable: Whether a failed call may be retried unchanged (idempotent tools only).
         requires_approval: Whether a human must approve a call.
@@ -151,6 +153,7 @@ class Tool(_HasDict):
     adapter: TypeAdapter[Any]
     takes_context: bool = False
     timeout: float | None = None
+    max_result_chars: int | None = None
     idempotent: bool = False
     retryable: bool = False
     requires_approval: ApprovalRequirement = False
@@ -257,6 +260,7 @@ class Tool(_HasDict):
         function: Callable[..., Any],
         *,
         timeout: float | None = None,
+        max_result_chars: int | None = None,
         idempotent: bool = False,
         retryable: bool = False,
         requires_approval: ApprovalRequirement = False,
@@ -277,6 +281,7 @@ class Tool(_HasDict):
             parameters: The JSON schema of its arguments, with ``"type": "object"``. References lead to ``$defs`` in it.
             function: Plain (it runs in a thread) or async. A first parameter of type ``ToolContext`` gets the context.
             timeout: As ``@tool`` takes it, and so are the others.
+            max_result_chars: How many characters of a result the model gets.
             idempotent: Whether calling it twice with the same idempotency key has the same effect as calling it once.
             retryable: Whether a failed call may be retried unchanged (idempotent tools only).
             requires_approval: Whether a human must approve a call.
@@ -297,6 +302,7 @@ class Tool(_HasDict):
             takes_context=_takes_context(function, name),
             is_async=inspect.iscoroutinefunction(function),
             timeout=timeout,
+            max_result_chars=max_result_chars,
             idempotent=idempotent,
             retryable=retryable,
             requires_approval=requires_approval,
@@ -414,6 +420,7 @@ def tool(
     *,
     name: str | None = None,
     timeout: float | None = None,
+    max_result_chars: int | None = None,
     idempotent: bool = False,
     retryable: bool = False,
     requires_approval: ApprovalRequirement = False,
@@ -428,6 +435,7 @@ def tool(
     *,
     name: str | None = None,
     timeout: float | None = None,
+    max_result_chars: int | None = None,
     idempotent: bool = False,
     retryable: bool = False,
     requires_approval: ApprovalRequirement = False,
@@ -442,6 +450,8 @@ def tool(
         function: Plain (it runs in a thread) or async. The items of a generator are returned as a list.
         name: The tool's name; by default the function's.
         timeout: Seconds for one call; by default the guardrails' ``tool_timeout_s``.
+        max_result_chars: How many characters of a result the model gets: of a longer one, its beginning and its end,
+            and how much is left out. By default the guardrails' ``max_tool_result_chars``.
         idempotent: Whether calling it twice with the same idempotency key has the same effect as calling it once.
         retryable: Whether a failed call may be retried unchanged (idempotent tools only).
         requires_approval: Whether a human must approve a call: True; an ``Approval``, which says how many and who; or
@@ -461,6 +471,7 @@ def tool(
         made = dataclasses.replace(
             as_tool(function, name=name),
             timeout=timeout,
+            max_result_chars=max_result_chars,
             idempotent=idempotent,
             retryable=retryable,
             requires_approval=requires_approval,
@@ -477,6 +488,10 @@ def _checked(made: Tool, secret: Iterable[str]) -> Tool:
     """A tool with more secret arguments, after checking its options."""
     if made.timeout is not None and not made.timeout > 0:
         raise ToolDefinitionError(f"tool {made.name!r}: timeout must be greater than 0 seconds, not {made.timeout}")
+    if made.max_result_chars is not None and not made.max_result_chars > 0:
+        raise ToolDefinitionError(
+            f"tool {made.name!r}: max_result_chars must be greater than 0, not {made.max_result_chars}"
+        )
     if made.retryable and not made.idempotent:
         raise ToolDefinitionError(f"tool {made.name!r}: only an idempotent tool can be retryable")
     if made.asks and not (made.is_async and made.takes_context):

@@ -31,10 +31,13 @@ from agentfsm import (
     tool,
 )
 from agentfsm.errors import JournalError
+from agentfsm.journal.fork import fork
 from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import Replay, ReplayTotals, replay
 from agentfsm.journal.replay_settings import ReplaySettings
 from agentfsm.loop.failures import Action, FailureKind
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.messages import Message, Reply, Role
 from agentfsm.loop.model import ModelRequest
 from agentfsm.loop.presets import PRESETS, Preset
@@ -107,6 +110,33 @@ def test_a_replay_makes_the_same_transitions(rows: list[SealedRecord]) -> None:
     replayed = replay(rows, LOOP)
     assert replayed.same
     assert replayed.moves == sum('"kind":"transition"' in r.body for r in rows)
+
+
+def test_of_a_long_result_the_journal_has_what_the_model_got_so_that_later_limits_change_nothing() -> None:
+    @tool
+    def read() -> str:
+        return "0123456789" * 10
+
+    host = Host(clock=FakeClock(), store=(store := MemoryStore()), secret=b"secret")
+
+    def agent(script: Sequence[Any], limit: int) -> Agent[None, str]:
+        guardrails = AgentGuardrails(max_tool_result_chars=limit)
+        return Agent(ScriptedModel(script), tools=[read, pay], host=host, guardrails=guardrails)
+
+    async def live() -> tuple[list[SealedRecord], list[SealedRecord]]:
+        await agent([call("read"), call("pay", amount=3)], 10).run("Do it.", run_id="one")
+        await fork(store, "one", len(await store.records("one")), "two", Keyring(b"secret"))
+        for run_id in ("one", "two"):
+            await agent(["Paid."], 10).resume(run_id, Allow())
+        return list(await store.records("one")), list(await store.records("two"))
+
+    run, forked = asyncio.run(live())
+    assert "0123456789" not in "".join(record.body + record.hidden for record in (*run, *forked))
+    for records in (run, forked):
+        texts = [m.content for m in rehydrate(records).run.messages if m.role is Role.TOOL]
+        assert (texts[0][:5], texts[0][-5:], texts[1:]) == ("01234", "56789", ["paid 3"])
+        assert replay(records, LOOP).same
+        assert replay(records, LOOP, guardrails=AgentGuardrails(max_tool_result_chars=None)).same
 
 
 def test_a_replay_under_another_graph_names_the_first_divergent_record(rows: list[SealedRecord]) -> None:

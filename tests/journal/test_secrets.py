@@ -405,3 +405,37 @@ def test_secret_arguments_must_be_arguments():
         def wrong(password: str) -> str:
             """No."""
             return ""
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize("from_end", [False, True])
+@pytest.mark.parametrize("shown", range(1, 30))
+def test_no_secret_is_split_where_a_long_result_is_cut(store, tmp_path, from_end, quoted, shown):
+    """``shown`` characters of it would be on the side of the cut that is kept."""
+    secret = 'the "gate" of 1789 \\ ä'
+    written = json.dumps(secret) if quoted else secret
+
+    @tool(max_result_chars=100)
+    def look() -> str:
+        """Look."""
+        before = "." * (200 - 50 - len(written) + shown if from_end else 50 - shown)
+        return (before + written).ljust(200, ".")
+
+    agent = Agent(
+        ScriptedModel([call("look"), "done"]), tools=[look], host=Host(store=store, secrets=[SecretStr(secret)])
+    )
+    content = agent.run_sync("go", run_id="r").messages[-2].content
+    assert ("left out" in content, written in content) == (True, False) if shown < len(written) else (True, True)
+    store.close()
+    assert b"gate" not in files(tmp_path)
+    assert b"1789" not in files(tmp_path)
+
+
+def test_a_secret_in_a_long_result_is_still_what_the_tool_returned_for_the_model(store):
+    @tool(max_result_chars=100)
+    def look() -> str:
+        """Look."""
+        return KEY + "." * 200
+
+    result = an_agent(store, [call("look"), "done"], look).run_sync("go")
+    assert result.messages[-2].content.startswith(KEY + "....")

@@ -26,6 +26,7 @@ DEFAULTS = {
     "max_moves": None,
     "on_limit": "ask_user",
     "tool_timeout_s": 600,
+    "max_tool_result_chars": 200_000,
     "hook_timeout_s": 60,
     "cancel_grace_s": 2,
     "llm_timeout_s": 60,

@@ -130,6 +130,7 @@ def test_feedback_has_five_steps_keeps_feedback_and_ends_on_the_worlds_errors():
     feedback = PRESETS["feedback"]
     limits = feedback.guardrails
     assert (limits.max_iterations, limits.max_execution_time_s, limits.on_limit) == (5, None, "stop")
+    assert limits.max_tool_result_chars is None
     assert feedback.behavior == Behavior(
         envelope=True, feedback="kept", addendum=False, environment_errors="terminal", attempts_scope="run"
     )
@@ -152,6 +153,7 @@ def test_breaker_feeds_errors_back_until_five_equal_ones_and_has_no_cap_on_itera
 def test_where_the_source_has_no_limit_none_acts_on_an_ordinary_run(name):
     limits = PRESETS[name].guardrails
     assert (limits.max_iterations, limits.max_tokens, limits.max_cost_usd) == (None, None, None)
+    assert limits.max_tool_result_chars is None
     assert limits.max_execution_time_s == 86_400
     assert limits.step_limit == 10_000
 

@@ -121,10 +121,10 @@ def test_a_tool_that_changes_its_arguments_does_not_change_the_transcript():
 def test_the_options_are_those_of_the_decorator():
     tool = made(
         timeout=3, idempotent=True, retryable=True, requires_approval=Approval(n=1), ends_run=True, parallel=True,
-        secret=["code"],
+        secret=["code"], max_result_chars=9,
     )  # fmt: skip
     assert (tool.timeout, tool.idempotent, tool.retryable, tool.ends_run, tool.parallel) == (3, True, True, True, True)
-    assert (tool.requires_approval, tool.secret) == (Approval(n=1), {"code"})
+    assert (tool.requires_approval, tool.secret, tool.max_result_chars) == (Approval(n=1), {"code"}, 9)
 
 
 def test_an_argument_that_the_schema_marks_as_secret_is_not_journaled():

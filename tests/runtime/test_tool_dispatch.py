@@ -513,3 +513,71 @@ def test_failed_calls_that_are_run_again_keep_their_order_and_the_others_their_r
     assert result.output == "done"
     assert seen == [0, 1, 2, 3, 1, 3]
     assert tool_texts(result) == [f"fine {n}" for n in range(4)]
+
+
+# -- long results -------------------------------------------------------------------------------------
+
+DIGITS = "0123456789"
+CUT = (
+    "01234\n[... 90 of 100 characters left out: the result is too long. Ask for less at a time if you need them. ...]\n"
+    "56789"
+)
+
+
+@tool(max_result_chars=10)
+def read(times: int) -> str:
+    """Read."""
+    return DIGITS * times
+
+
+def test_of_a_long_result_the_model_gets_the_beginning_the_end_and_how_much_is_left_out():
+    result, requests = run_script_with_requests([call("read", times=10), call("read", times=1)], "done", tools=[read])
+    assert tool_texts(result) == [CUT, DIGITS]
+    assert [m.content for m in requests[1].messages if m.role == "tool"] == [CUT, DIGITS]
+
+
+def test_the_guardrails_limit_the_results_of_tools_that_have_no_limit_of_their_own():
+    @tool
+    def look(times: int) -> str:
+        return DIGITS * times
+
+    def results(**options: Any) -> list[str]:
+        calls = [call("look", times=10), call("read", times=10), call("look", times=20_001)]
+        return tool_texts(run_script_with_requests(calls, "done", tools=[look, read], **options)[0])
+
+    short, of_tool, long = results(guardrails=AgentGuardrails(max_tool_result_chars=12))
+    assert (short[:30], of_tool) == ("012345\n[... 88 of 100 characte", CUT)
+    assert (long[:40], long[-7:]) == ("012345\n[... 199,998 of 200,010 character", "\n456789")
+    short, of_tool, long = results()
+    assert (short, of_tool) == (DIGITS * 10, CUT)
+    assert long.startswith(DIGITS * 10_000 + "\n[... 10 of 200,010 characters left out: ")
+    assert results(guardrails=AgentGuardrails(max_tool_result_chars=None)) == [DIGITS * 10, CUT, DIGITS * 20_001]
+
+
+def test_a_long_error_is_cut_in_the_result_and_in_the_lesson():
+    @tool(max_result_chars=20)
+    def fail() -> str:
+        raise ToolError(DIGITS * 10)
+
+    result, requests = run_script_with_requests(call("fail"), "done", tools=[fail])
+    (text,) = tool_texts(result)
+    assert text.startswith("0123456789\n[... 80 of 100 characters left out")
+    (lesson,) = result.run_state.lessons_learned
+    assert lesson.explanation.startswith("fail: 0123\n[... 86 of 106 characters left out")
+    assert DIGITS * 2 not in str(requests)
+
+
+def test_the_output_of_a_tool_that_ends_the_run_is_whole():
+    @tool(max_result_chars=10, ends_run=True)
+    def finish() -> str:
+        return DIGITS * 10
+
+    result, _ = run_script_with_requests(call("finish"), tools=[finish])
+    assert (result.output, tool_texts(result)) == (DIGITS * 10, [CUT])
+
+
+def test_the_answer_of_a_sub_agent_is_cut_like_any_result():
+    expert = Agent(ScriptedModel([DIGITS * 10])).as_tool("expert", "Knows.")
+    guardrails = AgentGuardrails(max_tool_result_chars=10)
+    result, _ = run_script_with_requests(call("expert", task="?"), "done", tools=[expert], guardrails=guardrails)
+    assert tool_texts(result) == [CUT]

@@ -303,10 +303,17 @@ def test_a_tool_does_nothing_special_by_default():
 
 def test_the_options_of_a_tool():
     made = tool(
-        name="sky", timeout=2, idempotent=True, retryable=True, requires_approval=True, ends_run=True, parallel=True
+        name="sky",
+        timeout=2,
+        max_result_chars=9,
+        idempotent=True,
+        retryable=True,
+        requires_approval=True,
+        ends_run=True,
+        parallel=True,
     )(weather)
     assert (made.name, made.spec.name) == ("sky", "sky")
-    assert (made.timeout, made.idempotent, made.retryable) == (2, True, True)
+    assert (made.timeout, made.max_result_chars, made.idempotent, made.retryable) == (2, 9, True, True)
     assert (made.requires_approval, made.ends_run, made.parallel) == (True, True, True)
 
 
@@ -314,6 +321,12 @@ def test_the_options_of_a_tool():
 def test_a_timeout_is_positive(timeout):
     with pytest.raises(ToolDefinitionError, match="timeout"):
         tool(timeout=timeout)(weather)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_of_results_is_positive(limit):
+    with pytest.raises(ToolDefinitionError, match="max_result_chars must be greater than 0"):
+        tool(max_result_chars=limit)(weather)
 
 
 def test_only_an_idempotent_tool_may_be_retryable():
