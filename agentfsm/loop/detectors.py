@@ -8,12 +8,13 @@ own code and add a row to the table. The examples are external events after whic
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.messages import FinishReason, ToolCall
+from agentfsm.loop.quorum import Actor
 from agentfsm.loop.state import RunState
 from agentfsm.machine.declaration import Counter, exhausted, silent_while, takes
 
@@ -43,6 +44,9 @@ class Example:
         cancel: Whether the run is cancelled.
         abort: Whether a hook aborts the run or, in a state that waits, a guard raises.
         state_result: What the effect of a user-defined state returns without running: a value, or a ``StateResult``.
+        metadata: Entries of the run's metadata, with which it is started.
+        tags: Tags of the run, with which it is started.
+        actor: Who requests the run.
     """
 
     reply: Any = None
@@ -60,6 +64,9 @@ class Example:
     cancel: bool = False
     abort: bool = False
     state_result: Any = None
+    metadata: Mapping[str, Any] | None = None
+    tags: Sequence[str] = ()
+    actor: Actor | str | None = None
 
 
 def detector(*, fires_on: Iterable[Example], silent_on: Iterable[Example] = ()) -> Callable[[F], F]:

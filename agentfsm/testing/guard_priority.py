@@ -17,7 +17,7 @@ from agentfsm.loop.guards import calls_pending
 from agentfsm.loop.messages import FinishReason, Message, Reply
 from agentfsm.loop.outcomes import JUDGE_RESULTS, RUN_CALLS
 from agentfsm.machine.graph import Graph, Transition
-from agentfsm.testing.path_assumptions import loop_guard
+from agentfsm.testing.path_assumptions import loop_guard, merged_start
 from agentfsm.testing.path_generation import Path, shortest_run_to_end, small_guardrails, state_space_for
 from agentfsm.testing.path_runner import PathRun, WitnessDriver
 from agentfsm.testing.path_to_scenario import Step, steps_of
@@ -130,12 +130,14 @@ def _example_overrides(
 
 def _merge_examples(a: Example, b: Example) -> Example | None:
     """One example in which both happen; None if they exclude each other."""
-    reply = _merge_replies(a.reply, b.reply)
+    reply, start = _merge_replies(a.reply, b.reply), merged_start((a, b))
     if (
         reply is _INCOMPATIBLE
+        or start is None
         or (a.call and b.call and a.times == b.times)
         or (a.action and b.action)
         or (a.answer and b.answer)
+        or None not in (a.state_result, b.state_result)
     ):
         return None
     return replace(
@@ -154,6 +156,8 @@ def _merge_examples(a: Example, b: Example) -> Example | None:
         crash=a.crash or b.crash,
         cancel=a.cancel or b.cancel,
         abort=a.abort or b.abort,
+        state_result=b.state_result if a.state_result is None else a.state_result,
+        **start,
     )
 
 

@@ -13,11 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from inspect import unwrap
+from itertools import combinations
+from typing import Any
 
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption, Update, Variable
 from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions
 from agentfsm.loop import detectors as d
 from agentfsm.loop import guards
+from agentfsm.loop.detectors import Example
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.outcomes import CALL_MODEL, CHECK_BUDGETS, CHOOSE_RECOVERY, JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
@@ -31,6 +34,29 @@ def loop_guard(row: Transition) -> Guard | None:
         return row.guard
     innermost: Guard = unwrap(row.guard, stop=lambda guard: guard in BUILT_IN_GUARDS)
     return innermost if innermost in BUILT_IN_GUARDS else row.guard
+
+
+def merged_start(examples: Iterable[Example]) -> dict[str, Any] | None:
+    """The metadata, tags and actor that fit all of some examples, by field; None if they exclude each other."""
+    metadata: dict[str, Any] = {}
+    tags: dict[str, None] = {}
+    actor: Any = None
+    for each in examples:
+        given = each.metadata or {}
+        if any(metadata.get(name, value) != value for name, value in given.items()):
+            return None
+        if None not in (actor, each.actor) and actor != each.actor:
+            return None
+        metadata |= given
+        tags |= dict.fromkeys(each.tags)
+        actor = each.actor if actor is None else actor
+    return {"metadata": metadata or None, "tags": tuple(tags), "actor": actor}
+
+
+def _is_start(example: Example) -> bool:
+    """Whether an example says how the run is started, and nothing else."""
+    given = bool(example.metadata or example.tags or example.actor)
+    return given and replace(example, metadata=None, tags=(), actor=None) == Example()
 
 
 def path_assumptions(graph: Graph, guardrails: AgentGuardrails, traits: AgentTraits) -> Assumptions:
@@ -52,6 +78,17 @@ class _KitAssumptions:
         self._graph = graph
         self._rows = graph.transitions
         self._known = {variable.name for variable in known.counters}
+        self._constant = {guard: f"constant_{number}" for number, guard in enumerate(self._start_examples())}
+
+    def _start_examples(self) -> dict[Guard, Example]:
+        """The guards that depend only on how a run is started, as far as their examples tell; each with the first."""
+        found: dict[Guard, Example] = {}
+        spending = {row.guard for row in self._rows if row.spends}  # they need not be taken where they hold
+        for guard in dict.fromkeys(row.guard for row in self._rows if row.guard is not None):
+            examples: tuple[Example, ...] = getattr(guard, "fires_on", ())
+            if examples and guard not in spending and all(map(_is_start, examples)):
+                found[guard] = examples[0]
+        return found
 
     def _source(self, row: Transition) -> StateSpec:
         return self._graph.spec(row.source)
@@ -108,10 +145,25 @@ class _KitAssumptions:
         ]
         yield Variable("later", updates=tuple(later), budget=False)
         yield Variable("errors", updates=tuple(self._errors()), budget=False)
+        for guard, name in self._constant.items():
+            yield Variable(
+                name, updates=tuple(self._evaluated(guard)), labels=("unknown", "holds", "never"), budget=False
+            )
         if any(row.guard is guards.escalated for row in self._rows):
             changes: dict[Guard | None, int] = {guards.escalated: 1, guards.approval_required: 0}
             raised = (Update.of(row, to=(changes[row.guard],)) for row in self._rows if row.guard in changes)
             yield Variable("raised", updates=tuple(raised), budget=False)
+
+    def _evaluated(self, guard: Guard) -> Iterator[Update]:
+        """What is known of a guard once a row was taken that has it, or that comes after one that has it."""
+        for spec in self._graph.states:
+            evaluated = False
+            for row in self._graph.rows(spec.name):
+                if row.guard is guard:
+                    evaluated = True
+                    yield Update.of(row, to=("holds",))
+                elif evaluated:
+                    yield Update.of(row, to=("never",))
 
     def _errors(self) -> Iterator[Update]:
         """Whether the last batch failed with an error that the next can repeat."""
@@ -129,6 +181,14 @@ class _KitAssumptions:
 
     def guards(self) -> Iterator[GuardAssumption]:
         """What only the kit assumes about guards."""
+        for guard, name in self._constant.items():
+            why = "it depends only on how the run was started"
+            yield GuardAssumption(guard, may=f"{name} != never", must=f"{name} == holds", why=why)
+        for (one, example), (other, rival) in combinations(self._start_examples().items(), 2):
+            if merged_start((example, rival)) is None:
+                why = "no run is started as both need it"
+                yield GuardAssumption(one, may=f"{self._constant[other]} != holds", why=why)
+                yield GuardAssumption(other, may=f"{self._constant[one]} != holds", why=why)
         for row in self._rows:
             if row.guard is guards.calls_pending and "pending" in self._known:
                 why = "a reply makes fewer calls than a batch may have"

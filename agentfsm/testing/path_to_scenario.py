@@ -29,7 +29,7 @@ from agentfsm.runtime.control_tools import CONTROL_TOOLS
 from agentfsm.runtime.tool_execution import validate_call
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.guard_examples import BY_APPROVAL_RULE, GuardExampleSet
-from agentfsm.testing.path_assumptions import loop_guard
+from agentfsm.testing.path_assumptions import loop_guard, merged_start
 from agentfsm.testing.path_generation import Path
 from agentfsm.testing.simulation import DISMISSED, ESCALATED, EXPIRED, NO_SIDE_EVENT, ModelTurn, Scenario, SideEvent
 from agentfsm.testing.tool_calls import OwnCalls, Votes, call_key, enveloped_call, requires_approval
@@ -638,7 +638,17 @@ class _ScenarioBuilder:
             tuple(human_replies),
             self._side_events,
             self._path.guardrails,
+            **self._start(),
         )
+
+    def _start(self) -> dict[str, Any]:
+        """The metadata, tags and actor of the run."""
+        start = merged_start(self._examples)
+        if start is None:
+            raise NoExampleError(
+                f"no run takes {self._path.id}: the examples of its guards need different metadata, or different actors"
+            )
+        return start
 
     def _add_side_event(self, index: int, example: Example) -> None:
         side_event = SideEvent(

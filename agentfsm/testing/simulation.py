@@ -136,6 +136,10 @@ class Scenario:
             and if the reply does not fit, the run is dismissed. Each is another person's, who may give it.
         side_events: What else happens, by the number of transitions taken before.
         guardrails: The limits of the run; None for those of the agent.
+        metadata: The metadata with which the run is started.
+        tags: Its tags.
+        actor: Who requests it. By default nobody in particular, and on a graph that counts votes somebody who does not
+            vote.
     """
 
     model_turns: Sequence[ModelTurn] = ()
@@ -144,6 +148,9 @@ class Scenario:
     human_replies: Sequence[Any] = ()
     side_events: Mapping[int, SideEvent] = field(default_factory=dict[int, SideEvent])
     guardrails: AgentGuardrails | None = None
+    metadata: Mapping[str, Any] | None = None
+    tags: Sequence[str] = ()
+    actor: Actor | str | None = None
 
     def with_crashes(self, moves: int = 100) -> Scenario:
         """The same scenario, but the process dies at the first start of a tool in each visit, and the run is resumed.
@@ -287,9 +294,16 @@ class Simulation:
         self._from_records = from_records
         self._stop_states = {s.name for s in agent.graph.states if s.final or s.waits}
         self.result = cursor.result
-        requester = Actor("requester") if counts_votes(agent.graph) else None
+        scenario = cursor.scenario
         self._suspension: Any = None
-        self._run: Run[Any, Any] | None = agent.run("play", run_id=SIMULATION_RUN_ID, actor=requester, deps=deps)
+        self._run: Run[Any, Any] | None = agent.run(
+            "play",
+            run_id=SIMULATION_RUN_ID,
+            actor=scenario.actor or (Actor("requester") if counts_votes(agent.graph) else None),
+            tags=scenario.tags,
+            metadata=scenario.metadata or {},
+            deps=deps,
+        )
         self._state = live_state(self._run)
 
     @property

@@ -28,6 +28,7 @@ from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.tools import Tool
+from agentfsm.testing.path_assumptions import merged_start
 from agentfsm.testing.simulation import (
     DISMISSED,
     ESCALATED,
@@ -408,6 +409,7 @@ class _Draw:
         cases = OwnCalls(config.tools, agent.graph).cases(CALLS_PER_TOOL)
         self._calls = [case.call for case in cases]
         self._control = [each for each in CONTROL_CALLS if each.name in config.tools]
+        self._starts = [each for each in _examples_of(agent.graph) if each.metadata or each.tags or each.actor]
 
     def scenario(self, dice: random.Random) -> Scenario:
         """One scenario. Each disturbance is left out of half of them: with all at once, few runs get far."""
@@ -424,7 +426,14 @@ class _Draw:
             [self._human_reply(refused, rule is not None and bool(rule.escalate_to)) for _ in range(2 * MAX_TURNS)],
             {move: replace(self._side_event(usual), approval=rule) for move in range(MAX_SIDE_EVENT_MOVE)},
             self._guardrails(),
+            **self._start(),
         )
+
+    def _start(self) -> dict[str, Any]:
+        """How the run is started: as some of the graph's examples need it, unless they exclude each other."""
+        if not self._starts:
+            return {}
+        return merged_start(self._dice.sample(self._starts, self._dice.randint(0, len(self._starts)))) or {}
 
     def _guardrails(self) -> AgentGuardrails:
         """The agent's own limits, or some so small that a short run reaches them."""

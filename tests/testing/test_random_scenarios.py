@@ -9,7 +9,21 @@ from itertools import pairwise
 
 import pytest
 
-from agentfsm import LOOP, Agent, Approval, Edit, Reply, Role, RunCancelled, tool, with_votes
+from agentfsm import (
+    LOOP,
+    Agent,
+    Approval,
+    Edit,
+    Example,
+    Reply,
+    Role,
+    RunCancelled,
+    RunState,
+    Transition,
+    detector,
+    tool,
+    with_votes,
+)
 from agentfsm.journal.records import read_records
 from agentfsm.testing import ModelTurn, Scenario, ScriptedModel, SideEvent, Simulator, call, random_scenarios
 from agentfsm.testing.guard_examples import DEFAULT_TOOLS
@@ -130,3 +144,22 @@ def test_a_run_is_dismissed_where_the_rule_of_an_approval_refuses_the_reply() ->
 def test_a_run_does_not_record_what_simulates_it() -> None:
     one, other = (Simulator(AGENT, final_answer=answer).run_sync(Scenario()) for answer in ("one", "two"))
     assert first_record(one)["approvals"] == first_record(other)["approvals"]
+
+
+def test_runs_are_started_as_the_examples_of_the_graphs_guards_need_it() -> None:
+    @detector(fires_on=[Example(metadata={"plan": "free"})])
+    def is_free(run: RunState) -> bool:
+        return run.metadata.get("plan") == "free"
+
+    @detector(fires_on=[Example(metadata={"plan": "pro"}), Example(tags=["beta"], actor="ann")])
+    def is_pro(run: RunState) -> bool:
+        return run.metadata.get("plan") == "pro"
+
+    graph = LOOP
+    for each in (is_free, is_pro):
+        graph = graph.with_transition(Transition("pre_step", each, "recover"), before="otherwise")
+    found = random_scenarios(Agent(ScriptedModel(), graph=graph), 40)
+    starts = {(str(dict(each.metadata or {})), tuple(each.tags), each.actor) for each in found}
+    free, pro = "{'plan': 'free'}", "{'plan': 'pro'}"
+    assert {("{}", (), None), (free, (), None), (pro, (), None), (pro, ("beta",), "ann")} <= starts
+    assert not any(each.metadata or each.tags or each.actor for each in random_scenarios(AGENT, 20))

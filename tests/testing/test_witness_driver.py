@@ -11,6 +11,8 @@ from typing import Any, Literal
 import pytest
 
 from agentfsm import (
+    Action,
+    Actor,
     Agent,
     Allow,
     ConfigurationError,
@@ -603,3 +605,121 @@ def test_rules_hooks_and_tools_get_the_dependencies_of_simulated_runs() -> None:
     plain = Agent(ScriptedModel(), tools=[tool(requires_approval=True)(pay.function)], hooks=[look], deps_type=str)
     assert WitnessDriver(plain, tools="real", deps="Bob").check_tools()
     assert {"tool Bob", "hook Bob"} == set(seen)
+
+
+# -- guards on how a run is started -----------------------------------------------------------------
+
+
+def _denied(why: str) -> Failure:
+    return Failure(kind=FailureKind.policy_violation, explanation=why)
+
+
+@detector(fires_on=[Example(metadata={"plan": "free"})], silent_on=[Example(), Example(metadata={"plan": "pro"})])
+def is_free(run: RunState) -> Failure | None:
+    return _denied("it costs") if run.metadata.get("plan") == "free" else None
+
+
+@detector(fires_on=[Example(metadata={"plan": "pro"})], silent_on=[Example(metadata={"plan": "free"})])
+def is_pro(run: RunState) -> Failure | None:
+    return _denied("call the pro desk") if run.metadata.get("plan") == "pro" else None
+
+
+@detector(fires_on=[Example(tags=["beta"])], silent_on=[Example(tags=["alpha"])])
+def is_beta(run: RunState) -> Failure | None:
+    return _denied("not in the beta") if "beta" in run.tags else None
+
+
+@detector(fires_on=[Example(actor=Actor("eve", roles=("guest",)))], silent_on=[Example(actor="eve"), Example()])
+def is_guest(run: RunState) -> Failure | None:
+    return _denied("guests only look") if run.requester is not None and "guest" in run.requester.roles else None
+
+
+@detector(
+    fires_on=[Example(metadata={"limit": 10}, call=call("fsm_act", n=11))],
+    silent_on=[Example(metadata={"limit": 10}, call=call("fsm_act", n=9)), Example(call=call("fsm_act", n=99))],
+)
+def past_the_limit_of_its_run(run: RunState) -> Failure | None:
+    limit = run.metadata.get("limit")
+    over = limit is not None and any(each.call.arguments.get("n", 0) > limit for each in run.batch)
+    return _denied("past the limit") if over else None
+
+
+STARTED = (
+    LOOP.with_detector("pre_step", is_free, before="time_limit")
+    .with_detector("pre_step", is_guest, before="time_limit")
+    .with_detector("post_llm", is_pro, before="tool_calls")
+    .with_detector("post_tool", is_beta, before="tool_error")
+)
+OWN_ROWS = {"pre_step.is_free", "pre_step.is_guest", "post_llm.is_pro", "post_tool.is_beta"}
+
+
+def test_guards_on_how_a_run_is_started_are_driven_on_every_path() -> None:
+    driver = WitnessDriver(STARTED)
+    driver.check_examples()
+    found = paths(STARTED, "transitions")
+    for path in found:
+        driver.run(path).check()
+    assert {row for path in found for row in path.ids} >= OWN_ROWS
+    plans = [driver.scenario_for(path).metadata for path in found]
+    assert {"plan": "free"} in plans
+    assert {"plan": "pro"} in plans
+
+
+def test_on_a_path_such_a_guard_holds_always_or_never_and_never_with_one_that_excludes_it() -> None:
+    for path in paths(STARTED):
+        for own in OWN_ROWS:
+            rows = [row.id for row in STARTED.rows(own.partition(".")[0])]
+            decided = {row for row in path.ids if row in rows[rows.index(own) :]}  # it was evaluated for each of these
+            assert decided == {own} or own not in decided
+        assert not {"pre_step.is_free", "post_llm.is_pro"} <= set(path.ids)
+
+
+def test_a_guard_may_depend_on_the_start_of_its_run_and_on_an_event() -> None:
+    graph = LOOP.with_detector("post_llm", past_the_limit_of_its_run, before="tool_calls")
+    driver = WitnessDriver(graph)
+    driver.check_examples()
+    (path, *_) = (p for p in paths(graph, "transitions") if "post_llm.past_the_limit_of_its_run" in p.ids)
+    path_run = driver.run(path).check()
+    assert path_run.run_result.run_state.metadata == {"limit": 10}
+
+
+def test_examples_that_need_two_actors_fit_no_run_and_the_error_says_so() -> None:
+    path = next(p for p in paths(STARTED) if {"pre_step.is_guest", "recover.handoff"} <= set(p.ids))
+    driver = WitnessDriver(STARTED, examples={"handoff": Example(action=Action.handoff, actor="ann")})
+    with pytest.raises(NoExampleError, match=r"need different metadata, or different actors"):
+        driver.run(path)
+
+
+def test_two_guards_on_the_start_of_a_run_hold_at_once_unless_they_exclude_each_other() -> None:
+    graph = LOOP
+    for each in (is_free, is_beta, is_pro):
+        graph = graph.with_detector("pre_step", each)
+    driver = WitnessDriver(graph)
+    conflicts = {c.id: c for c in guard_conflicts(graph)}
+    path_run = check_priority(driver, conflicts["pre_step.is_free-before-is_beta"])
+    assert path_run is not None
+    state = path_run.check().run_result.run_state
+    assert (dict(state.metadata), state.tags) == ({"plan": "free"}, ("beta",))
+    assert check_priority(driver, conflicts["pre_step.is_free-before-is_pro"]) is None
+
+
+def test_a_guard_on_the_result_of_a_state_holds_at_once_with_another() -> None:
+    def poor(run: RunState) -> bool:
+        return run.state_results.get("review") == "poor"
+
+    @detector(fires_on=[Example(tags=["beta"])])
+    def beta(run: RunState) -> bool:
+        return "beta" in run.tags
+
+    rows = [
+        Transition("review", beta, State.TERMINAL, ends="partial"),
+        Transition("review", poor, State.PRE_STEP),
+        Transition("review", None, State.TERMINAL, ends="completed"),
+    ]
+    spec = StateSpec("review", effect=lambda context: "good")
+    graph = LOOP.with_state(spec, rows, entered_by="post_llm.otherwise")
+    driver = WitnessDriver(graph, examples={"poor": Example(state_result="poor")})
+    (conflict,) = [c for c in guard_conflicts(graph) if c.id == "review.beta-before-poor"]
+    path_run = check_priority(driver, conflict)
+    assert path_run is not None
+    assert path_run.check().run_result.run_state.state_results == {"review": "poor"}
