@@ -87,9 +87,11 @@ class Meter:
             return
         self._next_check = min(self.visited + READ_CLOCK_EVERY, self._cap + 1)
         if self.visited > self._cap:
-            raise AnalysisLimitError(f"explored {limits.max_configurations:,} configurations, which is the limit")
+            raise AnalysisLimitError(
+                f"explored {limits.max_configurations:,} configurations until max_configurations was reached"
+            )
         if limits.clock() > self._deadline:
-            raise AnalysisLimitError(f"explored {self.visited:,} configurations until its time was up")
+            raise AnalysisLimitError(f"explored {self.visited:,} configurations until max_seconds was reached")
 
     @contextmanager
     def search(self, share: float = 1.0) -> Generator[None]:

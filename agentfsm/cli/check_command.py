@@ -16,6 +16,7 @@ from agentfsm.agent.config import proof_traits
 from agentfsm.analysis import (
     AgentTraits,
     Analysis,
+    AnalysisLimits,
     Assumptions,
     SafetyProperty,
     analyse,
@@ -38,6 +39,7 @@ from agentfsm.runtime.permissions import UnattendedCalls, unattended_calls
 from agentfsm.runtime.tools import Tool, with_subagents
 from agentfsm.testing.counterexample import counterexample_test
 
+_USUAL_LIMITS = AnalysisLimits()
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -73,6 +75,28 @@ class _PropertyOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _LimitOptions:
+    """The options that say how much the analysis may do."""
+
+    max_seconds: float = option(
+        "--max-seconds",
+        type=click.FloatRange(min=0, min_open=True),
+        default=_USUAL_LIMITS.max_seconds,
+        show_default=True,
+        metavar="SECONDS",
+        help="Processor time of the analysis.",
+    )
+    max_configurations: int = option(
+        "--max-configurations",
+        type=click.IntRange(min=1),
+        default=_USUAL_LIMITS.max_configurations,
+        show_default=True,
+        metavar="N",
+        help="What one search of it may keep: a million take about 400 MB.",
+    )
+
+
 _EXAMPLES = """\b
 Examples:
   agentfsm check                                        the default loop with the default limits
@@ -94,6 +118,7 @@ Examples:
 @click.option(
     "--assumptions", metavar="MODULE:ATTR", help="What is known about your own guards: an Assumptions object."
 )
+@collect_options(_LimitOptions, "most")
 @collect_options(_ReportOptions, "report_opts")
 @review_options
 @click.pass_context
@@ -104,6 +129,7 @@ def check(
     limits: dict[str, Any],
     wanted: _PropertyOptions,
     assumptions: str | None,
+    most: _LimitOptions,
     report_opts: _ReportOptions,
     review_opts: ReviewOptions,
 ) -> None:
@@ -138,8 +164,10 @@ def check(
         guardrails=guardrails,
         traits=traits,
         assumptions=own,
+        limits=AnalysisLimits(most.max_configurations, most.max_seconds),
     )
     click.echo(_report(analysis, calls, as_json=report_opts.as_json))
+    _say_what_to_raise(analysis, most)
     source = graph or f"agentfsm.loop.presets:{(preset or 'standard').upper()}"
     _write_counterexample(analysis, report_opts, source, guardrails.model_dump(exclude_defaults=True) if limits else {})
     if report_opts.promela is not None:
@@ -157,6 +185,18 @@ def _report(analysis: Analysis, calls: Sequence[UnattendedCalls], *, as_json: bo
         more = {"unattended_calls": [each.to_dict() for each in calls]} if calls else {}
         return json.dumps({**analysis.to_dict(), **more}, indent=1)
     return f"{analysis}\n\n{UnattendedCalls.table(calls)}" if calls else str(analysis)
+
+
+def _say_what_to_raise(analysis: Analysis, most: _LimitOptions) -> None:
+    """If a limit was reached, say with which option to allow more."""
+    reached = " ".join((analysis.bounds.limit, *(each.detail for each in analysis.verdicts if each.holds is None)))
+    options = [
+        f"--{name.replace('_', '-')} {4 * value}"
+        for name, value in (("max_seconds", most.max_seconds), ("max_configurations", most.max_configurations))
+        if name in reached
+    ]
+    if options:
+        click.echo(f"agentfsm: to decide what is open, allow more: {' '.join(options)}", err=True)
 
 
 def _calls_to_review(calls: Sequence[UnattendedCalls], options: ReviewOptions) -> Sequence[UnattendedCalls]:

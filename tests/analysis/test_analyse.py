@@ -155,7 +155,7 @@ def test_counters_of_ones_own_are_left_free_if_following_them_reaches_a_limit() 
 def test_bounds_under_limits_that_are_too_large_for_an_analysis_are_left_open() -> None:
     few = AnalysisLimits(max_configurations=50_000)
     found = analyse(LOOP, guardrails=AgentGuardrails(max_calls_per_reply=200, max_tool_retries=99), limits=few)
-    assert found.bounds.limit == "explored 50,000 configurations, which is the limit"
+    assert found.bounds.limit == "explored 50,000 configurations until max_configurations was reached"
     assert found.bounds.moves is None
     assert [v.holds for v in found.verdicts] == [True] * 4
 

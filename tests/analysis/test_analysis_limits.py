@@ -28,11 +28,13 @@ def test_what_cannot_be_decided_within_the_limits_is_open_with_what_was_explored
     found = analyse(LOOP, must_pass("call_llm", through="pre_step"), limits=AnalysisLimits(max_configurations=3))
     opened = [v for v in found.verdicts if v.holds is None]
     assert [v.text for v in opened] == ["call_llm only after pre_step"]
-    assert all(v.detail == "explored 3 configurations, which is the limit" for v in opened)
+    assert all(v.detail == "explored 3 configurations until max_configurations was reached" for v in opened)
     assert not found.ok
-    assert "other and closer bounds: open (explored 3 configurations, which is the limit)" in str(found)
+    assert "other and closer bounds: open (explored 3 configurations until max_configurations was reached)" in str(
+        found
+    )
     assert "at most 50 model calls between two waits, at most 200 model calls in a whole run" in str(found)
-    assert found.to_dict()["bounds"]["limit"] == "explored 3 configurations, which is the limit"
+    assert found.to_dict()["bounds"]["limit"] == "explored 3 configurations until max_configurations was reached"
 
 
 def test_an_analysis_stops_at_its_time_limit() -> None:
@@ -40,8 +42,8 @@ def test_an_analysis_stops_at_its_time_limit() -> None:
     few = AgentGuardrails(max_iterations=3, max_calls_per_reply=2)
     found = analyse(LOOP, must_pass("call_llm", through="pre_step"), guardrails=few, limits=limits)
     (verdict,) = [v for v in found.verdicts if v.holds is None]
-    assert "until its time was up" in verdict.detail
-    assert "until its time was up" in found.bounds.limit
+    assert "until max_seconds was reached" in verdict.detail
+    assert "until max_seconds was reached" in found.bounds.limit
 
 
 def test_that_every_run_ends_is_known_from_the_declared_counters_alone() -> None:
@@ -100,7 +102,7 @@ def test_passes_over_what_was_visited_end_with_the_time_and_have_no_other_limit(
         meter.count(5)
         meter.work(10**6)
         now = 6.0
-        with pytest.raises(AnalysisLimitError, match="explored 5 configurations until its time was up"):
+        with pytest.raises(AnalysisLimitError, match="explored 5 configurations until max_seconds was reached"):
             meter.work(10**6)
     assert meter.visited == 5
 
@@ -119,7 +121,7 @@ def test_longest_paths_end_with_the_time_after_their_graph_was_found_in_time(lay
     with meter.search():
         graph = LayeredGraph((0, 0), edges, layers, range(layers), meter)
         now = 6.0
-        with pytest.raises(AnalysisLimitError, match="until its time was up"):
+        with pytest.raises(AnalysisLimitError, match="until max_seconds was reached"):
             LongestPaths(graph, lambda cost: (cost, 0, 0))
 
 

@@ -405,7 +405,7 @@ def test_more_model_calls_than_are_printed_are_reported() -> None:
 def test_bounds_that_take_too_long_are_those_of_counters_and_max_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_monitor, "BOUNDS_LIMITS", AnalysisLimits(max_configurations=10))
     bounds = ProofModel(LOOP, AgentTraits()).bounds(LIMITS)
-    assert bounds.limit == "explored 10 configurations, which is the limit"
+    assert bounds.limit == "explored 10 configurations until max_configurations was reached"
     assert (bounds.moves, bounds.model_calls, bounds.tool_calls) == (None, LIMITS.max_iterations, None)
     assert bounds.from_counters == analyse(LOOP, guardrails=LIMITS).bounds.from_counters
     agent = Agent(Spendthrift(), guardrails=AgentGuardrails(max_iterations=3), host=Host(monitor="raise"))

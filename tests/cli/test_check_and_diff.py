@@ -6,13 +6,11 @@ import asyncio
 import json
 import re
 import xml.etree.ElementTree as ET
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agentfsm import LOOP, Agent, Host, SqliteStore
-from agentfsm.analysis import AnalysisLimits, analyse
 from agentfsm.testing import ScriptedModel
 from tests.cli.conftest import Cli
 
@@ -177,17 +175,34 @@ def test_a_loosened_rule_or_a_removed_approval_differs_from_what_was_reviewed(cl
 
 
 @pytest.mark.slow
-def test_how_far_an_analysis_got_until_a_limit_is_no_change_of_what_was_reviewed(
-    cli: Cli, mine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_far_an_analysis_got_until_a_limit_is_no_change_of_what_was_reviewed(cli: Cli, mine: str) -> None:
     """It depends on the machine."""
     options = ("--must-pass", "dispatch_tool:call_llm", "--reviewed", "bounds.json")
     for most, more, code in ((60, ("--update",), 4), (70, (), 4), (600_000, (), 1)):
-        limited = partial(analyse, limits=AnalysisLimits(max_configurations=most))
-        monkeypatch.setattr("agentfsm.cli.check_command.analyse", limited)
-        found = cli("check", f"{mine}:ASKS", *options, *more)
+        found = cli("check", f"{mine}:ASKS", "--max-configurations", str(most), *options, *more)
         assert found.exit_code == code, found.output
         assert (f"explored {most} configurations" in found.stdout) is (code == 4)
+
+
+def test_where_a_limit_leaves_something_open_the_option_that_allows_more_is_named(cli: Cli) -> None:
+    few = ("-g", "max_iterations=2", "-g", "max_calls_per_reply=2", "--must-pass", "call_llm:pre_step")
+    for option, low, shown, high in (
+        ("--max-configurations", "60", "open (explored 60 configurations until max_configurations was reached)", "240"),
+        ("--max-seconds", "1e-9", "configurations until max_seconds was reached)", "4e-09"),
+    ):
+        opened = cli("check", *few, option, low)
+        assert opened.exit_code == 4
+        assert shown in opened.stdout
+        assert opened.stderr == f"agentfsm: to decide what is open, allow more: {option} {high}\n"
+    decided = cli("check", *few, "--max-configurations", "100000", "--max-seconds", "600")
+    assert (decided.exit_code, decided.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("option", ["--max-seconds", "--max-configurations"])
+def test_a_limit_of_the_analysis_is_positive(cli: Cli, option: str) -> None:
+    refused = cli("check", option, "0")
+    assert refused.exit_code == 2
+    assert option in refused.stderr
 
 
 def test_a_removed_approval_is_reported_by_the_reviewed_file(cli: Cli, tmp_path: Path) -> None:
