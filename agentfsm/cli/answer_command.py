@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from dataclasses import asdict, dataclass
 
 import click
@@ -12,6 +14,7 @@ from agentfsm.cli.local_store import (
     await_result,
     complete_run_id,
     open_runs,
+    require_keyring,
     store_option,
     tenant_option,
 )
@@ -21,9 +24,11 @@ from agentfsm.errors import HumanReplyError
 from agentfsm.journal.load import StoredRequest
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.send_signal import SentSignal
+from agentfsm.journal.signals import read_signals, without_refused
 from agentfsm.journal.store import Store
 from agentfsm.journal.store_url import StoreLocation
 from agentfsm.loop.human_input import Edit, Extend, HumanInput
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Actor
 
 
@@ -51,7 +56,10 @@ class SenderOptions:
 sender_options = collect_options(SenderOptions, "sender")
 
 ACTED_ON_WITHIN_S = 2.0
-"""Seconds to wait for a process that has the agent to check an answer."""
+"""Seconds to wait for a process that has the agent to act on an answer that it must check."""
+
+PAUSE_S = 0.05
+"""Seconds between two looks whether that has happened."""
 
 _WAITS = "it waits for the next process that has its agent"
 
@@ -93,8 +101,8 @@ def answer(
     at once if it waits for answers, otherwise when agentfsm resume, or an app that uses the store, takes up the run.
 
     RUN may be the beginning of an id. An answer that does not fit what the run waits for is refused, and so is a
-    second one. New arguments are checked by the process that has the agent; if that does not happen within 2 seconds,
-    agentfsm runs shows what came of them.
+    second one. New arguments and extensions are checked by the process that has the agent: the command waits up to 2
+    seconds for it, and later agentfsm runs shows what came of them.
 
     Exit codes: 0 the answer is in the store; 2 it was refused, or wrong usage.
     """
@@ -106,11 +114,21 @@ def answer(
     chosen, shown = _reply(store, run.request, reply, extend)
     sent = await_result(runs.answer(run.info.run_id, chosen, by=sender.actor(), to=digest or shown))
     if isinstance(chosen, Edit | Extend):
-        run = await_result(runs.get(run.info.run_id, wait_s=ACTED_ON_WITHIN_S))
+        await_result(_acted_on(store, require_keyring(location), run.info.run_id))
+        run = await_result(runs.get(run.info.run_id))
         if run.refused:
             raise HumanReplyError(run.refused)
     await_result(store.aclose())
     sender.report(sent, "was answered", _WAITS)
+
+
+async def _acted_on(store: Store, keyring: Keyring, run_id: str) -> None:
+    """Wait until a process has acted on the answers to a run, for ``ACTED_ON_WITHIN_S`` at most."""
+    deadline = time.monotonic() + ACTED_ON_WITHIN_S
+    while time.monotonic() < deadline:
+        if not without_refused(await read_signals(store.signals, keyring, run_id)):
+            return
+        await asyncio.sleep(PAUSE_S)
 
 
 def _reply(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import sqlite3
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentfsm import Agent, Host, SqliteStore, tool
 from agentfsm.cli import answer_command
+from agentfsm.testing import ScriptedModel, call
 from tests.cli.conftest import Cli
 from tests.cli.test_resume_all import resume, start_run
 from tests.cli.test_run_command import TOOLS
@@ -160,3 +165,40 @@ def test_a_text_is_redacted_from_an_answer_that_waits(cli: Cli, folder: Path) ->
     for file in folder.glob("runs.db*"):
         assert b"ann@example.org" not in file.read_bytes()
     assert cli("answer", run_id, "deny", *STORE).exit_code == 0  # the run still waits
+
+
+def test_an_edit_is_reported_once_it_is_taken_though_the_run_goes_on(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process takes it while the command looks whether one has, and works on until the command has ended."""
+    monkeypatch.setattr(answer_command, "ACTED_ON_WITHIN_S", 60)
+    answered, paid = threading.Event(), []
+
+    @tool(requires_approval=True)
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append((amount, answered.wait(20)))
+        return "paid"
+
+    def agent(*script: Any) -> Agent[None, str]:
+        return Agent(ScriptedModel(script), tools=[pay], host=Host(store=SqliteStore("runs.db"), secret=b"vault"))
+
+    async def ask() -> None:
+        asking = agent(call("pay", amount=300))
+        await asking.run("Pay.", run_id="bill")
+        await asking.config.host.store.aclose()
+
+    async def take_and_go_on() -> None:
+        taking = agent("Paid.")
+        while (run := await taking.next_run("bill")) is None:
+            await asyncio.sleep(0)
+        assert (await run).output == "Paid."
+
+    asyncio.run(ask())
+    worker = threading.Thread(target=asyncio.run, args=(take_and_go_on(),))
+    worker.start()
+    found = cli("answer", "bill", '{"amount": 3}', *STORE, AGENTFSM_SECRET="vault")
+    answered.set()
+    worker.join()
+    assert (found.exit_code, found.stderr) == (0, "")
+    assert paid == [(3, True)]
