@@ -37,6 +37,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with whole programs: they take longest, and a long test that starts last leaves other workers idle."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import no file that has no test of those that are asked for: "-m slow and ..." needs "mark.slow" somewhere."""
     asked = re.match("(slow|soak|servers)( and|$)", config.option.markexpr)

@@ -239,7 +239,7 @@ def check_promises(
         check_transcript(result.messages, request=False)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     preset=st.sampled_from(sorted(PRESETS)),
     replies=st.lists(replies, min_size=1, max_size=6),
@@ -325,7 +325,7 @@ moods = st.none() | st.tuples(
 
 
 @pytest.mark.slow
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     replies=st.lists(replies, min_size=1, max_size=6),
     outcomes=st.lists(st.sampled_from(["ok", "raise", "os", "report"]), min_size=1, max_size=5),
@@ -404,7 +404,7 @@ async def _result_of(run: Any) -> RunResult:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     replies=st.lists(replies, min_size=1, max_size=4),
     outcomes=st.lists(st.sampled_from(["ok", "raise"]), min_size=1, max_size=3),

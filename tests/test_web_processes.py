@@ -27,7 +27,7 @@ for module in ("dbos", "psycopg", "starlette", "uvicorn"):
 
 ROOT = Path(__file__).parents[1]
 SECRET = "the secret of all of these processes"
-RUNS, CLIENTS = 100, 8
+RUNS, CLIENTS = 40, 8
 
 DESK = """
 from agentfsm import Actor, Agent, Approval, tool

@@ -145,14 +145,15 @@ def _is_subpath(path: tuple[str, ...], other: tuple[str, ...]) -> bool:
 
 
 def reachable_configurations(space: StateSpace, required: list[Requirement]) -> dict[Requirement, set[Configuration]]:
-    """For each requirement and each of its prefixes, the configurations of runs that have just met it."""
+    """For each requirement and each of its prefixes, the configurations of runs that have just met it.
+
+    Every configuration has met the empty prefix.
+    """
     after: dict[int, dict[Configuration, None]] = {}
-    starts: dict[int, dict[Configuration, None]] = {}
-    for config in _all_configurations(space):
+    found: dict[Requirement, set[Configuration]] = {(): set(_all_configurations(space))}
+    for config in found[()]:
         for row, then in space.moves(config):
             after.setdefault(row, {})[then] = None
-            starts.setdefault(row, {})[config] = None
-    found: dict[Requirement, set[Configuration]] = {}
     for requirement in required:
         if requirement[:-1] in found:  # requirements of one criterion share their prefixes
             here = found[requirement[:-1]]
@@ -183,7 +184,7 @@ def infeasibility_reason(
     length = next(n for n in range(1, len(requirement) + 1) if not reached[requirement[:n]])
     names = space.graph.transitions
     wanted = requirement[length - 1]
-    here = reached[requirement[: length - 1]] if length > 1 else set(_all_configurations(space))
+    here = reached[requirement[: length - 1]]
     off: dict[str, None] = {}
     own: dict[str, None] = {}
     others: dict[str, None] = {}

@@ -51,7 +51,7 @@ def install(wheel: Path, wanted: Collection[str], folder: Path) -> Path:
     python = Path(paths["scripts"], "python")
     named = [f"{each} @ {wheel.as_uri()}" if Requirement(each).name == "agentfsm" else each for each in wanted]
     pip = [sys.executable, "-m", "pip", "--isolated", "--python", str(python)]
-    subprocess.run([*pip, "install", "--quiet", "--no-index", *named], check=True, timeout=120)
+    subprocess.run([*pip, "install", "--quiet", "--no-compile", "--no-index", *named], check=True, timeout=120)
     return python
 
 

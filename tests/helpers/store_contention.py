@@ -1,7 +1,7 @@
 """Trials: processes that compete for one run, owners that are suspended, and disks without space.
 
-Run as ``python -m tests.helpers.store_contention race ROUNDS``, ``frozen``, ``fenced``, ``file-limit`` or
-``small-disk``; prints what it did as JSON.
+Run as ``python -m tests.helpers.store_contention race ROUNDS``, ``frozen``, ``fenced``, ``file-limit STEP`` or
+``small-disk STEP``; prints what it did as JSON.
 """
 
 from __future__ import annotations
@@ -174,10 +174,10 @@ def _run_without_space(here: Path, whole: dict[str, Any], limit: Callable[[], No
     return " ".join(told)
 
 
-def file_limit() -> dict[str, Any]:
+def file_limit(step: int) -> dict[str, Any]:
     """File size limits (RLIMIT_FSIZE), a different one each time."""
     whole, told = run_all_lives("linear", [], None), Counter[str]()
-    for size in range(28_672, 200_000, 4096):
+    for size in range(28_672, 200_000, 4096 * step):
         here = temporary_folder()
         error = _run_without_space(here, whole, functools.partial(_limit_file_size, size), _limit_file_size)
         shutil.rmtree(here)
@@ -192,13 +192,13 @@ def _limit_file_size(size: int = resource.RLIM_INFINITY) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-def small_disk() -> dict[str, Any]:
+def small_disk(step: int) -> dict[str, Any]:
     """Small file systems: each time with a different amount of space, which is then increased."""
     here = temporary_folder()
     if not _mount_small_disk(here, 1 << 20):
         return {"skipped": "no file system can be mounted here"}
     whole, told = run_all_lives("linear", [], None), Counter[str]()
-    for left in range(24, 400, 4):
+    for left in range(24, 400, 4 * step):
         inside, ballast = temporary_folder(), here / "ballast"
         (inside / "runs.db").symlink_to(here / "runs.db")  # the other files of the world are outside
         ballast.write_bytes(bytes((1 << 20) - (left << 10)))
@@ -240,10 +240,10 @@ def main(arguments: list[str]) -> None:
             told = frozen_owner()
         case ["fenced"]:
             told = fenced_owner()
-        case ["file-limit"]:
-            told = file_limit()
-        case ["small-disk"]:
-            told = small_disk()
+        case ["file-limit", step]:
+            told = file_limit(int(step))
+        case ["small-disk", step]:
+            told = small_disk(int(step))
         case _:
             sys.exit(__doc__)
     sys.stdout.write(json.dumps(told))

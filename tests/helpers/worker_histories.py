@@ -1,7 +1,8 @@
 """Histories of real ``agentfsm worker`` processes that are stopped, killed and frozen while people act on their runs.
 
-python -m tests.helpers.worker_histories KIND FIRST COUNT, where KIND is ``postgres`` or ``sqlite``; prints counts as
-JSON. A broken rule ends it, with the seed. See ``planned_app`` for what the runs do.
+python -m tests.helpers.worker_histories KIND FIRST COUNT MOMENTS, where KIND is ``postgres`` or ``sqlite``; prints
+counts as JSON. In each history, MOMENTS things happen. A broken rule ends it, with the seed. See ``planned_app`` for
+what the runs do.
 
 A history starts some runs and workers. Then it draws what happens: a worker gets SIGTERM, with calls that are shorter
 or longer than its grace period, or SIGKILL, or is frozen for a while; the server is killed; a run is cancelled or
@@ -40,7 +41,7 @@ from tests.helpers.planned_app import APPROVALS, ONCE, planned
 from tests.helpers.postgres import kill_server, new_database, start_server
 
 SECRET = b"the secret of the workers of these histories"
-RUNS, MOMENTS, PATIENCE_S = 6, 15, 120.0
+RUNS, PATIENCE_S = 6, 120.0
 GRACE_S = 0.5
 PEOPLE = ("ann", "bob", "cy")
 SECONDS = (0.0, 0.0, 0.05, 0.3, 1.5)
@@ -239,7 +240,7 @@ class History:
 
     # -- what happens ---------------------------------------------------------------------------------
 
-    async def live(self) -> Counter[str]:
+    async def live(self, moments: int) -> Counter[str]:
         """The history from its beginning to its end."""
         waker = open_waker(self.url)
         try:
@@ -251,7 +252,7 @@ class History:
                     self.plans[run_id] = plan
                 for _ in range(1 if self.server is None else 2):
                     self.start()
-                for _ in range(MOMENTS):
+                for _ in range(moments):
                     await self.until_something_happens(runs)
                     await self.act(runs, store)
                 await self.run_out(runs, store, waker)
@@ -361,7 +362,7 @@ class History:
             child.wait(30)
 
 
-def histories(kind: str, first: int, count: int) -> Counter[str]:
+def histories(kind: str, first: int, count: int, moments: int) -> Counter[str]:
     """So many histories; returns what happened in them."""
     counts = Counter[str]()
     for seed in range(first, first + count):
@@ -372,7 +373,7 @@ def histories(kind: str, first: int, count: int) -> Counter[str]:
             os.environ["WORKER_FOLDER"] = name
             history = History(seed, url, folder, server)
             try:
-                counts += asyncio.run(history.live())
+                counts += asyncio.run(history.live(moments))
             except BaseException:
                 print(f"seed {seed}: {dict(history.counts)}", file=sys.stderr)
                 for log in history.logs.values():
@@ -388,4 +389,4 @@ def histories(kind: str, first: int, count: int) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(histories(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+    print(json.dumps(histories(sys.argv[1], *map(int, sys.argv[2:]))))

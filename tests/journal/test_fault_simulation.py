@@ -17,7 +17,7 @@ ALL = (*range(0, 2_000, PART), *range(10_000, 20_000, PART))
 @pytest.mark.parametrize(
     ("store", "first", "count"),
     [
-        *(("memory", 0, 100), ("sqlite", 0, 100), ("postgres", 0, 50)),
+        *(("sqlite", 0, 30), ("postgres", 0, 15)),
         *(pytest.param(store, first, PART, marks=pytest.mark.soak) for store in ("memory", "sqlite") for first in ALL),
         *(pytest.param("postgres", first, 100, marks=pytest.mark.soak) for first in ALL),
     ],

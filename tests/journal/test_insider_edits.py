@@ -45,6 +45,8 @@ SECRET = b"of the tests"
 ANN, BOB = Actor("ann", ("manager",)), Actor("bob", ("manager",))
 RUNS = ("first", "whole", "votes", "asks", "redacted", "forked", "last")
 
+EVERY_EDIT = pytest.param(1, marks=pytest.mark.soak)
+
 Needs = Literal["nothing", "secret", "checkpoint", "either"]
 
 
@@ -540,14 +542,17 @@ def test_an_untouched_store_is_good_in_every_way(made: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("step", [6, EVERY_EDIT])
 def test_with_the_secret_and_a_checkpoint_every_edit_is_found(
-    made: Path, tmp_path: Path, counted: Callable[[str], None]
+    step: int, made: Path, tmp_path: Path, counted: Callable[[str], None]
 ) -> None:
     assert len({name for name, _, _ in EDITS}) == len(EDITS) >= 60
     assert f"Of {len(EDITS)} kinds of edit" in (Path(__file__).parents[2] / "SECURITY.md").read_text("utf-8")
     found: Counter[tuple[bool, bool]] = Counter()
     wrong: list[str] = []
-    for number, (name, needs, edit) in enumerate(EDITS):
+    chosen = EDITS[::step]
+    for number, (name, needs, edit) in enumerate(chosen):
         folder = Path(shutil.copytree(made, tmp_path / str(number)))
         insider = Insider(folder)
         edit(insider)
@@ -569,11 +574,11 @@ def test_with_the_secret_and_a_checkpoint_every_edit_is_found(
         shutil.rmtree(folder)
     assert wrong == []
     counted(
-        f"{len(EDITS)} kinds of edit by an insider: {found[True, True]} found with the secret and a checkpoint, "
+        f"{len(chosen)} kinds of edit by an insider: {found[True, True]} found with the secret and a checkpoint, "
         f"{found[True, False]} with the secret, {found[False, True]} with a checkpoint, "
         f"{found[False, False]} with neither"
     )
-    assert found[True, True] == len(EDITS)
+    assert found[True, True] == len(chosen)
 
 
 def test_what_is_done_to_snapshots_without_being_found_makes_no_difference(made: Path, tmp_path: Path) -> None:
@@ -632,7 +637,8 @@ def payments(path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_no_edit_is_acted_on(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", [5, EVERY_EDIT])
+def test_no_edit_is_acted_on(step: int, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def paid(edit: Callable[[Insider], None]) -> int:
         folder = Path(shutil.copytree(made, tmp_path / "edited"))
         insider = Insider(folder)
@@ -644,7 +650,7 @@ def test_no_edit_is_acted_on(made: Path, tmp_path: Path, monkeypatch: pytest.Mon
             shutil.rmtree(folder)
 
     by_name = {name: edit for name, _, edit in EDITS}
-    assert [name for name, edit in by_name.items() if paid(edit)] == []
+    assert [name for name, edit in [*by_name.items()][::step] if paid(edit)] == []
     monkeypatch.setattr("agentfsm.journal.load.require_authentic", lambda report, action: None)
     assert paid(by_name["an answer forged"]) == 0  # the row of the run is checked once more when it is acquired
     monkeypatch.setattr("agentfsm.journal.sqlite.sqlite_store.is_changed", lambda row, seal, keyring: False)

@@ -57,7 +57,7 @@ async def life(agent: Agent, people: Sequence[Any], store: MemoryStore, by_id: b
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     preset=st.sampled_from(sorted(PRESETS)),
     replies=st.lists(drawn.replies, min_size=1, max_size=6),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm import LOOP, Graph, RunState, Transition
+from agentfsm import LOOP, AgentGuardrails, Graph, RunState, Transition
 from agentfsm.analysis import Verdict, analyse, must_pass
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.detectors import Example, detector
@@ -49,7 +49,11 @@ def hasty(holds: bool) -> Graph:
 
 
 def broken(graph: Graph) -> Verdict:
-    (verdict,) = [v for v in analyse(graph, RULE).verdicts if v.text == RULE.text]
+    (verdict,) = [
+        v
+        for v in analyse(graph, RULE, guardrails=AgentGuardrails(max_iterations=3, max_calls_per_reply=1)).verdicts
+        if v.text == RULE.text
+    ]
     assert verdict.holds is False
     return verdict
 
@@ -130,12 +134,12 @@ def test_events_are_tried_for_a_guard_of_yours_that_has_no_example(
     condition: str, examples: str, says: str, tmp_path: Path
 ) -> None:
     (tmp_path / "my_agent.py").write_text(PAYING.replace("{condition}", condition))
-    options = "--must-pass call_llm:pre_step --guardrails max_calls_per_reply=2 --counterexample test_written.py"
+    options = "--must-pass call_llm:pre_step --guardrails max_calls_per_reply=1 --counterexample test_written.py"
     check = [sys.executable, "-m", "agentfsm", "check", "my_agent.py:AGENT", *options.split()]
     assert subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False).returncode == 1
     written = tmp_path / "test_written.py"
     text = written.read_text()
-    assert "GUARDRAILS = AgentGuardrails(max_calls_per_reply=2)" in text
+    assert "GUARDRAILS = AgentGuardrails(max_calls_per_reply=1)" in text
     written.write_text(text.replace("EXAMPLES = {}", f"EXAMPLES = {{{examples}}}"))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_written.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

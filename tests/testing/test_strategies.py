@@ -216,7 +216,7 @@ def test_an_agent_without_the_default_tools_is_led_along_paths_with_its_own() ->
     reached: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
 
-    @REACH
+    @settings(REACH, max_examples=200)
     @given(scenarios(an_agent, max_turns=4))
     def draw(scenario) -> None:
         reached.update(set(Simulator(an_agent).run_sync(scenario).ids))

@@ -74,7 +74,7 @@ def test_every_pair_of_the_loop_is_witnessed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("cover", ["pairs", "prime"])
+@pytest.mark.parametrize("cover", ["pairs", pytest.param("prime", marks=pytest.mark.soak)])
 def test_every_pair_and_prime_path_of_the_presets_is_witnessed(name: str, cover: str) -> None:
     preset = PRESETS[name]
     driver = WitnessDriver(default_agent(preset.graph, preset.behavior))

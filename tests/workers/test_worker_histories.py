@@ -15,11 +15,11 @@ pytest.importorskip("psycopg", reason="psycopg is not installed")
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("kind", ["postgres", "sqlite"])
-@pytest.mark.parametrize(("first", "count"), [(0, 1), pytest.param(100, 25, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("first", "count", "moments"), [(0, 1, 6), pytest.param(100, 25, 15, marks=pytest.mark.soak)])
 def test_no_run_is_lost_cancelled_or_repeated_however_its_workers_end(
-    kind: str, first: int, count: int, counted: Callable[[str], None]
+    kind: str, first: int, count: int, moments: int, counted: Callable[[str], None]
 ) -> None:
-    counts = run_helper("worker_histories", kind, str(first), str(count))
+    counts = run_helper("worker_histories", kind, str(first), str(count), str(moments))
     counted(f"workers on {kind}: " + ", ".join(f"{number} {what}" for what, number in sorted(counts.items())))
     assert counts["histories"] == count
     if count > 1:
