@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from math import ceil
 from typing import Any, TypeVar, cast
 
-from agentfsm.errors import MissingExtraError, StoreError
+from agentfsm.errors import ConfigurationError, MissingExtraError, StoreError
 from agentfsm.workers.dbos_database import PORTABLE, SCHEMA, SERIALIZER, queue_error
 from agentfsm.workers.waker import MAX_PRIORITY, Activation, Deliver, DeliveredActivation, QueueSettings, SetAside
 
@@ -27,8 +27,7 @@ try:
 except ImportError as reason:
     raise MissingExtraError("a worker on DBOS", "dbos") from reason
 
-APPLICATION, WORKFLOW = "agentfsm", "agentfsm.activation"
-DELAYED, DELIVERED = "DELAYED", "PENDING"
+APPLICATION, WORKFLOW, DELAYED, DELIVERED = "agentfsm", "agentfsm.activation", "DELAYED", "PENDING"
 QUEUED, UNFINISHED = ["ENQUEUED", DELAYED], ["ENQUEUED", DELAYED, DELIVERED]
 FINISHED, SET_ASIDE, PUT_BACK = ["SUCCESS", "ERROR", "CANCELLED"], "set aside", "put back"
 FORGET_AT_ONCE, CONNECTIONS, SHARE_EVERY_S = 500, 3, 4.0
@@ -188,23 +187,25 @@ class DbosWaker:
             "db_engine_kwargs": {"pool_size": CONNECTIONS, "pool_pre_ping": False},  # what loses one is repeated anyway
         }
 
+        DBOS(config=config)  # the one of this process
+        if DBOS.executor_id != config["executor_id"]:
+            raise ConfigurationError("DBOS serves in this process already: give each worker a process of its own")
+
         async def activation_workflow(arguments: dict[str, Any]) -> str:  # in an event loop of DBOS
             work = asyncio.run_coroutine_threadsafe(deliver(Activation(**arguments)), loop)  # stores belong to this one
             return await asyncio.shield(asyncio.wrap_future(work))  # DBOS cancels what outlasts the grace period
 
         def launch() -> None:
-            own, rate = self._settings, self._settings.rate
+            own, rate = self._settings, self._settings.rate  # of new runs: those that have begun are not limited
             for queue in queues:
                 self._client.register_queue(
                     queue,
                     worker_concurrency=own.concurrency,
                     partition_concurrency=own.tenant_concurrency,
-                    # runs that have begun are not limited
                     limiter={"limit": rate.runs, "period": rate.seconds} if rate and "@" not in queue else None,
                     polling_interval_sec=own.poll_s,
                     on_conflict="always_update",
                 )
-            DBOS(config=config)
             DBOS.workflow(name=WORKFLOW, serialization_type=PORTABLE, max_recovery_attempts=None)(activation_workflow)
             DBOS.listen_queues(queues)
             DBOS.launch()

@@ -1117,9 +1117,10 @@ def test_others_are_waited_for_when_the_server_was_away_and_not_when_it_is_busy(
     asyncio.run(scenario())
 
 
-def test_the_triggers_are_known_on_a_server_that_spells_them_with_quotes(url: str) -> None:
+@pytest.mark.parametrize("setting", ["quote_all_identifiers%3Don", "search_path%3Dagentfsm"])
+def test_the_triggers_are_known_however_a_server_spells_their_names(setting: str, url: str) -> None:
     async def scenario() -> None:
-        async with opened(f"{url}&options=-c%20quote_all_identifiers%3Don") as store:
+        async with opened(f"{url}&options=-c%20{setting}") as store:  # a role named agentfsm has that search path
             await store.maintenance.prepare()
             assert await store.maintenance.schema_damage() == []
 

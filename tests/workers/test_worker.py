@@ -515,6 +515,27 @@ def test_a_queue_that_could_not_be_served_is_refused(tmp_path: Path, wrong: Any)
     assert not list(tmp_path.iterdir())
 
 
+def test_a_second_worker_in_a_process_is_refused_and_the_first_one_goes_on(tmp_path: Path) -> None:
+    def support(*replies: str) -> Agent[Any, Any]:
+        return Agent(ScriptedModel(list(replies)))
+
+    async def scenario() -> None:
+        (tmp_path / "other").mkdir()
+        other = open_waker(tmp_path / "other" / "runs.db")
+        async with (
+            working(tmp_path, support=support("one", "two")) as (runs, _, _),
+            open_store(tmp_path / "other" / "runs.db") as store,
+        ):
+            for answer in ("one", "two"):
+                run_id = await runs.submit("support", "Go.")
+                assert (await runs.get(run_id, wait_s=60)).ledger.answer == answer
+                with pytest.raises(ConfigurationError, match="serves in this process already"):
+                    await Worker({"support": support("wrong")}, store, other, secret=SECRET).run()
+                await other.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_runs_with_lower_numbers_are_started_first(tmp_path: Path) -> None:
     async def scenario() -> None:
         waker = open_waker(tmp_path / "runs.db", concurrency=1)

@@ -353,7 +353,8 @@ async def _changed_tables(db: Connection) -> list[str]:
 
 async def _changed_triggers(db: Connection) -> list[str]:
     async with db.transaction():
-        await db.execute("SET LOCAL quote_all_identifiers = off")  # or the server spells every definition differently
+        await db.execute("SET LOCAL quote_all_identifiers = off")  # or the server spells every definition differently,
+        await db.execute("SET LOCAL search_path = pg_catalog")  # and without the schema, if that is searched anyway
         rows = await (await db.execute(_TRIGGERS)).fetchall()
     expected = dict(TRIGGERS)
     changed: list[str] = []
