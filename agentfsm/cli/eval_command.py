@@ -61,8 +61,8 @@ def eval(  # noqa: A001  # the name of the command
     """Run a set of cases with an agent, and report how often each succeeded, and why others failed.
 
     CASES is FILE.py (its list CASES of agentfsm.testing.Case), FILE.py:NAME, MODULE:NAME, or a file of JSON lines. The
-    tools of the agent really run. It reports the share of good runs of each case, what is wrong with the others,
-    failures by kind, the rows taken most often, and what it cost.
+    tools of the agent really run. The report has the share of good runs of each case, what is wrong with the others,
+    failures by kind, the rows taken most often, and the cost.
 
     Exit codes: 0 enough runs are good, 1 they are not, 2 wrong usage.
     """

@@ -59,7 +59,7 @@ Examples:
 def store() -> None:
     """Create, check and migrate a store, hold and purge its runs, and return the space.
 
-    They also work while a service writes the store: on SQLite, through that process.
+    These commands also work while a service writes the store: on SQLite, through that process.
     """
 
 
@@ -76,7 +76,7 @@ def store() -> None:
 )
 @store_option
 def init(as_sql: bool, wait: float, location: StoreLocation) -> None:
-    """Create the tables of a store, or bring them up to date; does nothing if they are there.
+    """Create the tables of a store, or bring those that it has up to date.
 
     The first stored run does the same. On PostgreSQL, this command needs CREATE on the database, and afterwards a
     role without it can run agents: it needs what --sql prints at its end.
@@ -196,7 +196,7 @@ def backup(target: Path, location: StoreLocation) -> None:
 @store_option
 @tenant_option
 def hold_runs(run_ids: tuple[str, ...], reason: str, by: str, location: StoreLocation) -> None:
-    """Hold RUNs: from now on they are neither purged nor redacted, whether they go on or have ended.
+    """Hold RUNs: from now on they are neither purged nor redacted, whether they are in progress or have ended.
 
     RUN may be the beginning of an id.
     """
