@@ -25,7 +25,7 @@ from tests.helpers.postgres import FAKE_CLOCK, CuttingProxy, ServerClock, empty_
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-from agentfsm.journal.postgres import PostgresStore  # noqa: E402  # needs psycopg
+from agentfsm.journal.postgres import PostgresStore, postgres_session  # noqa: E402  # needs psycopg
 from tests.helpers.frozen_transaction import redact_while_frozen  # noqa: E402
 
 HOUR_S = 3600
@@ -200,6 +200,40 @@ def test_a_process_whose_write_waits_for_a_locked_table_keeps_its_runs(database:
             assert await other.records("a") == records
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_server_that_stood_still_longer_than_a_lease_makes_no_living_process_look_dead(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty_database(database)
+    proxies, records = [CuttingProxy(database) for _ in range(2)], sealed_records(2)
+    left = "SELECT max(extract(epoch FROM alive_until - clock_timestamp()))::float8 FROM agentfsm.owner"
+    await_others = postgres_session.PostgresSession.await_others
+
+    async def owner_is_later(session: postgres_session.PostgresSession) -> bool:
+        proxies[0].is_frozen = False
+        return await await_others(session)
+
+    async def scenario() -> None:
+        owner, other = (PostgresStore(proxy.url, liveness="lease", lease_s=1.5) for proxy in proxies)
+        async with owner, other:
+            await other.append(await other.acquire("b", "the other", new=True), records[:1], "suspended")
+            lease = await owner.acquire("a", "the owner", new=True)
+            await owner.append(lease, records[:1], "running")
+            for proxy in proxies:
+                proxy.is_frozen = True
+            with psycopg.connect(database, autocommit=True) as db:
+                while (left_s := db.execute(left).fetchone()[0]) > 0:
+                    await asyncio.to_thread(db.execute, "SELECT pg_sleep(%s)", (left_s,))
+            proxies[1].is_frozen = False
+            monkeypatch.setattr(postgres_session.PostgresSession, "await_others", owner_is_later)
+            assert await other.heads("cut off") == []
+            await owner.append(lease, records[1:], "finished")
+
+    asyncio.run(scenario())
+    for proxy in proxies:
+        proxy.close()
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ class PostgresSession:
         """By which the server knows the process: an advisory lock, or a row of ``owner``."""
         self._db: Connection | None = None
         self._was_connected = False
-        self._lost_at = float("-inf")
+        self._lost_at = self._renewed_at = float("-inf")
         self._is_away = False
         self._checked_at = float("-inf")
         self._backend: int | None = None
@@ -243,6 +243,8 @@ class PostgresSession:
             " ON CONFLICT (key) DO UPDATE SET renewed_at = excluded.renewed_at, alive_until = excluded.alive_until",
             (self.key, self.settings.lease_s),
         )
+        self._note_gap()
+        self._renewed_at = asyncio.get_running_loop().time()
 
     async def _keep_renewing(self) -> None:
         """Renew the lease on connections of its own: what is done on the others may wait for a locked table."""
@@ -323,7 +325,8 @@ class PostgresSession:
                 if loop.time() + delay > give_up:
                     raise StoreError(
                         f"{self.settings.server} has not been reached for {self.settings.wait_s:g} s: "
-                        f"{await self._reason(error)}; what was acknowledged is stored, and its runs can be resumed"
+                        f"{await _reason(error, self.settings.conninfo)}; what was acknowledged is stored, and its "
+                        "runs can be resumed"
                     ) from error
                 await self._note_loss(error, loop.time())
             else:
@@ -337,15 +340,6 @@ class PostgresSession:
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY_S)
 
-    async def _reason(self, error: psycopg.Error) -> str:
-        """What an error says; of a pool that could not connect, what the server says to a connection."""
-        if isinstance(error, PoolTimeout):
-            try:
-                await (await AsyncConnection.connect(self.settings.conninfo)).close()
-            except psycopg.Error as refusal:
-                error = refusal
-        return " ".join(str(error).split())
-
     async def _note_loss(self, error: psycopg.Error, now: float) -> None:
         """Remember when the server was away last. A pool that had no connection in time had lost them, or is busy."""
         is_away = error.sqlstate is None or error.sqlstate.startswith(_AWAY)
@@ -354,8 +348,16 @@ class PostgresSession:
             if not self._is_away:
                 self._is_away = True
                 logger.warning(
-                    "%s cannot be reached, and is waited for: %s", self.settings.server, await self._reason(error)
+                    "%s cannot be reached, and is waited for: %s",
+                    self.settings.server,
+                    await _reason(error, self.settings.conninfo),
                 )
+
+    def _note_gap(self) -> None:
+        """Remember that a renewal is late: the server may have stood still, so that others are late with theirs."""
+        now = asyncio.get_running_loop().time()
+        if self._renewal is not None and now - self._renewed_at > 2 * self.settings.lease_s / RENEWALS_PER_LEASE:
+            self._lost_at = now
 
     async def claim_again(self) -> None:
         """Say at once that this process lives, if it said so before its connections were lost.
@@ -378,6 +380,7 @@ class PostgresSession:
         """
         own = self.settings
         lease_s = own.lease_s / RENEWALS_PER_LEASE if own.liveness == "lease" else 0.0
+        self._note_gap()
         left_s = self._lost_at + RETURN_S + lease_s - asyncio.get_running_loop().time()
         if left_s > 0:
             await asyncio.sleep(left_s)
@@ -423,6 +426,16 @@ class PostgresSession:
         if self._db is not None:
             db, self._db = self._db, None
             await db.close()
+
+
+async def _reason(error: psycopg.Error, conninfo: str) -> str:
+    """What an error says; of a pool that could not connect, what the server says to a connection."""
+    if isinstance(error, PoolTimeout):
+        try:
+            await (await AsyncConnection.connect(conninfo)).close()
+        except psycopg.Error as refusal:
+            error = refusal
+    return " ".join(str(error).split())
 
 
 async def _say_farewell(db: Connection, liveness: Liveness, key: int) -> None:
