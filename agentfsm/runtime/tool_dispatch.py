@@ -275,7 +275,7 @@ async def _run_one(context: Context, ready: _ReadyCall, attempt: int, share: Bud
     if result.ending == "done":
         result = await validate_ending(context, call, result)
     longest = tool.max_result_chars or run.guardrails.max_tool_result_chars
-    if longest is not None and len(result.content) > longest:
+    if longest is not None and (len(result.content) > longest or result.failure is not None):
         result = cut_result(result, longest, context.secrets)
     if tool.control is None:
         context.recorder.record_result(eid, result)

@@ -212,7 +212,8 @@ def cut_result(result: ToolResult, limit: int, secrets: EventFilter) -> ToolResu
     secrets.add(result.withheld)
     failure = result.failure
     if failure is not None:
-        failure = failure.model_copy(update={"explanation": _cut_text(failure.explanation, limit, secrets)})
+        texts = [_cut_text(text, limit, secrets) for text in (failure.explanation, *failure.blockers)]
+        failure = failure.model_copy(update={"explanation": texts[0], "blockers": tuple(texts[1:])})
     return dataclasses.replace(result, content=_cut_text(result.content, limit, secrets), failure=failure)
 
 

@@ -567,6 +567,19 @@ def test_a_long_error_is_cut_in_the_result_and_in_the_lesson():
     assert DIGITS * 2 not in str(requests)
 
 
+def test_long_blockers_of_an_error_are_cut_though_its_message_is_short():
+    @tool(max_result_chars=20)
+    def fail() -> str:
+        raise ToolError("no", blockers=[DIGITS * 10, "door"])
+
+    result, requests = run_script_with_requests(call("fail"), "done", tools=[fail])
+    (lesson,) = result.run_state.lessons_learned
+    assert lesson.explanation == "fail: no"
+    assert lesson.blockers[0].startswith("0123456789\n[... 80 of 100 characters left out")
+    assert lesson.blockers[1:] == ("door",)
+    assert DIGITS * 2 not in str(requests)
+
+
 def test_the_output_of_a_tool_that_ends_the_run_is_whole():
     @tool(max_result_chars=10, ends_run=True)
     def finish() -> str:
