@@ -29,18 +29,19 @@ class ServedAgent:
 
     @property
     def version(self) -> str:
-        """What its runs depend on, as 12 hex digits: graph, tools, toolsets, who approves calls, and the secrets."""
+        """What its runs depend on, as 12 hex digits: graph, tools, limits, who approves calls, secrets and so on."""
         config = self.agent.config
         tools = sorted((tool.name, tool.digest) for tool in config.tools.values())
         toolsets = [toolset_name(each) for each in config.toolsets]
         key_ids = sorted(config.host.keyring.key_ids)
-        depends_on = [config.machine.graph.fingerprint, tools, toolsets, pin_approvals(config), key_ids]
+        settings = [each.model_dump(mode="json") for each in (config.behavior, config.guardrails)]
+        depends_on = [config.machine.graph.fingerprint, tools, toolsets, pin_approvals(config), key_ids, settings]
         text = json.dumps(depends_on, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def queue(self) -> str:
-        """The queue of its runs that have begun: only workers with the same graph, tools and secrets serve it."""
+        """The queue of its runs that have begun: only workers of the same version serve it."""
         return f"{self.name}@{self.version}"
 
     @property

@@ -310,6 +310,7 @@ def test_an_answer_that_a_worker_cannot_act_on_is_left_to_workers_that_can(why: 
         assert head is not None
         assert await waker.deliver(Activation("r", head.epoch, waker.queue)) == "nothing to do"
         assert [await woken(worker._watcher), await woken(older)] == [0, 1]
+        assert waker.queue not in waker.woken  # it would be delivered to either
         if why == "another tool":
             await scene.runs.answer("r", Deny("no"))
             assert [await woken(worker._watcher), await woken(older)] == [1, 1]
