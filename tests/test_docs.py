@@ -19,6 +19,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -313,14 +314,25 @@ sys.exit(max(main([name, "--help"]) for name in sys.argv[1:]))
 """
 
 
+@pytest.fixture(scope="session")
+def helped() -> dict[Path, set[str]]:
+    """The commands for whose help each Python was asked."""
+    return defaultdict(set)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_of_a_page_have_help_or_name_the_extra_that_they_need(
-    page: Path, python_at: PythonAt, tmp_path: Path
+    page: Path, python_at: PythonAt, helped: dict[Path, set[str]], tmp_path: Path
 ) -> None:
     source = page.read_text(encoding="utf-8")
-    if names := sorted(app.commands.keys() & set(re.findall(r"(?:`|^\$ )agentfsm (\w+)", source, re.MULTILINE))):
-        done = Reader(tmp_path, python_at(page, source.count("\n")), {}).run("-c", HELP, *names)
+    named = app.commands.keys() & set(re.findall(r"(?:`|^\$ )agentfsm (\w+)", source, re.MULTILINE))
+    if not named:
+        return
+    python = python_at(page, source.count("\n"))
+    if names := sorted(named - helped[python]):
+        helped[python].update(names)
+        done = Reader(tmp_path, python, {}).run("-c", HELP, *names)
         lacks = r"(agentfsm: .* needs an optional package: pip install 'agentfsm\[[\w-]+\]'\n)+"
         assert re.fullmatch("" if done.returncode == 0 else lacks, done.stderr), done.stderr
 

@@ -71,7 +71,7 @@ def wire(amount: int) -> str:
     return f"wired {amount}"
 
 
-LIMITS = AgentGuardrails(max_iterations=100_000)
+LIMITS = AgentGuardrails(max_iterations=1_000)
 NEWEST = KeepLast(turns=1, replies=1, max_compactions=10_000)
 
 

@@ -74,7 +74,7 @@ async def report(path: Path) -> tuple[int, str]:
 
 EDITS = {
     "limits": (
-        "UPDATE snapshot SET content = replace(content, '\"max_iterations\":100000', '\"max_iterations\":9')",
+        "UPDATE snapshot SET content = replace(content, '\"max_iterations\":1000', '\"max_iterations\":9')",
         "",
     ),
     "approval": ("UPDATE snapshot SET content = replace(content, '\"approved\":false', '\"approved\":true')", ""),
