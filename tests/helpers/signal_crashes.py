@@ -117,9 +117,9 @@ def process(folder: Path, run_id: str, url: str, kill_at: int, live: Any = live)
 
         real = PostgresSession.write
 
-        async def write(session: PostgresSession, work: Any) -> Any:
+        async def write(session: PostgresSession, work: Any, **options: Any) -> Any:
             points.passing("before a write")
-            result = await real(session, work)
+            result = await real(session, work, **options)
             points.passing("after a write")
             return result
 
