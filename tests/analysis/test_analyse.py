@@ -52,7 +52,7 @@ def never(run: object) -> bool:
     return False
 
 
-FEW = AgentGuardrails(max_iterations=3, max_steps=6)
+FEW = AgentGuardrails(max_iterations=3, max_steps=6, max_calls_per_reply=2)
 
 
 def broken(analysis: Analysis) -> dict[str, tuple[str, ...]]:
