@@ -70,16 +70,16 @@ def test_a_run_outside_the_model_is_reported_with_its_record(monkeypatch: pytest
     """The model is made wrong: it says that no call ever needs approval."""
     store = MemoryStore()
     asyncio.run(approved_run(make_agent(store)))
-    monkeypatch.setattr(run_monitor, "_cached_spaces", _without_approvals)
+    monkeypatch.setattr(run_monitor, "_cached_space", _without_approvals)
     check = check_stored_run(asyncio.run(store.records("one")))
     assert check.inside is False
     assert "record " in check.reason
     assert "the run took dispatch_tool.approval_required" in check.reason
 
 
-def _without_approvals(graph: Graph, *_: object) -> tuple[StateSpace, StateSpace]:
+def _without_approvals(graph: Graph, *_: object) -> StateSpace:
     wrong = Assumptions(guards=(GuardAssumption("approval_required", may="never", why="nobody approves"),))
-    return StateSpace(graph, wrong), StateSpace(graph, wrong)
+    return StateSpace(graph, wrong)
 
 
 def test_the_command_reports_each_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_the_command_reports_each_run(cli: Cli, tmp_path: Path, monkeypatch: pyt
     good = cli("verify", "--proof", "--store", "runs.db")
     assert good.exit_code == 0
     assert f"{moves} moves inside the model of its proofs" in good.stdout
-    monkeypatch.setattr(run_monitor, "_cached_spaces", _without_approvals)
+    monkeypatch.setattr(run_monitor, "_cached_space", _without_approvals)
     bad = cli("verify", "--proof", "--store", "runs.db")
     assert bad.exit_code == 1
     assert "OUTSIDE the model of its proofs: record " in bad.stdout
