@@ -10,6 +10,8 @@ import asyncio
 import base64
 import os
 import pickle
+import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,12 @@ def attack(url: str, mark: Path) -> None:
     engine.dispose()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+needs_sqlite = pytest.mark.skipif(
+    sys.version_info >= (3, 12) and sqlite3.sqlite_version_info < (3, 42), reason="DBOS needs SQLite 3.42 or newer"
+)
+
+
+@pytest.fixture(params=[pytest.param("sqlite", marks=needs_sqlite), "postgres"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/runs.db"
