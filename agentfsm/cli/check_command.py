@@ -191,7 +191,7 @@ def _say_what_to_raise(analysis: Analysis, most: _LimitOptions) -> None:
     """If a limit was reached, say with which option to allow more."""
     reached = " ".join((analysis.bounds.limit, *(each.detail for each in analysis.verdicts if each.holds is None)))
     options = [
-        f"--{name.replace('_', '-')} {4 * value}"
+        f"--{name.replace('_', '-')} {4 * value:.15g}"
         for name, value in (("max_seconds", most.max_seconds), ("max_configurations", most.max_configurations))
         if name in reached
     ]

@@ -78,8 +78,8 @@ def store() -> None:
 def init(as_sql: bool, wait: float, location: StoreLocation) -> None:
     """Create the tables of a store, or bring those that it has up to date.
 
-    The first stored run does the same. On PostgreSQL, this command needs CREATE on the database, and afterwards a
-    role without it can run agents: it needs what --sql prints at its end.
+    The first stored run also creates them, and brings those of a file up to date. On PostgreSQL, this command needs
+    CREATE on the database, and afterwards a role without it can run agents: it needs what --sql prints at its end.
     """
     if as_sql:
         try:

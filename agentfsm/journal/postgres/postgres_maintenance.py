@@ -216,7 +216,13 @@ async def _describe(db: Connection) -> list[Fact]:
         _clock_fact(ahead_s),
     ]
     if is_read_only:
-        facts.append(Fact("standby", "this server is read-only: connect to the primary one", is_problem=True))
+        facts.append(
+            Fact(
+                "standby",
+                "this server is read-only: connect to the primary one, or turn off default_transaction_read_only",
+                is_problem=True,
+            )
+        )
     if missing:
         rights = f"the role lacks {missing}: let the owner of the schema GRANT that, as agentfsm store init --sql shows"
         facts.append(Fact("rights", rights, is_problem=True))
